@@ -1,0 +1,85 @@
+"""The protocol of a drafter. All that makes a method differ from another is in `propose` and `observe`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from soothsay.config import EngineConfig
+from soothsay.engine.request import Request
+from soothsay.engine.tree import DraftTree
+from soothsay.engine.verify import Verdict
+from soothsay.model.transformer import Transformer
+from soothsay.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a drafter is built for: the model that verifies, and the shape of the memory it shares."""
+
+    model: Transformer
+    tokenizer: Tokenizer | None
+    config: EngineConfig
+    num_blocks: int  # of the KV pool; a drafter's own pool has as many, addressed alike
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one request's share of a step showed, before its new tokens are appended.
+
+    Rows are the request's pending tokens `tokens[start : start + p]`, then its tree's nodes from 1 on. A
+    prompt chunk that ends before the prompt does has no tree, no logits and no verdict.
+    """
+
+    request: Request
+    start: int
+    num_pending: int  # p
+    taps: tuple[Tensor, ...]  # for each of the drafter's taps, [rows, hidden] float32
+    tree: DraftTree | None = None
+    logits: Tensor | None = None  # [nodes, V] of the target at every node, rejected ones included
+    draws: Sequence[int] = ()  # what the target emits after each node
+    verdict: Verdict | None = None
+
+
+class Drafter(ABC):
+    """Guesses what comes next.
+
+    One instance serves all requests of an engine that chose it; state of a request is kept under the request
+    until `release`. Guesses can be wrong in any way without changing a word of the output: the worst a
+    drafter can do is be slow.
+    """
+
+    taps: tuple[int, ...] = ()
+    """Target layers whose input it wants to see; the number of layers means the last one's output."""
+
+    max_nodes: int = 1
+    """The largest tree it proposes, the root included."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """A tree for each request, rooted at its last committed token.
+
+        Trees may be larger than `request.max_nodes` or deeper than `request.max_depth`; the engine then keeps
+        the best-scored nodes. KV of a drafter's own may be written to slots up to the root's offset +
+        `max_nodes` - 1.
+        """
+
+    def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - most drafters need not look
+        """Learn from a step: every request of this drafter that took part, prompt chunks included."""
+
+    def release(self, request: Request) -> None:  # noqa: B027
+        """Forget a request: it has ended, or lost its blocks and will come again."""
+
+
+class NoDrafter(Drafter):
+    """Plain decoding: a tree of one node."""
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The roots alone."""
+        return [DraftTree(int(request.tokens[-1])) for request in requests]

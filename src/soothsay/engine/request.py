@@ -1,0 +1,222 @@
+"""A request on its way through the engine: its tokens, its memory, its answer so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from soothsay.engine.cache import block_digest
+from soothsay.engine.sampling import SamplingParams
+from soothsay.tokenizer import Detokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from soothsay.drafters.base import Drafter
+
+IntArray = npt.NDArray[np.int64]
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # an end token, or a stop token or string
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"
+    ERROR = "error"  # it could not be served; the result says why
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities under the model itself, before any sampling parameter."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]  # the likeliest tokens, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of an answer as it is streamed."""
+
+    token: int
+    text: str  # what is now certain of the text; may be empty, or of several tokens
+    drafted: bool  # whether a drafter had guessed it
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What speculation did for one answer. Lists are indexed by depth: first guess, second guess, ..."""
+
+    steps: int = 0  # forward passes of the target that emitted tokens
+    emitted: int = 0  # tokens, the bonus token of each step included
+    drafted: int = 0  # nodes verified, roots not counted
+    accepted: int = 0  # of them, right
+    drafted_at: list[int] = field(default_factory=list)  # steps whose tree reached this depth
+    accepted_at: list[int] = field(default_factory=list)  # steps that accepted this deep
+
+    @property
+    def mean_accepted(self) -> float:
+        """Tokens a step, counting the bonus: 1.0 for plain decoding."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> list[float]:
+        """By depth: of the steps that guessed this deep, the share that was right so deep."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
+
+    def record(self, drafted: int, depth: int, accepted: int, emitted: int) -> None:
+        """Count one step with a tree of `drafted` nodes and this depth."""
+        self.steps += 1
+        self.emitted += emitted
+        self.drafted += drafted
+        self.accepted += accepted
+        for counts in (self.drafted_at, self.accepted_at):
+            counts.extend([0] * (depth - len(counts)))
+        for level in range(depth):
+            self.drafted_at[level] += 1
+            self.accepted_at[level] += level < accepted
+
+
+class Request:
+    """One answer in the making. The engine owns all of it; drafters read it.
+
+    `cached` tokens have their KV in `blocks`; `tokens[cached:]` are pending. `max_nodes` is how large a tree
+    the scheduler allows in the coming step, and `max_depth` how deep it can be of use.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        limit: int,
+        drafter: Drafter,
+        eos_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+        block_size: int = 16,
+    ):
+        self.params = params
+        self.seed = seed
+        self.drafter = drafter
+        self.num_prompt = len(prompt)
+        self.limit = limit  # tokens of prompt and answer together
+        self.block_size = block_size
+        self.end_tokens = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_ids)
+        )
+        self._tokens = np.empty(limit, dtype=np.int64)
+        self._tokens[: self.num_prompt] = prompt
+        self._length = self.num_prompt
+        self._digests: list[bytes] = []
+        self.cached = 0
+        self.blocks: list[int] = []
+        self.max_nodes = 1
+        self.num_preemptions = 0
+        self.num_prefix_hits = 0  # tokens whose KV was found when the request was first admitted
+        self.answer = Answer(tokenizer, prompt, params)
+        self.stats = SpeculationStats()
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.pieces: deque[Piece] = deque()  # emitted, not yet read by the caller
+
+    @property
+    def tokens(self) -> IntArray:
+        """Committed tokens, the prompt's first. A view: copy what is to be kept."""
+        return self._tokens[: self._length]
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens without KV."""
+        return self._length - self.cached
+
+    @property
+    def num_output(self) -> int:
+        """Tokens emitted so far."""
+        return self._length - self.num_prompt
+
+    @property
+    def max_depth(self) -> int:
+        """Guesses in a row that can be of use: behind them one more token, the bonus, must still fit."""
+        return self.limit - self._length - 1
+
+    @property
+    def table(self) -> IntArray:
+        """The request's blocks as an array."""
+        return np.array(self.blocks, dtype=np.int64)
+
+    @property
+    def num_full_blocks(self) -> int:
+        """Blocks that committed tokens fill."""
+        return self._length // self.block_size
+
+    def digest(self, block: int) -> bytes:
+        """Identity of the tokens up to the end of a full block."""
+        while len(self._digests) <= block:
+            i, size = len(self._digests), self.block_size
+            parent = self._digests[-1] if self._digests else b""
+            self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
+        return self._digests[block]
+
+    def emit(self, tokens: Sequence[int], num_drafted: int, logprobs: Sequence[TokenLogprobs] | None) -> int:
+        """Append tokens, the first `num_drafted` of which were guessed, until one ends the answer; return how
+        many.
+
+        One token at a time, so that where an answer ends cannot depend on how many came in a step.
+        """
+        for i, token in enumerate(tokens):
+            self._tokens[self._length] = token
+            self._length += 1
+            if token in self.end_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif self._length == self.limit:
+                self.finish_reason = FinishReason.LENGTH
+            text = self.answer.push(
+                None if token in self.end_tokens else token,
+                final=self.finish_reason is not None,
+                may_stop=self.num_output > self.params.min_tokens,
+            )
+            if self.answer.stopped:
+                self.finish_reason = FinishReason.STOP
+            self.pieces.append(Piece(token, text, i < num_drafted, logprobs[i] if logprobs else None))
+            if self.finish_reason is not None:
+                return i + 1
+        return len(tokens)
+
+
+class Answer:
+    """Text of an answer as its tokens come, cut at the first stop string. No tokenizer, no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams):
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt)
+        self._stops = tuple(params.stop)
+        self._held = ""  # might become a stop string, so it is not given out yet
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int | None, *, final: bool, may_stop: bool) -> str:
+        """Add a token (None: one without text) and return the text that is now certain."""
+        if self._detokenizer is None:
+            return ""
+        self._held += self._detokenizer.push([] if token is None else [token], final=final)
+        starts = [at for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
+        if starts:
+            self.stopped = True
+            certain = min(starts)
+        elif final:
+            certain = len(self._held)
+        else:
+            certain = len(self._held) - max((self._overlap(stop) for stop in self._stops), default=0)
+        out, self._held = self._held[:certain], self._held[certain:]
+        self.text += out
+        return out
+
+    def _overlap(self, stop: str) -> int:
+        """Characters at the end of the held text that `stop` begins with."""
+        return next((n for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n])), 0)

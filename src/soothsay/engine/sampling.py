@@ -1,0 +1,270 @@
+"""From logits to the token that is emitted: sampling parameters, the distribution p, and noise keyed by
+position.
+
+The token at a position is `argmax(log p + gumbel(seed, position))`, or `argmax(log p)` at temperature 0. This
+is exact sampling from p (the Gumbel-max trick), and a pure function of p, seed and position: whoever knows
+the seed knows the noise of every future position, which is how a drafter guesses what the target *will* draw
+(Daliri et al. 2024, arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from soothsay.engine.tree import DraftTree
+from soothsay.errors import RequestError
+
+IntArray = npt.NDArray[np.int64]
+
+NUCLEUS_WIDTH = 256
+"""Likeliest tokens among which top-p is looked for first; a row with a larger nucleus sorts them all."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample, in vLLM's names. All of it acts on p alone, so all of it is valid under speculation."""
+
+    temperature: float = 1.0  # 0: always the likeliest token
+    top_k: int = 0  # keep the k likeliest tokens; 0 or -1: all
+    top_p: float = (
+        1.0  # keep the smallest set of tokens with this probability (Holtzman et al. 2019, 1904.09751)
+    )
+    min_p: float = (
+        0.0  # keep tokens at least this likely relative to the likeliest (Nguyen et al. 2024, 2407.01082)
+    )
+    seed: int | None = None  # None: a fresh one, which the result reports
+    repetition_penalty: float = (
+        1.0  # divide (or multiply) logits of tokens seen in prompt or output (1909.05858)
+    )
+    presence_penalty: float = 0.0  # subtract from tokens seen in the output
+    frequency_penalty: float = 0.0  # subtract, for each time a token was seen in the output
+    logit_bias: Mapping[int, float] | None = None  # added to the logits of token ids
+    stop: str | Sequence[str] = ()  # strings that end the text; they are not part of it
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 256  # None: until the context is full
+    min_tokens: int = 0  # tokens before an end token may come
+    n: int = 1  # independent answers to the same prompt
+    logprobs: int | None = (
+        None  # log-probabilities of the model at each token: its own, and of so many likeliest
+    )
+
+    def __post_init__(self) -> None:
+        """Raise `RequestError` for a value that cannot be meant."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name, low, high, what in (
+            ("temperature", 0.0, math.inf, "at least 0"),
+            ("top_k", -1, math.inf, "at least 1, or 0 for all tokens"),
+            ("top_p", 1e-9, 1.0, "above 0 and at most 1"),
+            ("min_p", 0.0, 1.0, "between 0 and 1"),
+            ("repetition_penalty", 1e-3, math.inf, "above 0"),
+            ("presence_penalty", -math.inf, math.inf, "a number"),
+            ("frequency_penalty", -math.inf, math.inf, "a number"),
+            ("min_tokens", 0, math.inf, "at least 0"),
+            ("n", 1, 1024, "between 1 and 1024"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not low <= value <= high or math.isinf(value):
+                raise RequestError(f"{name}={value!r} is not possible: it must be {what}")
+        for name, low in (("max_tokens", 1), ("logprobs", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < low):
+                raise RequestError(
+                    f"{name}={value!r} is not possible: it must be an integer, at least {low}, or None"
+                )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise RequestError(f"stop={self.stop!r} is not possible: give strings that are not empty")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether p depends on which tokens came before, beyond the model's own view of them."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raise `RequestError` for token ids that the model does not have."""
+        for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+            for token in ids:
+                if not 0 <= int(token) < vocab_size:
+                    raise RequestError(
+                        f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}"
+                    )
+
+
+class Sampled(Protocol):
+    """What sampling needs to know of a request."""
+
+    params: SamplingParams
+    seed: int
+    num_prompt: int
+    end_tokens: frozenset[int]
+
+    @property
+    def tokens(self) -> IntArray:
+        """Committed tokens, the prompt's first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of a request's tree, one for each row of logits; the root is its last committed token."""
+
+    request: Sampled
+    tree: DraftTree
+    indices: Sequence[int]
+
+
+def perturb(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
+    """Scores whose argmax is the token emitted at each node.
+
+    Args:
+        logits: `[M, V]` float32, the rows of all of `asked` in order. Not changed.
+        asked: which nodes the rows belong to.
+
+    Returns:
+        `[M, V]` float32: log p up to a constant, minus infinity where p is 0, plus the noise of the node's
+        next position if its request's temperature is above 0.
+    """
+    adjusted, begin = logits, 0
+    sampled: list[tuple[int, SamplingParams, int, int]] = []  # row, parameters, seed, position
+    for nodes in asked:
+        request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
+        if params.logit_bias or params.has_penalties or params.min_tokens:
+            adjusted = logits.clone() if adjusted is logits else adjusted
+            _adjust(adjusted[begin:end], nodes)
+        if params.temperature > 0:
+            position = len(request.tokens)  # of the token that follows the root
+            for row, node in enumerate(nodes.indices, start=begin):
+                sampled.append((row, params, request.seed, position + nodes.tree.depths[node]))
+        begin = end
+    if not sampled:
+        return adjusted
+    rows = torch.tensor([row for row, *_ in sampled], device=logits.device)
+    params_of = [params for _, params, *_ in sampled]
+    keys = torch.tensor([_key(seed, position) for *_, seed, position in sampled], device=logits.device)
+    noisy = _noisy(adjusted.index_select(0, rows), params_of, keys)
+    return adjusted.index_copy(0, rows, noisy)
+
+
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise of each token under each key.
+
+    Args:
+        keys: `[M, 2]` int64, 32 bits each.
+        tokens: `[M, W]` or `[1, W]` int64 token ids.
+
+    Returns:
+        `[M, W]` float32. A counter-based generator: 32-bit integer hashing (the "lowbias32" mixer), so the
+        noise of one token can be had without that of the others, in any batch and on any device.
+    """
+    x = _mix(tokens * 0x9E3779B1 + keys[:, :1])
+    x = _mix(x + keys[:, 1:])
+    uniform = ((x.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
+    return -(-torch.log1p(-uniform)).log()  # the exponential near 0 decides, so its precision is kept there
+
+
+def _mix(x: Tensor) -> Tensor:
+    mask = 0xFFFFFFFF
+    x = x & mask
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & mask
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & mask
+    return x ^ (x >> 16)
+
+
+def _key(seed: int, position: int) -> tuple[int, int]:
+    """Two 32-bit words from seed and position (the splitmix64 finalizer)."""
+    mask = 0xFFFFFFFFFFFFFFFF
+    z = 0
+    for word in (seed, position):
+        z = (z + word + 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        z ^= z >> 31
+    return z & 0xFFFFFFFF, z >> 32
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of answer `index` of a request with `n` of them; the first keeps the request's own."""
+    low, high = _key(seed, index)
+    return seed if index == 0 else (high << 31) ^ low
+
+
+def _noisy(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor) -> Tensor:
+    """Temperature, truncation and noise for rows `[R, V]` of temperature above 0."""
+    device, vocab = logits.device, logits.shape[1]
+    logits = logits / torch.tensor([p.temperature for p in params], device=device)[:, None]
+    if any(p.min_p > 0 for p in params):
+        floor = torch.tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], device=device)
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], -math.inf)
+    cut = [row for row, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < vocab]
+    if len(cut) < len(params):
+        full = logits + gumbel(keys, torch.arange(vocab, device=device)[None])
+    else:
+        full = torch.empty_like(logits)
+    width = min(NUCLEUS_WIDTH, vocab)
+    while cut:
+        rows = torch.tensor(cut, device=device)
+        values, tokens, complete = _nucleus(logits.index_select(0, rows), [params[row] for row in cut], width)
+        noisy = torch.full((len(cut), vocab), -math.inf, device=device)
+        noisy.scatter_(1, tokens, values + gumbel(keys.index_select(0, rows), tokens))
+        full.index_copy_(0, rows, noisy)
+        cut = [row for row, done in zip(cut, complete.tolist(), strict=True) if not done]
+        width = vocab
+    return full
+
+
+def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Top-k, then top-p among what it keeps, looking at the `width` likeliest tokens only.
+
+    Returns:
+        `[R, width]` logits with those cut off at minus infinity, `[R, width]` their tokens, and `[R]` whether
+        `width` was enough.
+    """
+    device, vocab = logits.device, logits.shape[1]
+    top_k = torch.tensor([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], device=device)[:, None]
+    values, tokens = logits.topk(width, dim=-1)  # [R, width], likeliest first
+    values = values.masked_fill(torch.arange(width, device=device) >= top_k, -math.inf)
+    total = torch.where(
+        top_k <= width, values.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True)
+    )
+    probs = (values - total).exp()
+    reached = probs.cumsum(-1)
+    values = values.masked_fill(reached - probs >= top_p, -math.inf)
+    complete = (width == vocab) | (top_k <= width) | ((top_p < 1) & (reached[:, -1:] >= top_p))
+    return values, tokens, complete[:, 0]
+
+
+def _adjust(logits: Tensor, nodes: Nodes) -> None:
+    """Bias, minimum length and penalties, in place on the rows `[m, V]` of one request's nodes."""
+    request, tree, params = nodes.request, nodes.tree, nodes.request.params
+    output = request.tokens[request.num_prompt :]
+    if params.min_tokens:
+        ends = torch.tensor(sorted(request.end_tokens), dtype=torch.int64, device=logits.device)
+        for row, node in enumerate(nodes.indices):
+            if len(output) + tree.depths[node] < params.min_tokens:
+                logits[row, ends] = -math.inf
+    if params.logit_bias:
+        ids = torch.tensor([int(token) for token in params.logit_bias], device=logits.device)
+        logits[:, ids] += torch.tensor([float(b) for b in params.logit_bias.values()], device=logits.device)
+    if params.has_penalties:
+        vocab = logits.shape[1]
+        counts = np.repeat(np.bincount(output, minlength=vocab)[None], len(nodes.indices), axis=0)  # [m, V]
+        for row, node in enumerate(nodes.indices):
+            for ancestor in tree.path(node)[1:]:
+                counts[row, tree.tokens[ancestor]] += 1
+        in_prompt = np.bincount(request.tokens[: request.num_prompt], minlength=vocab) > 0
+        seen = torch.from_numpy(in_prompt | (counts > 0)).to(logits.device)
+        said = torch.from_numpy(counts.astype(np.float32)).to(logits.device)
+        penalty = params.repetition_penalty
+        logits.copy_(torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits))
+        logits -= params.frequency_penalty * said + params.presence_penalty * (said > 0)

@@ -1,0 +1,134 @@
+"""Who takes part in the next step: admission, shared prefixes, growth, preemption, the budget of rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from soothsay.config import EngineConfig
+from soothsay.engine.cache import BlockAllocator
+from soothsay.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A request's part in a step: how many of its pending tokens go in."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the last committed token is among them, so that a tree can hang below it."""
+        return self.num_tokens == self.request.num_pending
+
+
+class Scheduler:
+    """First come, first served. Blocks are given as requests grow; when they run out, the last to come starts
+    over.
+
+    A preempted request loses its blocks, not its tokens: it waits at the head of the line and recomputes what
+    it cannot find in the prefix cache.
+    """
+
+    def __init__(self, config: EngineConfig, allocator: BlockAllocator, on_evict: Callable[[Request], None]):
+        self.config = config
+        self.allocator = allocator
+        self.on_evict = on_evict  # called when a request loses its blocks, for drafters to forget it
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Put a request in the line."""
+        self.waiting.append(request)
+
+    def next(self) -> list[Share]:
+        """The shares of the next step, with blocks for all rows they can bring."""
+        shares: list[Share] = []
+        rows, line = self.config.max_rows, len(self.waiting)
+        for admit in (False, True):
+            if admit and len(self.waiting) == line:  # nobody had to go, so there may be room for more
+                self._admit()
+            while rows and len(shares) < len(self.running):
+                request = self.running[len(shares)]
+                count = min(request.num_pending, rows)
+                if not self._grow(request, count):
+                    break  # it was the last one, and there is no room even for it
+                rows -= count
+                shares.append(Share(request, count))
+        ends = [share for share in shares if share.reaches_end]
+        for i, share in enumerate(ends):
+            rows -= self._grant_tree(share.request, rows // (len(ends) - i)) - 1
+        return shares
+
+    def remove(self, request: Request) -> None:
+        """Take a finished or cancelled request out and free its blocks."""
+        if request in self.running:
+            self.running.remove(request)
+            self._evict(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    def _admit(self) -> None:
+        size = self.allocator.block_size
+        while self.waiting and len(self.running) < self.config.max_requests:
+            request = self.waiting[0]
+            num_full = (len(request.tokens) - 1) // size  # the last token is computed anyway, for its logits
+            found = self.allocator.find([request.digest(i) for i in range(num_full)])
+            needed = -(-len(request.tokens) // size) - len(found)
+            reserve = len(
+                self.running
+            )  # a block in hand for everyone who runs, lest the newcomer goes at once
+            if needed + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
+                self.allocator.release(found)
+                return
+            request.blocks = found + self.allocator.allocate(needed)
+            request.cached = len(found) * size
+            if request.num_preemptions == 0:
+                request.num_prefix_hits = request.cached
+            self.running.append(self.waiting.popleft())
+
+    def _is_being_computed(self, request: Request, block: int) -> bool:
+        """Whether a running request is about to compute the very block that this one lacks."""
+        size = self.allocator.block_size
+        if not self.allocator.share or len(request.tokens) <= (block + 1) * size:
+            return False
+        return any(
+            other.cached < (block + 1) * size < len(other.tokens)
+            and other.digest(block) == request.digest(block)
+            for other in self.running
+        )
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens`, at the cost of those who came later. False: it had to go itself."""
+        while (missing := self._missing_blocks(request, num_tokens)) > self.allocator.num_free:
+            victim = self.running.pop()
+            victim.num_preemptions += 1
+            self._evict(victim)
+            self.waiting.appendleft(victim)
+            if victim is request:
+                return False
+        request.blocks += self.allocator.allocate(max(missing, 0))
+        return True
+
+    def _grant_tree(self, request: Request, spare: int) -> int:
+        """Set and return how many nodes a tree may have: what rows, drafter, use and blocks allow."""
+        nodes = 1 + max(0, min(spare, request.drafter.max_nodes - 1, self.config.max_tree - 1))
+        if request.max_depth < 1:
+            nodes = 1
+        size = self.allocator.block_size
+        room = (len(request.blocks) + self.allocator.num_free) * size - len(request.tokens) + 1
+        request.max_nodes = min(nodes, room)
+        missing = self._missing_blocks(request, request.num_pending + request.max_nodes - 1)
+        request.blocks += self.allocator.allocate(max(missing, 0))
+        return request.max_nodes
+
+    def _missing_blocks(self, request: Request, num_rows: int) -> int:
+        return -(-(request.cached + num_rows) // self.allocator.block_size) - len(request.blocks)
+
+    def _evict(self, request: Request) -> None:
+        self.allocator.release(request.blocks)
+        request.blocks = []
+        request.cached = 0
+        self.on_evict(request)

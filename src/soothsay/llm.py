@@ -1,0 +1,393 @@
+"""`LLM`: what a user imports. Generate, chat, stream."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from soothsay.config import DType, EngineConfig, ModelConfig
+from soothsay.drafters import Drafter, DrafterSpec, build_drafter
+from soothsay.engine.engine import Engine
+from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
+from soothsay.engine.sampling import SamplingParams, derive_seed
+from soothsay.errors import ModelError, RequestError
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.load import load_model
+from soothsay.model.transformer import Transformer
+from soothsay.tokenizer import Message, Tokenizer
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stats: SpeculationStats
+    seed: int
+    """With the same prompt and parameters, this seed gives the same tokens again."""
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answers to one prompt: `n` choices, the first of which can be read off directly."""
+
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first choice's tokens, an end token included."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first choice ended."""
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """The first choice's log-probabilities, if they were asked for."""
+        return self.choices[0].logprobs
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """What speculation did for the first choice."""
+        return self.choices[0].stats
+
+    @property
+    def error(self) -> str | None:
+        """Why the request could not be served, if so."""
+        return self.choices[0].error
+
+
+class Stream:
+    """An answer as it comes: iterate over its pieces with `for` or `async for`; afterwards `result` has all
+    of it.
+
+    Iterating does the work: each wait for a piece moves the whole engine on, and with it every other stream.
+    Leaving a stream unread keeps its request running only as long as others are read; `cancel` frees its
+    memory at once.
+    """
+
+    def __init__(self, engine: Engine, request: Request):
+        self._engine = engine
+        self._request = request
+        self._logprobs: list[TokenLogprobs] = []
+
+    def __iter__(self) -> Iterator[Piece]:
+        while (piece := self._next()) is not None:
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while (piece := await asyncio.to_thread(self._next)) is not None:
+            yield piece
+
+    def cancel(self) -> None:
+        """Stop where it is."""
+        self._engine.cancel(self._request)
+
+    @property
+    def choice(self) -> Choice:
+        """The answer. Waits for its end."""
+        for _ in self:
+            pass
+        request = self._request
+        if request.finish_reason is None:
+            raise RuntimeError("the stream has ended without its request")
+        return Choice(
+            text=request.answer.text,
+            token_ids=request.tokens[request.num_prompt :].tolist(),
+            finish_reason=request.finish_reason,
+            stats=request.stats,
+            seed=request.seed,
+            logprobs=self._logprobs if request.params.logprobs is not None else None,
+        )
+
+    @property
+    def result(self) -> Result:
+        """The answer with its prompt. Waits for its end."""
+        choice = self.choice
+        return Result(self._request.tokens[: self._request.num_prompt].tolist(), [choice])
+
+    def _next(self) -> Piece | None:
+        self._engine.advance(self._request)
+        if not self._request.pieces:
+            return None
+        piece = self._request.pieces.popleft()
+        if piece.logprobs is not None:
+            self._logprobs.append(piece.logprobs)
+        return piece
+
+
+class LLM:
+    """A model, ready to answer.
+
+    Args:
+        model: a Hugging Face directory, a `.gguf` file, a bundled model's name, a hub name, or a
+            `Transformer`.
+        drafter: who guesses, unless a request says otherwise: a name of the registry with options, such as
+            `"prompt-lookup"` or `"draft-model(model=path)"`, or a drafter's class. Never changes what is
+            said.
+        dtype: `"auto"`, `"float32"` or `"bfloat16"`.
+        tokenizer: in place of the one that comes with the model.
+        device: where to run.
+        config: the engine's numbers; single ones can be given as keywords, such as `max_context=4096`.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        DrafterError: the drafter is unknown or does not fit.
+
+    Example:
+        >>> from soothsay import LLM, SamplingParams
+        >>> llm = LLM("pilot", drafter="prompt-lookup")
+        >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
+        [16, 347, 284, 258, 1041]
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Transformer,
+        *,
+        drafter: DrafterSpec = "prompt-lookup",
+        dtype: DType = "auto",
+        tokenizer: Tokenizer | None = None,
+        device: str = "cpu",
+        config: EngineConfig | None = None,
+        **engine_options: Any,
+    ):
+        try:
+            config = replace(config or EngineConfig(), **engine_options)
+        except TypeError:
+            known = EngineConfig.__dataclass_fields__
+            unknown = next(name for name in engine_options if name not in known)
+            raise TypeError(f"LLM has no option {unknown!r}; the engine's are {', '.join(known)}") from None
+        self.eos_ids: tuple[int, ...] = ()
+        if isinstance(model, Transformer):
+            self.model = model
+        else:
+            checkpoint = open_checkpoint(model)
+            tokenizer = tokenizer or checkpoint.tokenizer()
+            self.eos_ids = checkpoint.eos_ids
+            self.model = load_model(checkpoint, dtype, device)
+        self.tokenizer = tokenizer
+        self.config = _complete(config, self.model)
+        self.engine = Engine(self.model, tokenizer, self.config)
+        self._drafters: dict[DrafterSpec, Drafter] = {}
+        self.drafter = drafter
+        self._drafter(drafter)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
+    ) -> Any:
+        """Answer one prompt, or many together.
+
+        Args:
+            prompts: text or token ids, or a list of such.
+            params: for all prompts, or one for each. Default: `SamplingParams()`.
+            drafter: in place of the model's own, for all or for each.
+
+        Returns:
+            A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
+            has the finish reason "error" and says why; the others are not disturbed.
+
+        Raises:
+            RequestError: the one prompt cannot be served.
+        """
+        if _is_prompt(prompts):
+            return self._collect(self._submit(prompts, params or SamplingParams(), drafter))  # type: ignore[arg-type]
+        groups: list[tuple[list[int], list[Stream]] | RequestError] = []
+        many = list(prompts)
+        for i, prompt in enumerate(many):
+            own_params = _pick(params, i, len(many), "params") or SamplingParams()
+            try:
+                groups.append(self._submit(prompt, own_params, _pick(drafter, i, len(many), "drafter")))  # type: ignore[arg-type]
+            except RequestError as error:
+                groups.append(error)
+        return [
+            _refusal(group) if isinstance(group, RequestError) else self._collect(group) for group in groups
+        ]
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        drafter: DrafterSpec | None = None,
+    ) -> Result:
+        """Answer a conversation: messages with `role` and `content`, laid out by the chat template."""
+        result: Result = self.generate(self.chat_prompt(messages), params, drafter=drafter)
+        return result
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
+    ) -> Stream:
+        """Answer one prompt piece by piece. The same object serves `for` and `async for`."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise RequestError(
+                f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
+            )
+        return self._submit(prompt, params, drafter)[1][0]
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer."""
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer; give token ids to generate instead")
+        return self.tokenizer.encode_chat(messages)
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None
+    ) -> tuple[list[int], list[Stream]]:
+        """Check a prompt and put its `n` requests in the line."""
+        ids = self._encode(prompt)
+        limit = self._limit(ids, params)
+        params.check_tokens(self.model.config.vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+        if params.logprobs is not None and params.logprobs > self.model.config.vocab_size:
+            raise RequestError(
+                f"logprobs={params.logprobs} is more than the {self.model.config.vocab_size} tokens there are"
+            )
+        seed = secrets.randbits(48) if params.seed is None else params.seed
+        own_drafter = self._drafter(self.drafter if drafter is None else drafter)
+        streams = []
+        for index in range(params.n):
+            request = Request(
+                ids,
+                params,
+                seed=derive_seed(seed, index),
+                limit=limit,
+                drafter=own_drafter,
+                eos_ids=self.eos_ids,
+                tokenizer=self.tokenizer,
+                block_size=self.config.block_size,
+            )
+            self.engine.add(request)
+            streams.append(Stream(self.engine, request))
+        return ids, streams
+
+    def _collect(self, submitted: tuple[list[int], list[Stream]]) -> Result:
+        ids, streams = submitted
+        try:
+            return Result(ids, [stream.choice for stream in streams])
+        except BaseException:  # an interrupt leaves no request behind
+            for stream in streams:
+                stream.cancel()
+            raise
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model has no tokenizer; give token ids instead of text")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [int(token) for token in prompt]
+        vocab_size = self.model.config.vocab_size
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
+            bad = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestError(f"the prompt has token {bad}; this model has tokens 0 to {vocab_size - 1}")
+        return ids
+
+    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
+        """Tokens of prompt and answer together, at most."""
+        context, capacity = self.config.max_context or 0, self.config.kv_tokens or 0
+        if len(ids) >= context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and the context of {context} must hold the answer too; "
+                f"shorten it to {context - 1} tokens or fewer, or raise max_context (the model was made for "
+                f"{self.model.config.max_positions})"
+            )
+        limit = context if params.max_tokens is None else min(len(ids) + params.max_tokens, context)
+        if limit > capacity:
+            if params.max_tokens is None and len(ids) < capacity:
+                return capacity
+            raise RequestError(
+                f"the prompt's {len(ids)} tokens and max_tokens={params.max_tokens} need room for {limit} "
+                f"tokens; the KV pool has {capacity}. Lower max_tokens, or build the LLM with "
+                f"kv_tokens={limit} or more"
+            )
+        return limit
+
+    def _drafter(self, spec: DrafterSpec) -> Drafter:
+        if spec not in self._drafters:
+            self._drafters[spec] = build_drafter(spec, self.engine.target)
+        return self._drafters[spec]
+
+
+def _is_prompt(prompts: object) -> bool:
+    if isinstance(prompts, str):
+        return True
+    return (
+        isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+    )
+
+
+def _pick(values: Any, index: int, count: int, name: str) -> Any:
+    """The value for one of many prompts: values may be one for all, or one for each."""
+    if values is None or isinstance(values, (str, SamplingParams)) or callable(values):
+        return values
+    if len(values) != count:
+        raise RequestError(f"{len(values)} {name} for {count} prompts: give one for all, or one for each")
+    return values[index]
+
+
+def _refusal(error: RequestError) -> Result:
+    return Result([], [Choice("", [], FinishReason.ERROR, SpeculationStats(), 0, error=str(error))])
+
+
+def _complete(config: EngineConfig, model: Transformer) -> EngineConfig:
+    """Fill in what derives from model and machine. Raises `ModelError` for numbers that cannot work."""
+    for name in ("block_size", "max_requests", "max_rows", "max_tree"):
+        if getattr(config, name) < 1:
+            raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")
+    context = config.max_context or model.config.max_positions
+    if context < 2:
+        raise ModelError(
+            f"max_context={context} is not possible: a prompt and an answer need at least 2 tokens"
+        )
+    size = config.block_size
+    wanted = config.kv_tokens
+    if wanted is None:
+        per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
+        affordable = _available_memory() // 4 // per_token
+        if affordable < size:
+            raise ModelError(
+                f"no memory is left for the KV pool ({per_token} bytes a token); free some or use a smaller model"
+            )
+        wanted = min(context * config.max_requests, affordable)
+    blocks = -(-wanted // size) if config.kv_tokens is not None else max(wanted // size, 1)
+    return replace(config, max_context=context, kv_tokens=blocks * size)
+
+
+def _available_memory() -> int:
+    """Bytes that can be taken without swapping."""
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # not Linux
+        return 4 * 2**30

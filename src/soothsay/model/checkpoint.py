@@ -1,0 +1,165 @@
+"""A checkpoint: a configuration, named tensors and a tokenizer, whatever the file format.
+
+Every format presents itself in Hugging Face's terms (configuration keys, tensor names, shapes `[out, in]`),
+so that one loader serves all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from soothsay.errors import ModelError
+from soothsay.tokenizer import Tokenizer
+
+Reader = Callable[[str], torch.Tensor]
+
+
+class Checkpoint(Protocol):
+    """What the loader needs of a file format."""
+
+    path: Path
+    config: dict[str, Any]  # the keys of a Hugging Face config.json
+    eos_ids: tuple[int, ...]
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors, as Hugging Face writes them."""
+
+    def open(self) -> AbstractContextManager[Reader]:
+        """A function from a name to its tensor. Tensors are views of the mapped file where the format allows
+        it;
+        leaving the context unmaps whatever no tensor refers to any more."""
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the weights, if any."""
+
+
+class SafetensorsCheckpoint:
+    """A Hugging Face directory: config.json, safetensors in one file or in shards with an index."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = _read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+        if eos is None:
+            eos = self.config.get("eos_token_id")
+        self.eos_ids: tuple[int, ...] = (
+            () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
+        )
+        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+        if index.is_file():
+            files: dict[str, str] = _read_json(index)["weight_map"]
+            self._files = {name: path / file for name, file in files.items()}
+        elif single.is_file():
+            with _open_safetensors(single) as file:
+                self._files = dict.fromkeys(file.keys(), single)
+        else:
+            raise ModelError(
+                f"{path} has no model.safetensors and no model.safetensors.index.json "
+                "(pickled weights are not loaded; convert them with transformers' save_pretrained)"
+            )
+        for shard in sorted(set(self._files.values())):
+            if not shard.is_file():
+                raise ModelError(
+                    f"the index of {path} names {shard.name}, which is not there; download it again"
+                )
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._files)
+
+    @contextmanager
+    def open(self) -> Iterator[Reader]:
+        """A function from a name to its tensor, a view of the mapped file."""
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+
+            def read(name: str) -> torch.Tensor:
+                file = self._files[name]
+                if file not in opened:
+                    opened[file] = stack.enter_context(_open_safetensors(file))
+                tensor: torch.Tensor = opened[file].get_tensor(name)
+                return tensor
+
+            yield read
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The directory's tokenizer, or None where there is no tokenizer file at all."""
+        if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+            return None
+        return Tokenizer.from_directory(self.path)
+
+
+def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
+    """Find a model: a directory, a `.gguf` file, the name of a bundled model, or a name on the Hugging Face
+    hub.
+
+    Raises `ModelError` where there is none, or its files are missing or damaged.
+    """
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        from soothsay.model.gguf import GGUFCheckpoint
+
+        return GGUFCheckpoint(path)
+    if path.is_dir():
+        return SafetensorsCheckpoint(path)
+    if path.exists():
+        raise ModelError(f"{path} is neither a directory nor a .gguf file")
+    if str(model) in bundled_models():
+        return SafetensorsCheckpoint(_bundled() / str(model))
+    return SafetensorsCheckpoint(_download(str(model)))
+
+
+def bundled_models() -> tuple[str, ...]:
+    """Names of the models that come with the package."""
+    return tuple(sorted(entry.name for entry in _bundled().iterdir() if entry.is_dir()))
+
+
+def _bundled() -> Path:
+    return Path(str(resources.files("soothsay"))) / "bundled"
+
+
+def _download(name: str) -> Path:
+    bundled = ", ".join(bundled_models())
+    choices = f"a directory, a .gguf file, a bundled model ({bundled}) or a hub name 'owner/name'"
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(f"no model at {name!r}: give {choices}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{name!r} is not a local path and could not be downloaded ({reason}): give {choices}"
+        ) from error
+
+
+def _open_safetensors(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is damaged or cut short ({error}); download it again") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelError(f"{file} is missing; a model directory needs it")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} is not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} should hold a JSON object, not a {type(content).__name__}")
+    return content

@@ -1,0 +1,223 @@
+"""One decoder for every family: what differs between them is configuration.
+
+It serves decoding, verifying, drafting and training alike. The residual stream, norms and attention are
+float32; linear layers and the KV pool are in the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.engine.batch import Batch
+from soothsay.engine.cache import KVPool
+from soothsay.model.attention import attend
+from soothsay.model.linear import Dense
+from soothsay.model.rope import Rope, rotate
+
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467) over the last dimension."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., size] -> [..., size]`, float32."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; q, k and v in one product."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.config = config
+        self.window = config.windows[layer]
+        c = config
+        self.qkv: nn.Module = Dense.random(
+            c.hidden_size, (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, bias=c.qkv_bias
+        )
+        self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`. Writes keys and values into `kv` `[2 * H_kv, S, d]` first."""
+        c = self.config
+        projected = self.qkv(x)
+        heads = projected.float().view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
+        q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = rotate(torch.cat([self.q_norm(q), self.k_norm(k)], dim=1), *rope)
+        else:
+            qk = rotate(heads[:, : c.num_heads + c.num_kv_heads], *rope)
+        new = torch.cat([qk[:, c.num_heads :], v], dim=1).transpose(0, 1)  # [2 H_kv, N, d]
+        if kv is None:
+            kv = new.to(projected.dtype).contiguous()  # rounded as a pool would
+        else:
+            kv.index_copy_(1, batch.slots, new.to(kv.dtype))
+        q = qk[:, : c.num_heads] * c.attention_scale
+        out = attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
+        return cast(Tensor, self.o(out))
+
+
+class FeedForward(nn.Module):
+    """Gated feed-forward part (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
+
+    def __init__(self, config: ModelConfig, size: int):
+        super().__init__()
+        self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
+        self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
+        self.activation = ACTIVATION[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return cast(Tensor, self.down(self.activation(gate) * up))
+
+
+class Experts(nn.Module):
+    """Mixture of experts (Mixtral, arXiv 2401.04088): each row goes to its best few experts."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.router: nn.Module = Dense.random(config.hidden_size, config.num_experts)
+        self.experts = nn.ModuleList(
+            FeedForward(config, config.expert_size) for _ in range(config.num_experts)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`. A row's experts add up in order of rank, so its bits stay its own."""
+        weights, chosen = self.router(x).float().softmax(-1).topk(self.config.experts_per_token)  # [N, k]
+        if self.config.normalize_experts:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = x.new_zeros(*chosen.shape, x.shape[-1])  # [N, k, hidden]
+        for index in chosen.unique().tolist():
+            rows, rank = (chosen == index).nonzero(as_tuple=True)
+            out[rows, rank] = self.experts[index](x[rows]).to(out.dtype)
+        return (out * weights[..., None]).sum(1)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward part, each behind a norm (Gemma: between two), added to the stream."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.norm_eps)
+
+        self.local = config.local_rope is not None and config.windows[layer] is not None
+        self.attention = Attention(config, layer)
+        self.mlp = (
+            Experts(config)
+            if layer in config.sparse_layers
+            else FeedForward(config, config.intermediate_size)
+        )
+        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.attention_post_norm = norm() if config.post_norms else None
+        self.mlp_post_norm = norm() if config.post_norms else None
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`, float32."""
+        out = self.attention(self.attention_norm(x), rope, batch, kv)
+        x = x + (out if self.attention_post_norm is None else self.attention_post_norm(out.float()))
+        out = self.mlp(self.mlp_norm(x))
+        return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out.float()))
+
+
+class Embedding(nn.Module):
+    """Token embeddings, scaled; float32 rows from a table in any dtype."""
+
+    def __init__(self, weight: Tensor, scale: float):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
+        self.scale = scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[N] -> [N, hidden]`."""
+        rows = self.weight.index_select(0, tokens).float()
+        return rows * self.scale if self.scale != 1.0 else rows
+
+
+class Transformer(nn.Module):
+    """A decoder. Built with random float32 weights; `soothsay.model.load.load_model` fills in real ones.
+
+    A tied head shares the embedding's table while the model trains; a loaded one may keep a packed copy.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(
+            torch.randn(config.vocab_size, config.hidden_size) * 0.02, config.embedding_scale
+        )
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
+        if config.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self.rope = Rope(config.rope, config.head_dim)
+        self.local_rope = None if config.local_rope is None else Rope(config.local_rope, config.head_dim)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of linear layers and the KV pool."""
+        return cast(torch.dtype, self.head.dtype)
+
+    def forward(
+        self, batch: Batch, cache: KVPool | None = None, *, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One pass over the weights for all rows.
+
+        Args:
+            batch: N rows.
+            cache: where keys and values live; None keeps them within the pass (scoring, training).
+            taps: layers whose input is returned; `num_layers` means the last layer's output.
+
+        Returns:
+            `[N, hidden]` final states, normed, and one `[N, hidden]` for each tap; float32.
+        """
+        x = self.embedding(batch.tokens)
+        rope = self.rope(batch.positions)
+        local_rope = rope if self.local_rope is None else self.local_rope(batch.positions)
+        inputs: dict[int, Tensor] = {}
+        for layer, block in enumerate(self.blocks):
+            inputs[layer] = x
+            kv = None if cache is None else cache.layers[layer]
+            x = block(x, local_rope if block.local else rope, batch, kv)
+        inputs[len(self.blocks)] = x
+        return self.norm(x), tuple(inputs[tap] for tap in taps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[M, hidden]` final states -> `[M, V]` float32."""
+        logits: Tensor = self.head(hidden).float()
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVPool:
+        """A pool that fits this model."""
+        c = self.config
+        return KVPool(
+            (c.num_layers, c.num_kv_heads, c.head_dim), num_blocks, block_size, self.dtype, self.device
+        )

@@ -1,0 +1,147 @@
+"""Text to token ids and back: a `tokenizers` tokenizer, a sandboxed chat template, detokenizing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as Backend
+
+from soothsay.errors import ModelError, RequestError
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """A tokenizer with the chat template and the special tokens of its model.
+
+    `backend` does the encoding; `special` maps names such as `eos_token` to their text, for the template.
+    """
+
+    def __init__(
+        self, backend: Backend, chat_template: str | None = None, special: Mapping[str, str] | None = None
+    ):
+        self.backend = backend
+        self.special = dict(special or {})
+        self._template: jinja2.Template | None = None
+        if chat_template is not None:
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            )
+            environment.filters["tojson"] = _to_json
+            environment.globals["raise_exception"] = _raise_template_error
+            try:
+                self._template = environment.from_string(chat_template)
+            except jinja2.TemplateError as error:
+                raise ModelError(f"the chat template is not valid Jinja: {error}") from error
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Tokenizer:
+        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face
+        directory.
+
+        Raises `ModelError` where `tokenizer.json` is missing or not readable.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(
+                f"{path} has no tokenizer.json. If it has a tokenizer.model only, convert it once: "
+                "transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+            )
+        try:
+            backend = Backend.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(f"{file} cannot be read as a tokenizer ({error}); download it again") from error
+        settings_file = path / "tokenizer_config.json"
+        settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+        special = {
+            key: value["content"] if isinstance(value, dict) else value
+            for key, value in settings.items()
+            if key.endswith("_token") and value is not None and not isinstance(value, bool)
+        }
+        template_file = path / "chat_template.jinja"
+        template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
+        if isinstance(template, list):  # several named templates
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        return cls(backend, template, special)
+
+    def __len__(self) -> int:
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's text and id, added tokens included."""
+        return dict(self.backend.get_vocab(with_added_tokens=True))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render` can be used."""
+        return self._template is not None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of `text`; `special` adds what goes around a text, such as a first token."""
+        return list(self.backend.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The prompt that the chat template makes of `messages`, ready for the assistant's answer.
+
+        Raises `RequestError` if the model has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template; give a plain text prompt instead of messages"
+            )
+        try:
+            return self._template.render(
+                messages=list(messages), **{"add_generation_prompt": True, **self.special, **variables}
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise RequestError(f"the chat template refused the messages: {error}") from error
+
+    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Token ids of `render(messages)`. The template writes its own special tokens, so none are added."""
+        return self.encode(self.render(messages, **variables), special=False)
+
+
+class Detokenizer:
+    """Text of a growing list of tokens, piece by piece, each piece final.
+
+    A token may be part of a character, and a decoder may join words differently at the start of a text. So
+    decode a short window that starts before the new tokens, and give out text only when no character is cut
+    at its end.
+    """
+
+    REPLACEMENT = "\ufffd"
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
+        self.tokenizer = tokenizer
+        self.ids = list(context)[-8:]
+        self.start = 0  # the window's first token
+        self.read = len(self.ids)  # tokens before this one have been given out
+
+    def push(self, ids: Sequence[int], *, final: bool = False) -> str:
+        """Append `ids` and return the text that is now certain; `final` flushes what is left."""
+        self.ids.extend(ids)
+        before = self.tokenizer.decode(self.ids[self.start : self.read])
+        after = self.tokenizer.decode(self.ids[self.start :])
+        if (after.endswith(self.REPLACEMENT) and not final) or len(after) < len(before):
+            return ""
+        self.start, self.read = max(self.start, self.read - 8), len(self.ids)
+        return after[len(before) :]
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Jinja's own `tojson` escapes for HTML, which a prompt must not."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_template_error(message: str) -> None:
+    raise jinja2.TemplateError(message)
