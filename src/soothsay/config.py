@@ -15,6 +15,14 @@ from soothsay.errors import ModelError
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals transformers' defaults
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class RopeConfig:
             raise ModelError(
                 f"rope_scaling type {kind!r} is not supported; known types: {', '.join(ROPE_KINDS)}"
             )
-        if kind != "default" and "factor" not in scaling:
+        if kind != "default" and scaling.get("factor") is None:
             raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
 
         def number(key: str, default: float) -> float:
@@ -114,8 +122,11 @@ class ModelConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read a Hugging Face `config.json`. Raises `ModelError` naming what is missing or unknown."""
         if "text_config" in raw:  # multimodal wrappers (gemma3): the decoder's part is inside
-            raw = {**raw["text_config"], "tie_word_embeddings": raw.get("tie_word_embeddings", True)}
+            outer = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
+            raw = {**raw["text_config"], **outer}
         family = str(raw.get("model_type", ""))
+        if family == "gemma3_text":
+            raw = {**GEMMA3_DEFAULTS, **raw}
         if family not in FAMILIES:
             named = f"model_type {family!r}" if family else f"architectures {raw.get('architectures')!r}"
             raise ModelError(f"{named} is not a family that soothsay knows: {', '.join(FAMILIES)}")
@@ -137,7 +148,7 @@ def _from_hf(cls: type[ModelConfig], family: str, raw: Mapping[str, Any]) -> Mod
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
     rope, local_rope = _ropes(family, raw)
-    activation = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
+    activation = raw.get("hidden_activation", "gelu_pytorch_tanh") if gemma else raw.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
         raise ModelError(f"activation {activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     attention_bias = bool(raw.get("attention_bias", False))
@@ -192,7 +203,7 @@ def _ropes(family: str, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig 
     if "full_attention" in scaling:  # transformers 5 writes one mapping for each kind of layer
         local = RopeConfig.from_hf(scaling["sliding_attention"], local_theta, positions)
         return RopeConfig.from_hf(scaling["full_attention"], theta, positions), local
-    local_rope = RopeConfig(local_theta) if family == "gemma3_text" else None
+    local_rope = RopeConfig.from_hf({}, local_theta, positions) if family == "gemma3_text" else None
     return RopeConfig.from_hf(scaling, theta, positions), local_rope
 
 

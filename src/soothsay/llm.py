@@ -7,11 +7,9 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
-import torch
-
-from soothsay.config import DType, EngineConfig, ModelConfig
+from soothsay.config import DType, EngineConfig
 from soothsay.drafters import Drafter, DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
@@ -194,13 +192,31 @@ class LLM:
         self.drafter = drafter
         self._drafter(drafter)
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too; it means one prompt
+        self,
+        prompts: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        drafter: DrafterSpec | None = None,
+    ) -> Result: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
+    ) -> list[Result]: ...
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
-    ) -> Any:
+    ) -> Result | list[Result]:
         """Answer one prompt, or many together.
 
         Args:
@@ -237,8 +253,7 @@ class LLM:
         drafter: DrafterSpec | None = None,
     ) -> Result:
         """Answer a conversation: messages with `role` and `content`, laid out by the chat template."""
-        result: Result = self.generate(self.chat_prompt(messages), params, drafter=drafter)
-        return result
+        return self.generate(self.chat_prompt(messages), params, drafter=drafter)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
@@ -376,7 +391,7 @@ def _complete(config: EngineConfig, model: Transformer) -> EngineConfig:
         affordable = _available_memory() // 4 // per_token
         if affordable < size:
             raise ModelError(
-                f"no memory is left for the KV pool ({per_token} bytes a token); free some or use a smaller model"
+                f"no memory is left for the KV pool ({per_token} bytes a token); use a smaller model"
             )
         wanted = min(context * config.max_requests, affordable)
     blocks = -(-wanted // size) if config.kv_tokens is not None else max(wanted // size, 1)

@@ -20,13 +20,9 @@ from soothsay.engine.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
 
-KEY_BLOCK = 64
-"""Keys of a row are padded to a multiple of this. Matrix products and sums then give a row the same bits
-however many
-masked keys follow its own (measured, see docs/log.md); with fewer than this, not always."""
-
-MIN_QUERIES = 4
-"""Query rows in one attention product, at least: with fewer, BLAS takes other kernels, with other bits."""
+KEY_BLOCK = 128
+"""Keys of a row are padded to a multiple of this, and values are summed in blocks of it, one block after the other: a
+row then gets the same bits however many masked keys follow its own (measured, see docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,18 @@ class Batch:
         packer = _Packer(block_size)
         for request in requests:
             packer.add(request)
-        return packer.finish(-(-MIN_QUERIES // group), set(windows), torch.device(device))
+        return packer.finish(_min_rows(group), set(windows), torch.device(device))
+
+
+def _min_rows(group: int) -> int:
+    """Rows in a lane, at least: for fewer queries BLAS takes other kernels, with other bits.
+
+    Eight queries are enough where they come in fours, and otherwise twelve (measured, see docs/log.md).
+    """
+    rows = 1
+    while rows * group < 8 or (rows * group < 12 and rows * group % 4):
+        rows *= 2
+    return rows
 
 
 @dataclass(slots=True)

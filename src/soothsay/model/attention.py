@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from soothsay.engine.batch import Batch
+from soothsay.engine.batch import KEY_BLOCK, Batch
 
 
 def attend(
@@ -39,6 +39,21 @@ def attend(
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])
-        out = torch.bmm(scores.softmax(-1), v)  # [H_kv * L, m * G, d]
-        outputs.append(out.view(heads, num * m, group, d).transpose(0, 1).reshape(num * m, -1))
+        out = _weigh(scores.softmax(-1), v)  # [H_kv * L, m * G, d]
+        outputs.append(out.reshape(heads, num * m, group, d).transpose(0, 1).reshape(num * m, -1))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).index_select(0, batch.lane_rows)
+
+
+def _weigh(p: Tensor, v: Tensor) -> Tensor:
+    """`[B, M, K] x [B, K, d] -> [B, M, d]`, summed by blocks of keys in their order.
+
+    One product over all keys would be cut into blocks by their number, and so have other bits in a longer list.
+    """
+    num, m, num_keys = p.shape
+    blocks = num_keys // KEY_BLOCK
+    p = p.view(num, m, blocks, KEY_BLOCK).transpose(1, 2).reshape(num * blocks, m, KEY_BLOCK)
+    parts = torch.bmm(p, v.reshape(num * blocks, KEY_BLOCK, -1)).view(num, blocks, m, -1)
+    out = parts[:, 0]
+    for block in range(1, blocks):
+        out = out + parts[:, block]
+    return out

@@ -112,7 +112,8 @@ class _Source:
             held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
             together = " together" if len(names) > 1 else ""
             raise ModelError(
-                f"{self.names.checkpoint.path}: {held}: should be {list(expected.shape)}{together} by config.json"
+                f"{self.names.checkpoint.path}: {held}: by config.json it should be "
+                f"{list(expected.shape)}{together}"
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

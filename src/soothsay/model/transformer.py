@@ -103,11 +103,12 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`. A row's experts add up in order of rank, so its bits stay its own."""
-        weights, chosen = self.router(x).float().softmax(-1).topk(self.config.experts_per_token)  # [N, k]
+        scores: Tensor = self.router(x)
+        weights, chosen = scores.float().softmax(-1).topk(self.config.experts_per_token)  # [N, k]
         if self.config.normalize_experts:
             weights = weights / weights.sum(-1, keepdim=True)
         out = x.new_zeros(*chosen.shape, x.shape[-1])  # [N, k, hidden]
-        for index in chosen.unique().tolist():
+        for index in sorted(set(chosen.flatten().tolist())):
             rows, rank = (chosen == index).nonzero(as_tuple=True)
             out[rows, rank] = self.experts[index](x[rows]).to(out.dtype)
         return (out * weights[..., None]).sum(1)
@@ -135,7 +136,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, hidden] -> [N, hidden]`, float32."""
-        out = self.attention(self.attention_norm(x), rope, batch, kv)
+        out: Tensor = self.attention(self.attention_norm(x), rope, batch, kv)
         x = x + (out if self.attention_post_norm is None else self.attention_post_norm(out.float()))
         out = self.mlp(self.mlp_norm(x))
         return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out.float()))

@@ -1,0 +1,60 @@
+"""Models that many tests share: the bundled one, and random ones small enough to do anything with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from soothsay import LLM
+from soothsay.config import ModelConfig, RopeConfig
+from soothsay.model.transformer import Transformer
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+TINY = ModelConfig(
+    family="llama",
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=512,
+    rope=RopeConfig(),
+    windows=(None, None),
+    attention_scale=16**-0.5,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Transformer]:
+    """Makes a random model: `tiny(seed, **changes of the configuration)`."""
+
+    def make(seed: int = 0, **changes: object) -> Transformer:
+        torch.manual_seed(seed)
+        model = Transformer(replace(TINY, **changes)).eval().requires_grad_(False)
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(3.0)  # sharper distributions than a fresh model's
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pilot() -> LLM:
+    """The bundled model in float32, without a drafter."""
+    return LLM("pilot", dtype="float32", drafter="none", kv_tokens=16_384)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of data that stands beside a development checkout."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not here; it stands beside development checkouts only")
+    return SHARED

@@ -1,0 +1,189 @@
+"""The heart: no drafter, tree, batch, cache, chunking or preemption changes a token, or a bit of its logits.
+
+Everything in the registry is covered by being there. A drafter whose options need a value finds it in
+`OPTIONS`; variants worth testing beyond the defaults are in `VARIANTS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from soothsay import LLM, REGISTRY, Result, SamplingParams
+from soothsay.engine.request import Request
+
+OPTIONS = {"model": "pilot"}  # a model drafts for itself: every guess should be right
+VARIANTS = [
+    "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong guesses, wide trees
+    "draft-model(model=pilot, dtype=bfloat16, depth=6)",  # another dtype: nearly always right
+    "draft-model(model=pilot, dtype=float32, depth=3, width=3, branch=3)",  # a grown tree
+]
+
+
+def default_spec(name: str) -> str:
+    parameters = inspect.signature(REGISTRY[name]).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.name != "target"]
+    return f"{name}({', '.join(f'{option}={OPTIONS[option]}' for option in needed)})" if needed else name
+
+
+DRAFTERS = [default_spec(name) for name in REGISTRY] + VARIANTS
+
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=3)
+SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.9, seed=7)
+PENALIZED = replace(
+    SAMPLED,
+    temperature=0.8,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.4,
+    logit_bias={11: 2.0, 12: -3.0},
+    min_tokens=10,
+    min_p=0.01,
+    ignore_eos=False,
+)
+MODES = {"greedy": GREEDY, "sampled": SAMPLED, "penalized": PENALIZED}
+MIXED = [GREEDY, SAMPLED, PENALIZED, GREEDY, SAMPLED, PENALIZED, GREEDY, SAMPLED]  # one for each prompt
+
+RIVER = (
+    "The river rises in the hills north of the town and flows through farmland. In spring the river floods the "
+    "low meadows, and farmers move their cattle to higher ground. The river rises in the hills. "
+)
+PROMPTS = [
+    f"Summarize: {RIVER * 2}",
+    "Hello!",
+    "Translate German to English: Ein Mann steht auf einer Leiter und repariert das Dach.",
+    f"Which words are repeated here? {'one two three one two three ' * 6}",
+    "Natalia sold 48 clips in April and half as many in May. How many did she sell?",
+    f"{RIVER} What happens in spring?",
+    "Write a Python function that adds two numbers.",
+    f"{RIVER * 3} Where does the river rise?",
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that has been answered, and what became of it on the way."""
+
+    result: Result
+    requests: list[Request]
+
+
+def same(result: Result, expected: Result) -> None:
+    """Tokens, text, why it ended, and the bits of the log-probabilities."""
+    assert result.token_ids == expected.token_ids
+    assert result.text == expected.text
+    assert result.finish_reason == expected.finish_reason
+    assert result.logprobs == expected.logprobs
+
+
+def make(dtype: str = "float32", **options: object) -> LLM:
+    return LLM("pilot", dtype=dtype, drafter="none", **{"kv_tokens": 8192, **options})
+
+
+@cache
+def prompts() -> list[list[int]]:
+    llm = make(max_context=64)
+    return [llm.chat_prompt([{"role": "user", "content": text}]) for text in PROMPTS]
+
+
+@cache
+def plain(dtype: str = "float32") -> list[Result]:
+    """Plain decoding, each prompt alone, nothing cached: what everything else must equal."""
+    llm = make(dtype, prefix_caching=False)
+    return [llm.generate(prompt, params) for prompt, params in zip(prompts(), MIXED, strict=True)]
+
+
+def all_same(results: list[Result], dtype: str = "float32") -> None:
+    for result, expected in zip(results, plain(dtype), strict=True):
+        same(result, expected)
+
+
+def watch(llm: LLM) -> list[Request]:
+    """Notes the requests that an engine is given."""
+    seen: list[Request] = []
+    add = llm.engine.add
+    llm.engine.add = lambda request: (seen.append(request), add(request))[1]  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+class TestEveryDrafter:
+    def test_alone(self, drafter: str) -> None:
+        llm = make()
+        pairs = zip(prompts(), MIXED, strict=True)
+        all_same([llm.generate(prompt, params, drafter=drafter) for prompt, params in pairs])
+
+    def test_again_after_prefix_hits(self, drafter: str) -> None:
+        llm = make()
+        llm.generate(
+            prompts(), replace(GREEDY, max_tokens=1)
+        )  # plainly: the drafter has not seen these blocks
+        requests = watch(llm)
+        for _ in range(2):
+            all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+        assert sum(request.num_prefix_hits > 0 for request in requests) >= 12
+
+    def test_with_so_little_memory_that_requests_are_preempted(self, drafter: str) -> None:
+        longest = max(len(prompt) for prompt in prompts()) + (GREEDY.max_tokens or 0)
+        llm = make(kv_tokens=longest + 100, block_size=8)
+        requests = watch(llm)
+        all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+        assert sum(request.num_preemptions for request in requests) > 0
+
+    def test_with_prompts_in_small_chunks(self, drafter: str) -> None:
+        llm = make(max_rows=24)
+        all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
+    llm = make(dtype)
+    for shift in (0, 1, 2):
+        drafters = [DRAFTERS[(i + shift) % len(DRAFTERS)] for i in range(len(PROMPTS))]
+        all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_drafts_for_itself_is_always_right(mode: str) -> None:
+    """Same bits, same noise: each guess is what the target draws. Catches a drafter whose KV goes astray."""
+    llm = make(max_tree=5)
+    result = llm.generate(
+        prompts()[0], MODES[mode], drafter="draft-model(model=pilot, dtype=float32, depth=4)"
+    )
+    assert set(result.stats.acceptance[:3]) == {1.0}
+
+
+def test_requests_that_come_and_go_between_steps() -> None:
+    llm = make()
+    streams = []
+    for prompt, params, drafter in zip(prompts(), MIXED, DRAFTERS * 2, strict=False):
+        streams.append(llm.stream(prompt, params, drafter=drafter))
+        for stream in streams[:-1]:
+            next(iter(stream))
+    streams[1].cancel()
+    for i, stream in enumerate(streams):
+        if i != 1:
+            same(stream.result, plain()[i])
+    assert llm.engine.allocator.num_free == llm.engine.allocator.num_blocks
+
+
+def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
+    llm = make()
+    free = replace(SAMPLED, seed=None)
+    first, second = (llm.generate(prompts()[1], free) for _ in range(2))
+    assert first.token_ids != second.token_ids
+    again = llm.generate(prompts()[1], replace(free, seed=first.choices[0].seed), drafter="prompt-lookup")
+    same(again, first)
+
+
+def test_n_answers_are_independent_and_do_not_depend_on_the_drafter() -> None:
+    llm = make()
+    params = replace(SAMPLED, n=4)
+    answers = [llm.generate(prompts()[0], params, drafter=drafter) for drafter in DRAFTERS]
+    tokens = [[choice.token_ids for choice in answer.choices] for answer in answers]
+    assert all(other == tokens[0] for other in tokens)
+    assert len({tuple(choice) for choice in tokens[0]}) == 4
+    assert tokens[0][0] == llm.generate(prompts()[0], SAMPLED).token_ids
