@@ -197,7 +197,7 @@ def _from_hf(cls: type[ModelConfig], family: str, raw: Mapping[str, Any]) -> Mod
 
 def _ropes(family: str, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig | None]:
     positions = int(raw["max_position_embeddings"])
-    theta = float(raw.get("rope_theta") or (1e6 if family == "gemma3_text" else 1e4))
+    theta = float(raw.get("rope_theta") or (1e6 if family in ("gemma3_text", "mixtral") else 1e4))
     local_theta = float(raw.get("rope_local_base_freq") or 1e4)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if "full_attention" in scaling:  # transformers 5 writes one mapping for each kind of layer

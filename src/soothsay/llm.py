@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, overload
 
 from soothsay.config import DType, EngineConfig
@@ -356,9 +357,9 @@ class LLM:
 def _is_prompt(prompts: object) -> bool:
     if isinstance(prompts, str):
         return True
-    return (
-        isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
-    )
+    if not isinstance(prompts, Sequence) or not prompts:
+        return False
+    return all(isinstance(item, Integral) for item in prompts)
 
 
 def _pick(values: Any, index: int, count: int, name: str) -> Any:

@@ -21,8 +21,8 @@ from soothsay.engine.tree import DraftTree
 IntArray = npt.NDArray[np.int64]
 
 KEY_BLOCK = 128
-"""Keys of a row are padded to a multiple of this, and values are summed in blocks of it, one block after the other: a
-row then gets the same bits however many masked keys follow its own (measured, see docs/log.md)."""
+"""Keys of a row are padded to a multiple of this, and values are summed in blocks of it, one after the other:
+a row then gets the same bits however many masked keys follow its own (measured, see docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)

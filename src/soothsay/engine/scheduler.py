@@ -52,7 +52,8 @@ class Scheduler:
                 self._admit()
             while rows and len(shares) < len(self.running):
                 request = self.running[len(shares)]
-                count = min(request.num_pending, rows)
+                behind = len(self.running) - len(shares) - 1  # each of them gets a row too
+                count = min(request.num_pending, max(rows - behind, 1))
                 if not self._grow(request, count):
                     break  # it was the last one, and there is no room even for it
                 rows -= count

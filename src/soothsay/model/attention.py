@@ -47,7 +47,7 @@ def attend(
 def _weigh(p: Tensor, v: Tensor) -> Tensor:
     """`[B, M, K] x [B, K, d] -> [B, M, d]`, summed by blocks of keys in their order.
 
-    One product over all keys would be cut into blocks by their number, and so have other bits in a longer list.
+    One product over all keys is cut up by their number, and so has other bits in a longer list.
     """
     num, m, num_keys = p.shape
     blocks = num_keys // KEY_BLOCK

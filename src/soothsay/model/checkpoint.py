@@ -57,7 +57,9 @@ class SafetensorsCheckpoint:
         )
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
         if index.is_file():
-            files: dict[str, str] = _read_json(index)["weight_map"]
+            files = _read_json(index).get("weight_map")
+            if not isinstance(files, dict):
+                raise ModelError(f"{index} has no 'weight_map' from tensors to files; download it again")
             self._files = {name: path / file for name, file in files.items()}
         elif single.is_file():
             with _open_safetensors(single) as file:
@@ -87,7 +89,10 @@ class SafetensorsCheckpoint:
                 file = self._files[name]
                 if file not in opened:
                     opened[file] = stack.enter_context(_open_safetensors(file))
-                tensor: torch.Tensor = opened[file].get_tensor(name)
+                try:
+                    tensor: torch.Tensor = opened[file].get_tensor(name)
+                except SafetensorError as error:
+                    raise ModelError(f"{file} does not give {name!r} ({error}); download it again") from error
                 return tensor
 
             yield read

@@ -27,7 +27,7 @@ class Dense(nn.Module):
     @classmethod
     def random(cls, in_features: int, out_features: int, *, bias: bool = False) -> Dense:
         """Normal weights of standard deviation `1 / sqrt(in)`, zero bias."""
-        weight = torch.randn(out_features, in_features) / math.sqrt(in_features)
+        weight = torch.normal(0.0, 1 / math.sqrt(in_features), (out_features, in_features))
         return cls(weight, torch.zeros(out_features) if bias else None)
 
     @property

@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Embedding(
-            torch.randn(config.vocab_size, config.hidden_size) * 0.02, config.embedding_scale
+            torch.normal(0.0, 0.02, (config.vocab_size, config.hidden_size)), config.embedding_scale
         )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
