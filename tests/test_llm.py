@@ -1,0 +1,279 @@
+"""What users import: generating, streaming, stopping, and what happens when they ask for the impossible."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from soothsay import LLM, FinishReason, ModelError, RequestError, SamplingParams
+from soothsay.config import EngineConfig
+from soothsay.engine.batch import Batch, Rows
+from soothsay.engine.tree import DraftTree
+from soothsay.model.transformer import Transformer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, seed=0)
+STORY = """\
+, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, \
+red ball. She wanted to play with it, but it was too high.
+Lily's mom said, "Lily, let's go to the park." Lily was sad and didn't know what to do. She said, \
+"I want to play with your ball, but I can't find it."
+Lily was sad and didn't know what to do. She said, "I'm sorry, Lily. I didn't know what to do."
+Lily didn't want to help her mom, so she"""
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt-lookup"])
+def test_stories260k_says_what_llama_cpp_says(shared: Path, drafter: str) -> None:
+    llm = LLM(shared / "data" / "stories260K.gguf", drafter=drafter, max_context=512)
+    result = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=196))
+    assert result.prompt_token_ids == [1, 403, 407, 261, 378]
+    assert len(result.token_ids) == 196
+    assert result.text == STORY
+
+
+class TestShapesOfCalls:
+    def test_one_prompt_gives_a_result_and_a_list_gives_a_list(self, pilot: LLM) -> None:
+        text = "Once upon a time"
+        one = pilot.generate(text, GREEDY)
+        assert pilot.generate([text, text], GREEDY) == [one, one]
+        ids = pilot.tokenizer.encode(text) if pilot.tokenizer else []
+        assert pilot.generate(ids, GREEDY) == one
+        assert pilot.generate(np.array(ids).tolist(), GREEDY) == one
+        assert pilot.generate(list(np.array(ids)), GREEDY) == one
+        assert pilot.generate([], GREEDY) == []
+
+    def test_parameters_and_drafters_for_each_prompt(self, pilot: LLM) -> None:
+        params = [GREEDY, replace(GREEDY, max_tokens=3)]
+        first, second = pilot.generate(["Hello", "Hello"], params, drafter=["none", "prompt-lookup"])
+        assert len(first.token_ids) == 24
+        assert second.token_ids == first.token_ids[:3]
+        with pytest.raises(RequestError, match="2 params for 3 prompts"):
+            pilot.generate(["a", "b", "c"], params)
+
+    def test_chat_is_generate_on_the_template(self, pilot: LLM) -> None:
+        messages = [{"role": "user", "content": "Hello!"}]
+        prompt = pilot.chat_prompt(messages)
+        assert pilot.tokenizer is not None
+        assert prompt == pilot.tokenizer.encode("<|user|>Hello!<|end|><|assistant|>", special=False)
+        assert pilot.chat(messages, GREEDY) == pilot.generate(prompt, GREEDY)
+
+    def test_a_model_object_without_tokenizer(self, tiny: Callable[..., Transformer]) -> None:
+        llm = LLM(tiny())
+        assert len(llm.generate([1, 2, 3], GREEDY).token_ids) == 24
+        with pytest.raises(RequestError, match="no tokenizer"):
+            llm.generate("text", GREEDY)
+        with pytest.raises(RequestError, match="no tokenizer"):
+            llm.chat([{"role": "user", "content": "Hi"}])
+        with pytest.raises(RequestError, match="stop_token_ids"):
+            llm.generate([1], replace(GREEDY, stop="x"))
+
+
+class TestStreams:
+    def test_pieces_add_up_to_the_result(self, pilot: LLM) -> None:
+        stream = pilot.stream("Once upon a time", GREEDY, drafter="prompt-lookup(min_ngram=1)")
+        pieces = list(stream)
+        assert "".join(piece.text for piece in pieces) == stream.result.text
+        assert [piece.token for piece in pieces] == stream.result.token_ids
+        assert sum(piece.drafted for piece in pieces) == stream.result.stats.accepted
+        assert stream.result == pilot.generate(
+            "Once upon a time", GREEDY, drafter="prompt-lookup(min_ngram=1)"
+        )
+
+    def test_async_streams_share_the_engine(self, pilot: LLM) -> None:
+        async def read(prompt: str) -> str:
+            return "".join([piece.text async for piece in pilot.stream(prompt, GREEDY)])
+
+        async def together() -> list[str]:
+            return await asyncio.gather(
+                *(read(prompt) for prompt in ("Hello", "What is rain?", "Write code"))
+            )
+
+        expected = [pilot.generate(p, GREEDY).text for p in ("Hello", "What is rain?", "Write code")]
+        assert asyncio.run(together()) == expected
+
+    def test_threads_share_the_engine(self, pilot: LLM) -> None:
+        texts: dict[str, str] = {}
+        prompts = ["Hello", "What is rain?", "Write code", "One two three"]
+        threads = [
+            threading.Thread(target=lambda p=p: texts.update({p: pilot.generate(p, GREEDY).text}))
+            for p in prompts
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert texts == {p: pilot.generate(p, GREEDY).text for p in prompts}
+
+    def test_cancel_frees_memory_at_once_and_keeps_what_was_said(self, pilot: LLM) -> None:
+        free = pilot.engine.allocator.num_free
+        stream = pilot.stream("Once upon a time", GREEDY)
+        said = [next(iter(stream)).text for _ in range(5)]
+        assert pilot.engine.allocator.num_free < free
+        stream.cancel()
+        assert pilot.engine.allocator.num_free == free
+        assert stream.result.finish_reason is FinishReason.CANCELLED
+        assert stream.result.text == "".join(said)
+        stream.cancel()  # twice is once
+
+    def test_a_stream_has_one_answer(self, pilot: LLM) -> None:
+        with pytest.raises(RequestError, match="one answer"):
+            pilot.stream("Hello", replace(GREEDY, n=2))
+
+
+class TestEnds:
+    def test_max_tokens(self, pilot: LLM) -> None:
+        result = pilot.generate("Hello", replace(GREEDY, max_tokens=1))
+        assert len(result.token_ids) == 1
+        assert result.finish_reason is FinishReason.LENGTH
+
+    def test_an_end_token_stops_and_has_no_text(self, pilot: LLM) -> None:
+        params = SamplingParams(temperature=0, max_tokens=400)
+        result = pilot.chat([{"role": "user", "content": "Hello!"}], params)
+        assert result.finish_reason is FinishReason.STOP
+        assert result.token_ids[-1] == pilot.eos_ids[0]
+        assert "<|end|>" not in result.text
+        longer = pilot.chat([{"role": "user", "content": "Hello!"}], replace(params, ignore_eos=True))
+        assert longer.token_ids[: len(result.token_ids)] == result.token_ids
+        assert len(longer.token_ids) == 400
+
+    def test_min_tokens_holds_end_tokens_back(self, pilot: LLM) -> None:
+        short = pilot.chat(
+            [{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0, max_tokens=400)
+        )
+        count = len(short.token_ids)
+        params = SamplingParams(temperature=0, max_tokens=count + 5, min_tokens=count + 5)
+        result = pilot.chat([{"role": "user", "content": "Hello!"}], params)
+        assert len(result.token_ids) == count + 5
+        assert pilot.eos_ids[0] not in result.token_ids
+
+    def test_stop_token_ids(self, pilot: LLM) -> None:
+        tokens = pilot.generate("Once upon a time", GREEDY).token_ids
+        result = pilot.generate("Once upon a time", replace(GREEDY, stop_token_ids=[tokens[7]]))
+        assert result.token_ids == tokens[: tokens.index(tokens[7]) + 1]
+        assert result.finish_reason is FinishReason.STOP
+
+    @pytest.mark.parametrize("drafter", ["none", "prompt-lookup(min_ngram=1)", "draft-model(model=pilot)"])
+    def test_stop_strings_cut_the_text_wherever_tokens_end(self, pilot: LLM, drafter: str) -> None:
+        whole = pilot.generate("Once upon a time", GREEDY).text
+        for begin, end in ((10, 13), (17, 30), (len(whole) - 3, len(whole))):
+            stop = whole[begin:end]
+            stream = pilot.stream(
+                "Once upon a time", replace(GREEDY, stop=[stop, "never said"]), drafter=drafter
+            )
+            text = "".join(piece.text for piece in stream)
+            assert text == stream.result.text == whole[: whole.index(stop)]
+            assert stream.result.finish_reason is FinishReason.STOP
+
+    def test_text_that_only_begins_like_a_stop_string_comes_out_in_the_end(self, pilot: LLM) -> None:
+        whole = pilot.generate("Once upon a time", GREEDY).text
+        result = pilot.generate("Once upon a time", replace(GREEDY, stop=whole[-4:] + "\0"))
+        assert result.text == whole
+        assert result.finish_reason is FinishReason.LENGTH
+
+    def test_the_context_ends_an_answer(self, tiny: Callable[..., Transformer]) -> None:
+        llm = LLM(tiny(), max_context=40, drafter="prompt-lookup(min_ngram=1)")
+        result = llm.generate([1, 2, 3], replace(GREEDY, max_tokens=None))
+        assert len(result.token_ids) == 37
+        assert result.finish_reason is FinishReason.LENGTH
+
+
+class TestLogprobs:
+    def test_are_the_model_s_own(self, pilot: LLM) -> None:
+        params = replace(GREEDY, temperature=0.7, seed=3, top_p=0.5, logprobs=4)
+        result = pilot.generate("Once upon a time", params, drafter="prompt-lookup(min_ngram=1)")
+        tokens = result.prompt_token_ids + result.token_ids
+        rows = Rows(np.array(tokens), 0, tree=DraftTree(tokens[-1]))
+        config = pilot.model.config
+        with torch.inference_mode():
+            hidden, _ = pilot.model(Batch.pack([rows], group=config.group, windows=config.windows))
+            expected = pilot.model.logits(hidden).log_softmax(-1)
+        assert result.logprobs is not None
+        assert len(result.logprobs) == len(result.token_ids)
+        for position, entry in enumerate(result.logprobs, start=len(result.prompt_token_ids) - 1):
+            assert entry.token == tokens[position + 1]
+            assert entry.logprob == pytest.approx(expected[position, entry.token].item(), abs=1e-5)
+            values, ids = expected[position].topk(4)
+            assert list(entry.top) == ids.tolist()
+            assert list(entry.top.values()) == pytest.approx(values.tolist(), abs=1e-5)
+
+    def test_zero_gives_the_token_s_own_only(self, pilot: LLM) -> None:
+        result = pilot.generate("Hello", replace(GREEDY, logprobs=0))
+        assert result.logprobs is not None
+        assert all(entry.top == {} and entry.logprob <= 0 for entry in result.logprobs)
+        assert pilot.generate("Hello", GREEDY).logprobs is None
+
+
+class TestStatistics:
+    def test_plain_decoding_is_one_token_a_step(self, pilot: LLM) -> None:
+        stats = pilot.generate("Hello", GREEDY).stats
+        assert (stats.steps, stats.emitted, stats.drafted, stats.accepted) == (24, 24, 0, 0)
+        assert stats.mean_accepted == 1.0
+        assert stats.acceptance == []
+
+    def test_counts_of_a_drafter_add_up(self, pilot: LLM) -> None:
+        prompt = "one two three four five six. one two three four five six. one two three"
+        stats = pilot.generate(prompt, GREEDY, drafter="prompt-lookup").stats
+        assert stats.emitted == 24
+        assert stats.accepted <= stats.emitted <= stats.accepted + stats.steps
+        assert sum(stats.accepted_at) == stats.accepted
+        assert stats.mean_accepted > 1
+        assert all(a <= d for a, d in zip(stats.accepted_at, stats.drafted_at, strict=True))
+
+
+class TestImpossibleRequests:
+    def test_a_prompt_beyond_the_context(self, pilot: LLM) -> None:
+        with pytest.raises(RequestError, match=r"3000 tokens.*context of 2048.*max_context"):
+            pilot.generate([5] * 3000, GREEDY)
+
+    def test_more_than_the_pool_can_ever_hold(self) -> None:
+        llm = LLM("pilot", kv_tokens=64)
+        with pytest.raises(RequestError, match=r"room for 105 tokens.*pool has 64.*kv_tokens=105"):
+            llm.generate([5] * 5, replace(GREEDY, max_tokens=100))
+        assert len(llm.generate([5] * 5, replace(GREEDY, max_tokens=None)).token_ids) == 59
+
+    def test_tokens_that_do_not_exist(self, pilot: LLM) -> None:
+        for prompt, params, match in (
+            ([1, 9000], GREEDY, "token 9000"),
+            ([1, -1], GREEDY, "token -1"),
+            ([1], replace(GREEDY, logit_bias={8192: 1.0}), "logit_bias names token 8192"),
+            ([1], replace(GREEDY, stop_token_ids=[-5]), "stop_token_ids names token -5"),
+            ([1], replace(GREEDY, logprobs=9000), "logprobs=9000"),
+            ("", GREEDY, "empty"),
+        ):
+            with pytest.raises(RequestError, match=match):
+                pilot.generate(prompt, params)
+
+    def test_in_a_list_a_bad_request_fails_alone(self, pilot: LLM) -> None:
+        good, bad, also_good = pilot.generate(["Hello", [9000], "Hello"], GREEDY)
+        assert bad.finish_reason is FinishReason.ERROR
+        assert bad.error is not None
+        assert "token 9000" in bad.error
+        assert good == also_good == pilot.generate("Hello", GREEDY)
+
+    def test_engine_numbers_that_cannot_work(self, tiny: Callable[..., Transformer]) -> None:
+        with pytest.raises(ModelError, match="max_context=1 "):
+            LLM(tiny(), max_context=1)
+        with pytest.raises(ModelError, match="block_size=0 "):
+            LLM(tiny(), block_size=0)
+        with pytest.raises(TypeError, match=r"no option 'blocksize'.*block_size"):
+            LLM(tiny(), blocksize=16)
+        assert LLM(tiny(), config=EngineConfig(block_size=8)).config.block_size == 8
+
+    def test_a_failing_drafter_leaves_no_request_behind(self, pilot: LLM) -> None:
+        def broken(target: object) -> object:
+            raise RuntimeError("no such thing")
+
+        with pytest.raises(RuntimeError, match="no such thing"):
+            pilot.generate("Hello", GREEDY, drafter=broken)  # type: ignore[arg-type]
+        assert not pilot.engine.has_work
+
+
+def test_memory_is_free_again_after_everything(pilot: LLM) -> None:
+    assert not pilot.engine.has_work
+    assert pilot.engine.allocator.num_free == pilot.engine.allocator.num_blocks

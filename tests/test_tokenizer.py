@@ -1,0 +1,100 @@
+"""Text to ids and back, piece by piece; chat templates in their sandbox."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from soothsay import LLM, ModelError, RequestError, Tokenizer
+from soothsay.tokenizer import Detokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> Tokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<end>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(["the river and the bridge and the town"] * 10, trainer)
+    return Tokenizer(backend)
+
+
+def test_pieces_add_up_to_the_text_and_no_character_is_cut(byte_level: Tokenizer) -> None:
+    rng = random.Random(0)
+    alphabet = "the river äöü 漢字 🙂👩‍👩‍👧 \n\t ,.é"
+    for _ in range(200):
+        text = "".join(rng.choices(alphabet, k=rng.randint(0, 40)))
+        ids = byte_level.encode(text)
+        detokenizer = Detokenizer(byte_level, byte_level.encode("prompt "))
+        pieces = []
+        while ids:
+            count = rng.randint(1, 4)
+            pieces.append(detokenizer.push(ids[:count]))
+            ids = ids[count:]
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert "".join([*pieces, detokenizer.push([], final=True)]) == text
+
+
+def test_a_cut_character_comes_out_at_the_end_only(byte_level: Tokenizer) -> None:
+    detokenizer = Detokenizer(byte_level)
+    assert detokenizer.push(byte_level.encode("🙂")[:2]) == ""
+    assert detokenizer.push([], final=True) == "\ufffd"
+
+
+def test_word_boundaries_survive_streaming(pilot: LLM) -> None:
+    assert pilot.tokenizer is not None
+    text = "Once upon a time, there was a river; it ran 40 miles. " * 3
+    ids = pilot.tokenizer.encode(text)
+    detokenizer = Detokenizer(pilot.tokenizer, ids[:1])
+    first = pilot.tokenizer.decode(ids[:1])
+    assert first + "".join(detokenizer.push([token]) for token in ids[1:]) == text
+
+
+class TestTemplates:
+    def template(self, byte_level: Tokenizer, source: str | None) -> Tokenizer:
+        return Tokenizer(byte_level.backend, source, {"eos_token": "<end>"})
+
+    def test_variables_special_tokens_and_generation_prompt(self, byte_level: Tokenizer) -> None:
+        source = (
+            "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}{{ extra | default('') }}"
+        )
+        tokenizer = self.template(byte_level, source)
+        messages = [{"role": "user", "content": "<b> & 'ü'"}]
+        assert tokenizer.render(messages) == "user: <b> & 'ü'<end>assistant: "
+        assert tokenizer.render(messages, add_generation_prompt=False, extra="!") == "user: <b> & 'ü'<end>!"
+        ids = tokenizer.encode_chat(messages)
+        assert tokenizer.decode(ids, skip_special=False) == tokenizer.render(messages)
+
+    def test_json_is_not_escaped_for_html(self, byte_level: Tokenizer) -> None:
+        tokenizer = self.template(byte_level, "{{ messages | tojson }}")
+        assert tokenizer.render([{"a": "<ü>"}]) == '[{"a": "<ü>"}]'
+
+    def test_a_template_can_refuse(self, byte_level: Tokenizer) -> None:
+        tokenizer = self.template(byte_level, "{{ raise_exception('roles must alternate') }}")
+        with pytest.raises(RequestError, match="roles must alternate"):
+            tokenizer.render([])
+
+    def test_a_template_cannot_reach_out(self, byte_level: Tokenizer) -> None:
+        for source in (
+            "{{ ''.__class__.__mro__ }}",
+            "{{ messages.append(1) }}",
+            "{{ cycler.__init__.__globals__ }}",
+        ):
+            with pytest.raises(RequestError, match="template refused"):
+                self.template(byte_level, source).render([])
+
+    def test_no_template_and_a_broken_one(self, byte_level: Tokenizer) -> None:
+        assert not self.template(byte_level, None).has_chat_template
+        with pytest.raises(RequestError, match="no chat template"):
+            self.template(byte_level, None).render([])
+        with pytest.raises(ModelError, match="not valid Jinja"):
+            self.template(byte_level, "{% for %}")
