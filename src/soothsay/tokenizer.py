@@ -58,7 +58,10 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"{file} cannot be read as a tokenizer ({error}); download it again") from error
         settings_file = path / "tokenizer_config.json"
-        settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+        try:
+            settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+        except json.JSONDecodeError as error:
+            raise ModelError(f"{settings_file} is not valid JSON ({error}); download it again") from error
         special = {
             key: value["content"] if isinstance(value, dict) else value
             for key, value in settings.items()

@@ -90,8 +90,8 @@ def _transformers(model: str, llm: LLM, prompt: list[int], tokens: int) -> Conte
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    theirs = AutoModelForCausalLM.from_pretrained(_directory(model), dtype=llm.model.dtype)
+    logging.disable_progress_bar()
+    theirs = AutoModelForCausalLM.from_pretrained(_directory(model), dtype=llm.model.dtype).eval()
     ids = torch.tensor([prompt])
 
     def run() -> int:

@@ -144,30 +144,26 @@ class _Packer:
 
     def _add_lanes(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
         """One lane for each path of the tree; a node on several paths is computed in the first."""
+        if not len(positions):
+            return
         pending, first = len(request.tokens), request.first
-        rows: list[int] | range
         if request.tree is None or len(request.tree) == max(request.tree.depths) + 1:  # a chain
-            rows = range(base, base + len(positions))
-            end = int(positions[-1]) + 1 if len(positions) else 0
-            self.lanes.append(_Lane(rows, positions, self._slots(request, base, np.arange(end))))
+            keys = self._slots(request, base, np.arange(int(positions[-1]) + 1))
+            self.lanes.append(_Lane(range(base, base + len(positions)), positions, keys))
             return
         context = self._slots(request, base, np.arange(ctx + 1))
         placed = set(range(first))
+        lead = range(base, base + pending)  # the pending tokens go with the first path
         for path in request.tree.paths():
             new = [node for node in path if node not in placed]
             placed.update(new)
-            rows = [base + pending + node - first for node in new]
-            if pending and not self.lanes_of(base):
-                rows = [*range(base, base + pending), *rows]
+            rows = [*lead, *(base + pending + node - first for node in new)]
+            lead = range(0)
             if rows:
                 nodes = self._slots(request, base, np.array(path[1:], dtype=np.int64) + ctx)
                 self.lanes.append(
                     _Lane(rows, positions[np.array(rows) - base], np.concatenate([context, nodes]))
                 )
-
-    def lanes_of(self, base: int) -> bool:
-        """Whether the request whose rows begin at `base` has a lane."""
-        return bool(self.lanes) and self.lanes[-1].rows[0] >= base
 
     def finish(self, min_rows: int, windows: set[int | None], device: torch.device) -> Batch:
         buckets: dict[tuple[int, int], list[_Lane]] = defaultdict(list)

@@ -16,6 +16,12 @@ from torch import Tensor, nn
 LinearKind = Callable[[Tensor, Tensor | None], nn.Module]
 
 
+def normal(*shape: int, std: float) -> Tensor:
+    """Normal values; left out on the meta device, where torch would import its compiler to make none."""
+    values = torch.empty(shape)
+    return values if values.is_meta else values.normal_(std=std)
+
+
 class Dense(nn.Module):
     """The plain kind, on any device, and the one that trains. Bits of a row may depend on M."""
 
@@ -27,7 +33,7 @@ class Dense(nn.Module):
     @classmethod
     def random(cls, in_features: int, out_features: int, *, bias: bool = False) -> Dense:
         """Normal weights of standard deviation `1 / sqrt(in)`, zero bias."""
-        weight = torch.normal(0.0, 1 / math.sqrt(in_features), (out_features, in_features))
+        weight = normal(out_features, in_features, std=1 / math.sqrt(in_features))
         return cls(weight, torch.zeros(out_features) if bias else None)
 
     @property

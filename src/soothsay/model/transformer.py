@@ -17,7 +17,7 @@ from soothsay.config import ModelConfig
 from soothsay.engine.batch import Batch
 from soothsay.engine.cache import KVPool
 from soothsay.model.attention import attend
-from soothsay.model.linear import Dense
+from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope, rotate
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Embedding(
-            torch.normal(0.0, 0.02, (config.vocab_size, config.hidden_size)), config.embedding_scale
+            normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)

@@ -1,0 +1,366 @@
+"""Opening checkpoints: what goes wrong by name, what comes with the weights, and what loading costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+from torch import Tensor
+
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.linear import Packed
+from soothsay.model.load import load_model
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+}
+
+
+def llama_weights(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    vocab, hidden, size = (config[key] for key in ("vocab_size", "hidden_size", "intermediate_size"))
+    kv = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocab, hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        parts: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (size, hidden),
+            "mlp.up_proj": (size, hidden),
+            "mlp.down_proj": (hidden, size),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in parts.items()}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def write(directory: Path, config: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32) -> Path:
+    """A small Llama in one file."""
+    config = CONFIG if config is None else config
+    write_json(directory / "config.json", config)
+    save_file(llama_weights(config, dtype), directory / "model.safetensors")
+    return directory
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content))
+
+
+def shard(directory: Path) -> Path:
+    """The same in two shards with an index."""
+    single = directory / "model.safetensors"
+    weights = load_file(single)
+    single.unlink()
+    names = sorted(weights)
+    index: dict[str, str] = {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        file = f"model-0000{i + 1}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, directory / file)
+        index |= dict.fromkeys(part, file)
+    write_json(directory / "model.safetensors.index.json", {"weight_map": index})
+    return directory
+
+
+def change_weights(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    weights = {name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()}
+    change(weights)
+    save_file(weights, directory / "model.safetensors")
+
+
+def cut(file: Path, size: int) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:size])
+
+
+def assert_refused(directory: Path, *named: str, dtype: Any = "float32") -> None:
+    """Opening or loading raises `ModelError`, whose message has every word of `named`."""
+    with pytest.raises(ModelError) as caught:
+        load_model(open_checkpoint(directory), dtype=dtype)
+    for word in named:
+        assert word in str(caught.value)
+
+
+def test_a_whole_checkpoint_loads(tmp_path: Path) -> None:
+    write(tmp_path)
+    single = load_model(open_checkpoint(tmp_path))
+    shard(tmp_path)
+    sharded = load_model(open_checkpoint(str(tmp_path)))
+    assert torch.equal(sharded.embedding.weight, single.embedding.weight)
+    assert single.config.num_layers == 2
+    assert not any(parameter.requires_grad for parameter in single.parameters())
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "nowhere", "nowhere", ".gguf", "pilot")
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert_refused(tmp_path / "notes.txt", "notes.txt")
+
+
+def test_missing_config(tmp_path: Path) -> None:
+    (write(tmp_path) / "config.json").unlink()
+    assert_refused(tmp_path, "config.json", "missing")
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "lla', "\xff\xfe", ""])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_invalid_json(tmp_path: Path, file: str, text: str) -> None:
+    (write(tmp_path) / file).write_text(text, encoding="latin-1")
+    assert_refused(tmp_path, file, "JSON")
+
+
+def test_json_that_is_no_object(tmp_path: Path) -> None:
+    write_json(write(tmp_path) / "config.json", ["llama"])
+    assert_refused(tmp_path, "config.json", "object", "list")
+
+
+def test_an_index_without_a_map(tmp_path: Path) -> None:
+    write_json(shard(write(tmp_path)) / "model.safetensors.index.json", {"metadata": {}})
+    assert_refused(tmp_path, "model.safetensors.index.json", "weight_map")
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    (write(tmp_path) / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert_refused(tmp_path, str(tmp_path), "model.safetensors", "save_pretrained")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    (shard(write(tmp_path)) / "model-00002-of-00002.safetensors").unlink()
+    assert_refused(tmp_path, "model-00002-of-00002.safetensors", "download")
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_truncated_weights(tmp_path: Path, size: int) -> None:
+    cut(write(tmp_path) / "model.safetensors", size)
+    assert_refused(tmp_path, "model.safetensors", "damaged or cut short")
+
+
+def test_truncated_shard(tmp_path: Path) -> None:
+    cut(shard(write(tmp_path)) / "model-00001-of-00002.safetensors", -1)
+    assert_refused(tmp_path, "model-00001-of-00002.safetensors", "damaged or cut short")
+
+
+def test_a_shard_without_what_the_index_says(tmp_path: Path) -> None:
+    index = shard(write(tmp_path)) / "model.safetensors.index.json"
+    files = json.loads(index.read_text())["weight_map"]
+    name = "model.layers.1.mlp.up_proj.weight"
+    other = next(file for file in files.values() if file != files[name])
+    write_json(index, {"weight_map": {**files, name: other}})
+    assert_refused(tmp_path, other, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ],
+)
+def test_missing_tensor(tmp_path: Path, name: str) -> None:
+    change_weights(write(tmp_path), lambda weights: weights.pop(name))
+    assert_refused(tmp_path, str(tmp_path), name.removeprefix("model."))
+
+
+def test_missing_bias(tmp_path: Path) -> None:
+    write_json(write(tmp_path) / "config.json", {**CONFIG, "attention_bias": True})
+    assert_refused(tmp_path, "model.layers.0.self_attn.q_proj.bias")
+
+
+def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:
+    write_json(write(tmp_path) / "config.json", {**CONFIG, "tie_word_embeddings": True})
+    change_weights(tmp_path, lambda weights: weights.pop("lm_head.weight"))
+    assert load_model(open_checkpoint(tmp_path)).config.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.1.self_attn.k_proj.weight", (15, 32)),
+        ("model.layers.1.self_attn.k_proj.weight", (16, 31)),
+        ("model.layers.0.mlp.down_proj.weight", (40, 32)),
+        ("model.norm.weight", (33,)),
+        ("model.norm.weight", (32, 1)),
+        ("lm_head.weight", (47, 32)),
+        ("model.embed_tokens.weight", (48, 30)),
+    ],
+)
+def test_wrong_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    change_weights(write(tmp_path), lambda weights: weights.update({name: torch.zeros(shape)}))
+    assert_refused(tmp_path, name, str(list(shape)), "config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": None, "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"hidden_act": "relu2"}, "relu2"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "3 key-value heads"),
+    ],
+)
+def test_configurations_that_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    config = {key: value for key, value in {**CONFIG, **change}.items() if value is not None}
+    write_json(write(tmp_path) / "config.json", config)
+    assert_refused(tmp_path, named)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers", "max_position_embeddings"])
+def test_missing_setting(tmp_path: Path, key: str) -> None:
+    config = {name: value for name, value in CONFIG.items() if name != key}
+    write_json(write(tmp_path) / "config.json", config)
+    assert_refused(tmp_path, key, "llama")
+
+
+def test_unknown_dtype(tmp_path: Path) -> None:
+    assert_refused(write(tmp_path), "float8", "bfloat16", dtype="float8")
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtype_auto(tmp_path: Path, stored: torch.dtype) -> None:
+    model = load_model(open_checkpoint(write(tmp_path, dtype=stored)))
+    fast = Packed.available(torch.bfloat16) and stored != torch.float32
+    assert model.dtype == (torch.bfloat16 if fast else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"eos_token_id": 5}, (5,)),
+        ({"eos_token_id": [5, 7]}, (5, 7)),
+        ({"temperature": 0.5}, (2,)),
+        ({"eos_token_id": None}, (2,)),
+        (None, (2,)),
+    ],
+)
+def test_end_tokens(tmp_path: Path, generation: dict[str, Any] | None, expected: tuple[int, ...]) -> None:
+    write(tmp_path)
+    if generation is not None:
+        write_json(tmp_path / "generation_config.json", generation)
+    assert open_checkpoint(tmp_path).eos_ids == expected
+
+
+def test_no_end_tokens_at_all(tmp_path: Path) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    assert open_checkpoint(write(tmp_path, config)).eos_ids == ()
+
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+OTHER = "something else"
+
+
+@pytest.mark.parametrize(
+    ("settings", "file"),
+    [
+        (TEMPLATE, None),
+        ([{"name": "tool_use", "template": OTHER}, {"name": "default", "template": TEMPLATE}], None),
+        (None, TEMPLATE),
+        (OTHER, TEMPLATE),  # the file is the newer place
+    ],
+)
+def test_chat_template(tmp_path: Path, settings: Any, file: str | None) -> None:
+    write_tokenizer(write(tmp_path))
+    write_json(
+        tmp_path / "tokenizer_config.json",
+        {"bos_token": {"content": "<s>"}, "eos_token": None, "chat_template": settings},
+    )
+    if file is not None:
+        (tmp_path / "chat_template.jinja").write_text(file)
+    tokenizer = open_checkpoint(tmp_path).tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.render([{"role": "user", "content": "hello"}]) == "<s>[user] hello "
+
+
+def test_without_a_chat_template(tmp_path: Path) -> None:
+    write_tokenizer(write(tmp_path))
+    tokenizer = open_checkpoint(tmp_path).tokenizer()
+    assert tokenizer is not None
+    assert not tokenizer.has_chat_template
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    assert open_checkpoint(write(tmp_path)).tokenizer() is None
+
+
+def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
+    (write(tmp_path) / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        open_checkpoint(tmp_path).tokenizer()
+
+
+def write_tokenizer(directory: Path) -> None:
+    Backend(WordLevel({"<s>": 0, "hello": 1}, unk_token="<s>")).save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
+def test_peak_memory_of_loading(tmp_path: Path) -> None:
+    """The peak is the weights and little more: files are mapped, and given back block by block."""
+    config = {
+        **CONFIG,
+        "vocab_size": 4000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+    }
+    weights = (write(tmp_path, config, torch.bfloat16) / "model.safetensors").stat().st_size
+    assert 180e6 < weights < 220e6
+    script = """
+        import re, sys
+        from pathlib import Path
+        import torch
+        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.load import load_model
+
+        def kilobytes(field):
+            return int(re.search(rf"{field}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+        torch.set_num_threads(1)
+        before = kilobytes("VmRSS")
+        model = load_model(open_checkpoint(sys.argv[1]), dtype="bfloat16")
+        print((kilobytes("VmHWM") - before) * 1024)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(run.stdout) < 1.3 * weights

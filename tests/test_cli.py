@@ -1,0 +1,437 @@
+"""The command line: what it prints where, that no drafter changes a word of it, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import soothsay
+from soothsay import LLM, RequestError, SamplingParams, SoothsayError, Stream
+from soothsay.cli import app
+from soothsay.cli import demo as demo_module
+from soothsay.cli.chat import Conversation
+from soothsay.cli.demo import Run
+from soothsay.cli.tasks import TASKS
+
+PROMPT = "A man in a blue shirt is standing"
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+GREEN = "\x1b[32m"
+LOOPING = "Can you explain why the sky is blue?"  # an answer that repeats itself, so that guesses are right
+
+
+def run(*args: str, stdin: str | bytes | None = None, **env: str) -> Result:
+    """The command's result; wide lines, so that no message is broken."""
+    return CliRunner().invoke(app, args, input=stdin, env={"COLUMNS": "200", **env})
+
+
+def main(*args: str) -> list[str]:
+    """The command as a process of its own."""
+    return [sys.executable, "-c", "from soothsay.cli import main; main()", *args]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("pilot", drafter="none", max_requests=1)
+
+
+@pytest.fixture
+def conversation(llm: LLM) -> Conversation:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+    return Conversation(llm, GREEDY, "prompt-lookup", console)
+
+
+def printed(conversation: Conversation) -> str:
+    assert isinstance(conversation.console.file, io.StringIO)
+    return conversation.console.file.getvalue()
+
+
+# generate
+
+
+@pytest.mark.parametrize(
+    "drafter", ["none", "prompt-lookup", "prompt-lookup(min_ngram=1)", "draft-model(model=pilot)"]
+)
+def test_generate_says_what_the_api_says(llm: LLM, drafter: str) -> None:
+    result = run("generate", PROMPT, "--max-tokens", "24", "--drafter", drafter)
+    assert result.exit_code == 0
+    assert result.stdout == llm.generate(PROMPT, GREEDY).text
+    assert result.stderr == ""
+
+
+def test_generate_samples_as_the_api_does(llm: LLM) -> None:
+    options = ["--temperature", "1", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.01", "--seed", "5"]
+    params = replace(GREEDY, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01, seed=5)
+    assert run("generate", PROMPT, "-n", "24", *options).stdout == llm.generate(PROMPT, params).text
+
+
+def test_generate_reads_stdin_and_files(llm: LLM, tmp_path: Path) -> None:
+    text = llm.generate(PROMPT, GREEDY).text
+    file = tmp_path / "prompt.txt"
+    file.write_text(f"{PROMPT}\r\n")
+    assert run("generate", "-n", "24", stdin=PROMPT).stdout == text
+    assert run("generate", "-", "-n", "24", stdin=f"{PROMPT}\n").stdout == text
+    assert run("generate", "-n", "24", "--file", str(file)).stdout == text
+
+
+def test_generate_in_the_chat_template(llm: LLM) -> None:
+    text = llm.chat([{"role": "user", "content": LOOPING}], GREEDY).text
+    assert run("generate", "--chat", LOOPING, "-n", "24").stdout == text
+
+
+def test_generate_stops_at_any_of_the_strings(llm: LLM) -> None:
+    text = llm.generate(PROMPT, GREEDY).text
+    first, second = text[5:8], text[12:15]
+    result = run("generate", PROMPT, "-n", "24", "--stop", second, "--stop", first)
+    assert result.stdout == text[: min(text.find(first), text.find(second))]
+
+
+def test_generate_puts_stats_on_stderr(llm: LLM) -> None:
+    result = run("generate", "--chat", LOOPING, "-n", "48", "--stats")
+    assert (
+        result.stdout == llm.chat([{"role": "user", "content": LOOPING}], replace(GREEDY, max_tokens=48)).text
+    )
+    assert re.search(r"48 tokens in [\d.]+ s, \d+ tokens/s; \d+ steps, [\d.]+ tokens a step", result.stderr)
+    assert re.search(r"accepted by depth: \d+% ", result.stderr)
+    assert "ended by length" in result.stderr
+    plain = run("generate", PROMPT, "-n", "4", "-d", "none", "-t", "1", "--seed", "3", "--stats").stderr
+    assert "nothing was drafted" in plain
+    assert "seed 3" in plain
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    process = subprocess.Popen(
+        main("generate", "--chat", LOOPING), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait()
+
+
+def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Stream) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "_next", interrupted)
+    result = run("generate", PROMPT)
+    assert (result.exit_code, result.output) == (130, "")
+
+
+# chat
+
+
+def test_chat_remembers_and_obeys(llm: LLM) -> None:
+    said = [{"role": "user", "content": "Hello!"}]
+    first = llm.chat(said, GREEDY).text
+    said += [{"role": "assistant", "content": first}, {"role": "user", "content": LOOPING}]
+    second = llm.chat(said, GREEDY).text
+    pirate = [{"role": "system", "content": "You are a pirate."}, {"role": "user", "content": LOOPING}]
+    third = llm.chat(pirate, GREEDY).text
+    lines = ["Hello!", LOOPING, "", "/reset", "/system You are a pirate.", LOOPING, "/quit", "never read"]
+    result = run("chat", "-t", "0", "-n", "24", stdin="\n".join(lines))
+    assert result.exit_code == 0
+    numbers = r"\n\d+ tokens in [\d.]+ s, \d+ tokens/s; \d+ steps, [\d.]+ tokens a step[^\n]*\n"
+    answers = [re.escape(first), re.escape(second), "forgotten\nsystem message set\n" + re.escape(third)]
+    assert re.search(numbers.join([*answers, "$"]), result.stdout)
+
+
+def test_chat_ends_with_its_input() -> None:
+    assert run("chat", stdin="/help").exit_code == 0
+
+
+def test_chat_commands_change_what_follows(conversation: Conversation) -> None:
+    conversation.handle("/temperature 0.5")
+    conversation.handle("/drafter draft-model(model=pilot, depth=2)")
+    assert conversation.params.temperature == 0.5
+    conversation.handle("/temperature 0")
+    conversation.handle("Hello!")
+    conversation.handle("/stats")
+    assert re.search(r"accepted by depth: \d+% \d+%\n", printed(conversation))
+    conversation.handle("/system Be brief.")
+    conversation.handle("/system")
+    assert conversation.system == ""
+    assert "no system message" in printed(conversation)
+    conversation.handle("/help")
+    assert all(f"\n{name}" in printed(conversation) for name in ("/reset", "/drafter SPEC", "/quit"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/temperature warm", "/temperature needs a number, not 'warm'"),
+        ("/temperature -1", "temperature=-1.0 is not possible"),
+        ("/drafter bogus", "drafter 'bogus' is unknown"),
+        ("/drafter draft-model", "needs model"),
+        ("/stats", "there is none yet"),
+        ("/jump", "there is no command /jump"),
+    ],
+)
+def test_chat_survives_mistakes(conversation: Conversation, line: str, message: str) -> None:
+    with pytest.raises(SoothsayError, match=message):
+        conversation.handle(line)
+    result = run("chat", "-t", "0", "-n", "2", stdin=f"{line}\nHello!\n")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert "2 tokens in" in result.stdout
+
+
+def test_chat_colours_what_was_drafted(conversation: Conversation) -> None:
+    conversation.params = replace(GREEDY, max_tokens=48)
+    conversation.handle(LOOPING)
+    assert GREEN not in printed(conversation)
+    conversation.handle("/reset")
+    conversation.handle("/colour")
+    conversation.handle(LOOPING)
+    assert GREEN in printed(conversation)
+    assert (
+        GREEN in run("chat", "-t", "0", "-n", "48", "--show-drafted", stdin=LOOPING, FORCE_COLOR="1").stdout
+    )
+
+
+def test_ctrl_c_stops_one_answer_and_keeps_it(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = conversation.llm.chat([{"role": "user", "content": LOOPING}], GREEDY).text
+    presses = iter([signal.SIGINT])
+
+    def press_once(*_: object, **__: object) -> None:
+        for press in presses:
+            signal.raise_signal(press)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversation.console, "out", press_once)
+        conversation.handle(LOOPING)
+    assert "; stopped" in printed(conversation)
+    (question, answer), *rest = conversation.turns
+    assert (question, rest) == (LOOPING, [])
+    assert 0 < len(answer) < len(whole)
+    assert whole.startswith(answer)
+    assert not conversation.llm.engine.has_work
+    conversation.handle("Hello!")
+    assert len(conversation.turns) == 2
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_is_not_held_back(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_twice(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(conversation.console, "out", press_twice)
+    with pytest.raises(KeyboardInterrupt):
+        conversation.handle(LOOPING)
+
+
+def test_chat_drops_the_oldest_turns_of_a_long_conversation() -> None:
+    lines = [f"What do you think of the number {number}, my friend?" for number in range(4)]
+    result = run("chat", "-t", "0", "-n", "16", "--max-context", "80", stdin="\n".join(lines))
+    assert result.exit_code == 0
+    assert "outgrown the context of 80 tokens: dropped the oldest turn" in result.stdout
+    assert result.stdout.count("tokens/s") == 4
+
+
+def test_chat_keeps_the_conversation_when_a_message_is_too_long(conversation: Conversation) -> None:
+    conversation.handle("Hello!")
+    with pytest.raises(RequestError, match="the context of 2048 must hold the answer too"):
+        conversation.handle("word " * 3000)
+    assert [question for question, _ in conversation.turns] == ["Hello!"]
+
+
+def test_chat_needs_a_template(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(Path(soothsay.__file__).parent / "bundled" / "pilot", bare)
+    (bare / "chat_template.jinja").unlink()
+    result = run("chat", "--model", str(bare), stdin="Hello!")
+    assert result.exit_code == 2
+    assert (
+        result.stderr == f"error: {bare} has no chat template; try: soothsay generate --model {bare} PROMPT\n"
+    )
+
+
+# demo
+
+
+def test_demo_shows_equal_tokens() -> None:
+    result = run("demo", "--repeats", "2", "--max-tokens", "12")
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.stdout.splitlines() if re.search(r"prompt-lookup +\d+ +[\d.]+x", line)]
+    assert len(rows) == len(TASKS)
+    assert all(row.rstrip().endswith("✓") for row in rows)
+    assert "Every answer is the same as plain decoding's, token for token, in 2 rounds." in result.stdout
+    assert re.search(
+        r"prompt-lookup over all prompts: [\d.]+x as fast as plain, [\d.]+ tokens a step", result.stdout
+    )
+    assert "temperature 1" in result.stdout
+    assert all(f"\n{task.name} (" in result.stdout for task in TASKS)
+
+
+def test_demo_compares_what_is_asked_for() -> None:
+    drafters = ("prompt-lookup(min_ngram=1)", "draft-model(model=pilot)")
+    options = [option for drafter in drafters for option in ("-d", drafter)]
+    result = run("demo", "--repeats", "1", "-n", "4", *options)
+    assert result.exit_code == 0, result.output
+    assert all(f"{drafter} over all prompts" in result.stdout for drafter in drafters)
+    assert result.stdout.count("✓") == 2 * len(TASKS) + 1
+
+
+def test_demo_fails_loudly_where_tokens_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = demo_module.decode
+
+    def lie(llm: LLM, task: demo_module.Task, drafter: Callable[..., object], max_tokens: int) -> Run:
+        done = decode(llm, task, drafter, max_tokens)  # type: ignore[arg-type]
+        if task.name == "maths" and max(done.stats.drafted_at, default=0):
+            done.pieces[-1] = replace(done.pieces[-1], token=done.pieces[-1].token + 1)
+        return done
+
+    monkeypatch.setattr(demo_module, "decode", lie)
+    result = run("demo", "--repeats", "1", "--drafter", "prompt-lookup(min_ngram=1)", "--max-tokens", "24")
+    assert result.exit_code == 1
+    assert result.stdout.count("DIFFERS") == 1
+    alarm = "DIFFERENT TOKENS  maths with prompt-lookup(min_ngram=1) does not say what plain decoding says."
+    assert alarm in result.stdout
+    assert "Every answer" not in result.stdout
+
+
+# inspect
+
+
+def facts(*args: str) -> dict[str, str]:
+    result = run("inspect", *args)
+    assert result.exit_code == 0, result.output
+    lines = [re.split(r"  +", line.rstrip(), maxsplit=1) for line in result.stdout.splitlines()]
+    return {line[0] or f"{lines[i - 1][0]}, more": line[-1] for i, line in enumerate(lines)}
+
+
+def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("soothsay.model.load.load_model")
+    told = facts("pilot", "--context", "1000", "--requests", "3", "--dtype", "float32")
+    assert told["family"] == "llama"
+    assert told["layers"] == "8 of 384 hidden, 1,024 feed-forward"
+    assert told["attention"] == "6 heads of 64, 2 for keys and values"
+    assert told["vocabulary"] == "8,192 tokens, the head shares the embedding"
+    assert told["context"] == "2,048 tokens"
+    assert told["parameters"] == "15.7M, stored as bfloat16"
+    assert told["on disk"].startswith("31.5 MB, ")
+    assert told["tokenizer"] == "8,192 tokens, with a chat template"
+    assert told["end tokens"] == "0 <|end|>"
+    assert told["runs here"].startswith("float32, ")
+    assert told["weights"] == "62.9 MB in memory, 6.3 MB of embeddings mapped"
+    assert told["KV cache"] == "8.2 kB a token, 8.2 MB for a context of 1,000"
+    assert told["KV cache, more"] == "24.6 MB for 3 such requests"
+
+
+def test_inspect_says_which_drafters_fit() -> None:
+    output = run("inspect", "pilot").stdout
+    assert "✓ prompt-lookup, trees of up to 16 nodes\n" in output
+    assert "✗ drafter 'draft-model' needs model: write draft-model(model=...)" in output
+    assert facts("pilot", "-d", "draft-model(model=pilot)")["drafters"] == (
+        "✓ draft-model(model=pilot), trees of up to 5 nodes"
+    )
+
+
+def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    matrices = {"attn_q": 32, "attn_k": 32, "attn_v": 32, "attn_output": 32, "ffn_gate": 64, "ffn_up": 64}
+    shapes = {f"blk.0.{name}": (rows, 32) for name, rows in matrices.items()}
+    shapes |= {"blk.0.ffn_down": (32, 64), "token_embd": (48, 32)}
+    for name, shape in shapes.items():
+        kind = GGMLQuantizationType.Q8_0
+        writer.add_tensor(f"{name}.weight", quantize(np.zeros(shape, np.float32), kind), raw_dtype=kind)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    told = facts(str(path))
+    assert told["parameters"] == "11.9K, stored as 99.2% Q8_0, 0.8% F32"
+    assert told["tokenizer"] == "none: prompts have to be token ids"
+
+
+# all of them
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", "x", "--model", "nope"], "no model at 'nope'"),
+        (["generate", "x", "--drafter", "bogus"], "drafter 'bogus' is unknown"),
+        (["generate", "x", "--temperature", "-1"], "temperature=-1.0 is not possible"),
+        (["generate", "x", "--max-context", "2", "--chat"], "the context of 2 must hold the answer too"),
+        (["generate", ""], "the prompt is empty"),
+        (["chat", "--model", "nope"], "no model at 'nope'"),
+        (["demo", "--drafter", "draft-model"], "drafter 'draft-model' needs model"),
+        (["inspect", "nope"], "no model at 'nope'"),
+        (["inspect", "pilot", "--drafter", "draft-model(model=nope)"], "no model at 'nope'"),
+    ],
+)
+def test_errors_are_one_line(args: list[str], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", "x", "--temprature", "1"], "--temperature"),
+        (["generate", "x", "--dtype", "float64"], "'bfloat16'"),
+        (["generate", "x", "--file", __file__], "not both"),
+        (["generate", "--file", "/no/such/file"], "does not exist"),
+        (["demo", "--drafter", "none"], "what the others are compared with"),
+        (["genrate"], "Did you mean 'generate'"),
+    ],
+)
+def test_bad_usage_gives_a_hint(args: list[str], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_prompt_has_to_be_text() -> None:
+    assert "not UTF-8 text" in run("generate", stdin=b"\xff\xfe").stderr
+
+
+def test_help_and_version() -> None:
+    result = run("--help")
+    assert all(command in result.stdout for command in ("generate", "chat", "demo", "inspect"))
+    assert run("--version").stdout == f"soothsay {soothsay.__version__}\n"
+    process = subprocess.run(main("generate", "-h"), capture_output=True, text=True, check=True)
+    assert "--drafter" in process.stdout
+
+
+def test_the_command_line_itself_needs_no_torch() -> None:
+    bare = "import sys, types; p = types.ModuleType('soothsay'); p.__path__ = [sys.argv[1]]"
+    check = "sys.modules['soothsay'] = p; import soothsay.cli; sys.exit('torch' in sys.modules)"
+    package = str(Path(soothsay.__file__).parent)
+    subprocess.run([sys.executable, "-c", f"{bare}; {check}", package], check=True)
