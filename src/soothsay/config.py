@@ -138,11 +138,8 @@ class ModelConfig:
 
 def _from_hf(cls: type[ModelConfig], family: str, raw: Mapping[str, Any]) -> ModelConfig:
     gemma = family.startswith("gemma")
-    layers, heads, hidden = (
-        int(raw["num_hidden_layers"]),
-        int(raw["num_attention_heads"]),
-        int(raw["hidden_size"]),
-    )
+    layers, heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
+    hidden = int(raw["hidden_size"])
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     head_dim = int(raw.get("head_dim") or hidden // heads)
     if heads % kv_heads:
@@ -152,13 +149,6 @@ def _from_hf(cls: type[ModelConfig], family: str, raw: Mapping[str, Any]) -> Mod
     if activation not in ACTIVATIONS:
         raise ModelError(f"activation {activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     attention_bias = bool(raw.get("attention_bias", False))
-    mlp_only = set(raw.get("mlp_only_layers") or ())
-    sparse_step = int(raw.get("decoder_sparse_step") or 1)
-    experts = (
-        int(raw.get("num_local_experts") or raw.get("num_experts") or 0)
-        if "mo" in family or family == "mixtral"
-        else 0
-    )
     return cls(
         family=family,
         vocab_size=int(raw["vocab_size"]),
@@ -185,14 +175,22 @@ def _from_hf(cls: type[ModelConfig], family: str, raw: Mapping[str, Any]) -> Mod
         attention_scale=float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
         attention_softcap=raw.get("attn_logit_softcapping"),
         logit_softcap=raw.get("final_logit_softcapping"),
-        num_experts=experts,
-        experts_per_token=int(raw.get("num_experts_per_tok") or 0) if experts else 0,
-        expert_size=int(raw.get("moe_intermediate_size") or raw["intermediate_size"]) if experts else 0,
-        normalize_experts=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
-        sparse_layers=tuple(
-            i for i in range(layers if experts else 0) if i not in mlp_only and (i + 1) % sparse_step == 0
-        ),
+        **(_experts(family, raw, layers) if family in ("mixtral", "qwen3_moe") else {}),
     )
+
+
+def _experts(family: str, raw: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The fields of `ModelConfig` that only mixtures of experts have."""
+    dense = set(raw.get("mlp_only_layers") or ())
+    step = int(raw.get("decoder_sparse_step") or 1)
+    count = raw.get("num_local_experts") or raw["num_experts"]
+    return {
+        "num_experts": int(count),
+        "experts_per_token": int(raw["num_experts_per_tok"]),
+        "expert_size": int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
+        "normalize_experts": family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
+        "sparse_layers": tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+    }
 
 
 def _ropes(family: str, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig | None]:
