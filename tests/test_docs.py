@@ -26,4 +26,6 @@ def test_readme_names_every_source_file_or_its_folder() -> None:
         assert file.name.startswith("__") or file.name in readme, f"{file.name} is not in the README's tree"
     for folder in ("model", "engine"):
         for file in (ROOT / "src" / "soothsay" / folder).glob("*.py"):
-            assert file.name.startswith("__") or file.name in readme, f"{folder}/{file.name} is not in the README"
+            assert file.name.startswith("__") or file.name in readme, (
+                f"{folder}/{file.name} is not in the README"
+            )

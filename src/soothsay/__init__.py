@@ -6,35 +6,15 @@ Example:
     >>> result = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
 """
 
-from soothsay.drafters import REGISTRY, Drafter, Observation, Target
-from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
-from soothsay.engine.sampling import SamplingParams
-from soothsay.engine.tree import DraftTree
-from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
-from soothsay.llm import LLM, Choice, Result, Stream
-from soothsay.tokenizer import Tokenizer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from soothsay.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "LLM",
-    "REGISTRY",
-    "Choice",
-    "DraftTree",
-    "Drafter",
-    "DrafterError",
-    "FinishReason",
-    "ModelError",
-    "Observation",
-    "Piece",
-    "Request",
-    "RequestError",
-    "Result",
-    "SamplingParams",
-    "SoothsayError",
-    "SpeculationStats",
-    "Stream",
-    "Target",
-    "TokenLogprobs",
-    "Tokenizer",
-]
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when one is first used, so that `soothsay --help` need not wait for torch."""
+    return getattr(import_module("soothsay.api"), name)

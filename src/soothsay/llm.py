@@ -364,7 +364,7 @@ def _is_prompt(prompts: object) -> bool:
 
 def _pick(values: Any, index: int, count: int, name: str) -> Any:
     """The value for one of many prompts: values may be one for all, or one for each."""
-    if values is None or isinstance(values, (str, SamplingParams)) or callable(values):
+    if values is None or isinstance(values, (str, SamplingParams, Drafter)) or callable(values):
         return values
     if len(values) != count:
         raise RequestError(f"{len(values)} {name} for {count} prompts: give one for all, or one for each")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from soothsay.bench.measure import Contender, Rates, interleave
@@ -43,7 +42,6 @@ def bench_decode(
     tokens: int = 128,
     rounds: int = 7,
     batch: int = 16,
-    on_run: Callable[[str], None] = lambda name: None,
 ) -> list[Comparison]:
     """Measure greedy decoding of a model with a chat template, side by side.
 
@@ -53,7 +51,6 @@ def bench_decode(
         tokens: made in each run; end tokens are ignored so that all make as many.
         rounds: how often each contender is timed.
         batch: requests in the batch comparison.
-        on_run: told which contender runs next.
     """
     llm = LLM(model, dtype=dtype, drafter="none", prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -72,9 +69,9 @@ def bench_decode(
     drafted = {"plain": ours(passage), "prompt lookup": ours(passage, "prompt-lookup")}
     batched = {"batch of 1": ours(many[:1]), f"batch of {batch}": ours(many)}
     return [
-        Comparison("plain decoding, batch 1", interleave(plain, rounds, on_run), next(iter(plain))),
-        Comparison("a passage to summarize, batch 1", interleave(drafted, rounds, on_run), "plain"),
-        Comparison("plain decoding, throughput", interleave(batched, rounds, on_run), "batch of 1"),
+        Comparison("plain decoding, batch 1", interleave(plain, rounds), next(iter(plain))),
+        Comparison("a passage to summarize, batch 1", interleave(drafted, rounds), "plain"),
+        Comparison("plain decoding, throughput", interleave(batched, rounds), "batch of 1"),
     ]
 
 

@@ -27,18 +27,14 @@ class Rates:
         return statistics.median(own / other for own, other in pairs)
 
 
-def interleave(
-    contenders: Mapping[str, Contender], rounds: int, on_run: Callable[[str], None] = lambda name: None
-) -> Rates:
+def interleave(contenders: Mapping[str, Contender], rounds: int) -> Rates:
     """Run each contender once unmeasured, then `rounds` times in turn; each round begins with another."""
     names = list(contenders)
     for name in names:
-        on_run(name)
         contenders[name]()
     rates: dict[str, list[float]] = {name: [] for name in names}
     for first in range(rounds):
         for name in names[first % len(names) :] + names[: first % len(names)]:
-            on_run(name)
             begin = time.perf_counter()
             tokens = contenders[name]()
             rates[name].append(tokens / (time.perf_counter() - begin))

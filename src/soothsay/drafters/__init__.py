@@ -15,10 +15,9 @@ from soothsay.errors import DrafterError
 
 __all__ = ["REGISTRY", "Drafter", "DrafterSpec", "Observation", "Target", "build_drafter"]
 
-DrafterSpec = str | Callable[[Target], Drafter]
+DrafterSpec = str | Callable[[Target], Drafter] | Drafter
 """A name of the registry, with options if need be: `"prompt-lookup"`, `"draft-model(model=path, depth=4)"`;
-or
-anything that makes a drafter for a target, such as a drafter's class."""
+or anything that makes a drafter for a target, such as a drafter's class; or a drafter made for it before."""
 
 REGISTRY: dict[str, Callable[..., Drafter]] = {
     "none": NoDrafter,
@@ -32,6 +31,8 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
 
     Raises `DrafterError` for an unknown name or option, or a drafter that does not fit the target.
     """
+    if isinstance(spec, Drafter):
+        return spec
     if not isinstance(spec, str):
         return spec(target)
     name, options = _parse(spec)

@@ -63,17 +63,17 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         for name, low, high, what in (
             ("temperature", 0.0, math.inf, "at least 0"),
-            ("top_k", -1, math.inf, "at least 1, or 0 for all tokens"),
+            ("top_k", -1, math.inf, "an integer, at least 1, or 0 for all tokens"),
             ("top_p", 1e-9, 1.0, "above 0 and at most 1"),
             ("min_p", 0.0, 1.0, "between 0 and 1"),
             ("repetition_penalty", 1e-3, math.inf, "above 0"),
             ("presence_penalty", -math.inf, math.inf, "a number"),
             ("frequency_penalty", -math.inf, math.inf, "a number"),
-            ("min_tokens", 0, math.inf, "at least 0"),
-            ("n", 1, 1024, "between 1 and 1024"),
+            ("min_tokens", 0, math.inf, "an integer, at least 0"),
+            ("n", 1, 1024, "an integer between 1 and 1024"),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not low <= value <= high or math.isinf(value):
+            value, kind = getattr(self, name), int if what.startswith("an integer") else (int, float)
+            if not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
                 raise RequestError(f"{name}={value!r} is not possible: it must be {what}")
         for name, low in (("max_tokens", 1), ("logprobs", 0), ("seed", 0)):
             value = getattr(self, name)
@@ -201,7 +201,8 @@ def derive_seed(seed: int, index: int) -> int:
 def _noisy(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor) -> Tensor:
     """Temperature, truncation and noise for rows `[R, V]` of temperature above 0."""
     device, vocab = logits.device, logits.shape[1]
-    logits = logits / torch.tensor([p.temperature for p in params], device=device)[:, None]
+    temperatures = [max(p.temperature, 1e-30) for p in params]  # below, logits would overflow
+    logits = logits / torch.tensor(temperatures, device=device)[:, None]
     if any(p.min_p > 0 for p in params):
         floor = torch.tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], device=device)
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], -math.inf)
@@ -240,7 +241,8 @@ def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tu
     probs = (values - total).exp()
     reached = probs.cumsum(-1)
     values = values.masked_fill(reached - probs >= top_p, -math.inf)
-    complete = (width == vocab) | (top_k <= width) | ((top_p < 1) & (reached[:, -1:] >= top_p))
+    reaches = (top_k == vocab) & (top_p < 1) & (reached[:, -1:] >= top_p)
+    complete = (width == vocab) | (top_k <= width) | reaches
     return values, tokens, complete[:, 0]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import resources
 from pathlib import Path
@@ -37,6 +37,9 @@ class Checkpoint(Protocol):
         """A function from a name to its tensor. Tensors are views of the mapped file where the format allows
         it;
         leaving the context unmaps whatever no tensor refers to any more."""
+
+    def stored(self) -> Iterable[tuple[str, int]]:
+        """Of each tensor, the type its elements are stored in and their number."""
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that came with the weights, if any."""
@@ -96,6 +99,13 @@ class SafetensorsCheckpoint:
                 return tensor
 
             yield read
+
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """Of each tensor, its dtype and its number of elements."""
+        with self.open() as read:
+            for name in self._files:
+                tensor = read(name)
+                yield str(tensor.dtype).removeprefix("torch."), tensor.numel()
 
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer, or None where there is no tokenizer file at all."""

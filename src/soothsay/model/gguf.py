@@ -108,6 +108,11 @@ class GGUFCheckpoint:
         finally:
             mapped.clear()  # `read` may live on, but must not keep the file mapped
 
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """Of each tensor, GGML's name of its element type and its number of elements."""
+        for tensor in self._tensors.values():
+            yield tensor.kind, math.prod(tensor.shape)
+
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer inside the file, if any."""
         return build_tokenizer(self._metadata, self.path)

@@ -27,9 +27,8 @@ def load_model(
     configuration.
     """
     config = ModelConfig.from_hf(checkpoint.config)
-    names = _Names(config, checkpoint)
-    target = _resolve_dtype(dtype, names, checkpoint)
-    kind: LinearKind = Packed if torch.device(device).type == "cpu" and Packed.available(target) else Dense
+    names = TensorNames(config, checkpoint)
+    target, kind = numeric_mode(names, dtype, device)
     with torch.device("meta"):
         model = Transformer(config)
     if not config.tie_embeddings:
@@ -40,7 +39,24 @@ def load_model(
     return model.to(device).eval().requires_grad_(False)
 
 
-class _Names:
+def numeric_mode(
+    names: TensorNames, dtype: DType = "auto", device: torch.device | str = "cpu"
+) -> tuple[torch.dtype, type[Dense] | type[Packed]]:
+    """The dtype, and the kind of linear layer, that a checkpoint would run with on `device`."""
+    on_cpu = torch.device(device).type == "cpu"
+    if dtype in DTYPES:
+        target = DTYPES[dtype]
+    elif dtype == "auto":
+        with names.checkpoint.open() as read:
+            stored = read(names.require("blocks.0.attention.o")[0]).dtype
+        fast = not on_cpu or Packed.available(torch.bfloat16)
+        target = torch.bfloat16 if stored.itemsize == 2 and fast else torch.float32
+    else:
+        raise ModelError(f"dtype {dtype!r} is unknown; choose auto, {' or '.join(DTYPES)}")
+    return target, Packed if on_cpu and Packed.available(target) else Dense
+
+
+class TensorNames:
     """Our module names -> the checkpoint's tensor names."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint):
@@ -100,7 +116,7 @@ class _Names:
 class _Source:
     """Reads what a module needs, checks shapes, converts."""
 
-    def __init__(self, names: _Names, read: Reader, dtype: torch.dtype, kind: LinearKind):
+    def __init__(self, names: TensorNames, read: Reader, dtype: torch.dtype, kind: LinearKind):
         self.names, self.read, self.dtype, self.kind = names, read, dtype, kind
 
     def tensor(self, module: str, suffix: str, expected: Tensor) -> Tensor:
@@ -132,13 +148,3 @@ def _fill(model: Transformer, path: str, source: _Source) -> None:
             weight = source.tensor(name, "weight", module.weight)
             module.weight = nn.Parameter(weight, requires_grad=False)
             module.scale = float(torch.tensor(module.scale, dtype=weight.dtype))  # as it was trained
-
-
-def _resolve_dtype(dtype: str, names: _Names, checkpoint: Checkpoint) -> torch.dtype:
-    if dtype in DTYPES:
-        return DTYPES[dtype]
-    if dtype != "auto":
-        raise ModelError(f"dtype {dtype!r} is unknown; choose auto, {' or '.join(DTYPES)}")
-    with checkpoint.open() as read:
-        stored = read(names.require("blocks.0.attention.o")[0]).dtype
-    return torch.bfloat16 if stored.itemsize == 2 and Packed.available(torch.bfloat16) else torch.float32

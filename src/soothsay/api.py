@@ -1,0 +1,34 @@
+"""The public names, each from its home. `soothsay` loads this when one of them is first used."""
+
+from soothsay.config import EngineConfig
+from soothsay.drafters import REGISTRY, Drafter, Observation, Target
+from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
+from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.tree import DraftTree
+from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
+from soothsay.llm import LLM, Choice, Result, Stream
+from soothsay.tokenizer import Tokenizer
+
+__all__ = [
+    "LLM",
+    "REGISTRY",
+    "Choice",
+    "DraftTree",
+    "Drafter",
+    "DrafterError",
+    "EngineConfig",
+    "FinishReason",
+    "ModelError",
+    "Observation",
+    "Piece",
+    "Request",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "SoothsayError",
+    "SpeculationStats",
+    "Stream",
+    "Target",
+    "TokenLogprobs",
+    "Tokenizer",
+]

@@ -1,0 +1,50 @@
+"""`soothsay bench ...`: speed, measured side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from soothsay.cli.options import DTypeOption
+from soothsay.cli.terminal import notice
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed: contenders take turns in one run.")
+
+
+@bench.callback()
+def _bench() -> None:
+    """Keeps `decode` a command of its own while it is the only one."""
+
+
+@bench.command()
+def decode(
+    model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")] = "pilot",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each run makes.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each contender; ratios are medians.")] = 7,
+    batch: Annotated[int, typer.Option(min=2, max=32, help="Requests in the batch.")] = 16,
+    dtype: DTypeOption = "auto",
+) -> None:
+    """Plain decoding against transformers, prompt lookup against plain, a batch against one request."""
+    with notice(f"measuring {model} ..."):
+        from soothsay.bench.decode import bench_decode
+
+        comparisons = bench_decode(model, dtype=dtype, tokens=tokens, rounds=rounds, batch=batch)
+    table = Table(box=box.SIMPLE_HEAD, caption=f"median of {rounds} rounds", caption_justify="left")
+    table.add_column("greedy decoding")
+    for heading in ("", "tokens/s", "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for comparison in comparisons:
+        table.add_section()
+        for name in comparison.rates.rounds:
+            first = name == comparison.base
+            table.add_row(
+                comparison.title if first else "",
+                name,
+                f"{comparison.rates.median(name):.0f}",
+                "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x",
+            )
+    Console(highlight=False).print(table)

@@ -1,0 +1,102 @@
+"""`soothsay generate`: one prompt, one answer, as plain text on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from soothsay.cli.options import (
+    DrafterOption,
+    DTypeOption,
+    MaxContextOption,
+    MaxTokensOption,
+    MinPOption,
+    ModelOption,
+    SeedOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
+from soothsay.cli.terminal import by_depth, load_llm, summary
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-', or nothing in a pipe, reads it from stdin.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", "-c", help="Wrap the prompt in the model's chat template.")
+    ] = False,
+    model: ModelOption = "pilot",
+    drafter: DrafterOption = "prompt-lookup",
+    max_tokens: MaxTokensOption = 256,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this text; may be given repeatedly.")
+    ] = None,
+    dtype: DTypeOption = "auto",
+    max_context: MaxContextOption = None,
+    stats: Annotated[
+        bool | None,
+        typer.Option("--stats/--no-stats", show_default="in a terminal", help="Show numbers on stderr."),
+    ] = None,
+) -> None:
+    """Answer one prompt. The text streams to stdout, and nothing else does."""
+    text = _read_prompt(prompt, file)
+    from soothsay.engine.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop or (),
+        max_tokens=max_tokens,
+    )
+    llm = load_llm(model, drafter=drafter, dtype=dtype, max_context=max_context)
+    begin = time.perf_counter()
+    stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if chat else text, params)
+    try:
+        for piece in stream:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    finally:
+        if sys.stdout.isatty():
+            sys.stdout.write("\n")
+    choice, seconds = stream.choice, time.perf_counter() - begin
+    console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
+    if stats or (stats is None and console.is_terminal):
+        ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if temperature else "")
+        console.print(summary(choice.stats, seconds), by_depth(choice.stats), ending, sep="\n")
+
+
+def _read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from wherever it is. The newline that ends a file or a pipe is not part of it."""
+    if file is not None:
+        if prompt is not None:
+            raise typer.BadParameter("give a prompt or --file, not both")
+        raw = file.read_bytes()
+    elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        raw = sys.stdin.buffer.read()
+    elif prompt is None:
+        raise typer.BadParameter("give a prompt, '-' to read it from stdin, or --file")
+    else:
+        return prompt
+    try:
+        return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"the prompt is not UTF-8 text ({error})") from None

@@ -1,0 +1,157 @@
+"""`soothsay inspect`: what a model is and needs, from its configuration and headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.options import DTypeOption
+from soothsay.cli.registry import try_drafters
+from soothsay.cli.terminal import notice
+from soothsay.config import DType, EngineConfig, ModelConfig
+from soothsay.errors import DrafterError
+
+if TYPE_CHECKING:
+    from soothsay.model.checkpoint import Checkpoint
+    from soothsay.model.transformer import Transformer
+    from soothsay.tokenizer import Tokenizer
+
+
+def inspect(
+    model: Annotated[
+        str,
+        typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name."),
+    ] = "pilot",
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, show_default="the model's", help="Tokens of a request, to reckon its memory."),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Requests at a time, to reckon their memory.")
+    ] = EngineConfig.max_requests,
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", "-d", help="Does this one fit? It is built to find out.")
+    ] = None,
+    dtype: DTypeOption = "auto",
+) -> None:
+    """Show what a model is, how it would run here, what memory it needs and which drafters fit.
+
+    The weights are not loaded.
+    """
+    with notice(f"inspecting {model} ..."):
+        import torch
+
+        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.transformer import Transformer
+
+        checkpoint = open_checkpoint(model)
+        config, tokenizer = ModelConfig.from_hf(checkpoint.config), checkpoint.tokenizer()
+        with torch.device("meta"):
+            shapes = Transformer(config)
+        context = context or config.max_positions
+        rows = [
+            *_architecture(config),
+            *_files(checkpoint),
+            *_texts(checkpoint, tokenizer),
+            *_needs(checkpoint, shapes, dtype, context, requests),
+            *_drafters(shapes, tokenizer, context, drafter),
+        ]
+    table = Table.grid(padding=(0, 2))
+    for name, fact in rows:
+        table.add_row(Text(name, "dim"), Text(fact))
+    Console(highlight=False).print(table)
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def _architecture(c: ModelConfig) -> Rows:
+    yield "family", c.family
+    yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden, {c.intermediate_size:,} feed-forward"
+    if c.num_experts:
+        sparse = f"{c.num_experts} of {c.expert_size:,}, {c.experts_per_token} for each token"
+        yield "experts", f"{sparse}, in {len(c.sparse_layers)} layers"
+    yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values"
+    tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
+    yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
+    yield "context", f"{c.max_positions:,} tokens"
+    plain = c.rope.kind == "default"
+    scaling = "not scaled" if plain else f"scaled by {c.rope.kind}, factor {c.rope.factor:g}"
+    yield "rotary", f"base {c.rope.theta:,.0f}, {scaling}"
+    for size, count in Counter(window for window in c.windows if window is not None).items():
+        yield "window", f"{size:,} tokens in {count} of {c.num_layers} layers"
+
+
+def _files(checkpoint: Checkpoint) -> Rows:
+    path = checkpoint.path
+    stored: Counter[str] = Counter()
+    for kind, count in checkpoint.stored():
+        stored[kind] += count
+    total = sum(stored.values())
+    kinds = ", ".join(f"{count / total:.1%} {kind}" for kind, count in stored.most_common())
+    yield "parameters", f"{_short(total)}, stored as {kinds if len(stored) > 1 else next(iter(stored))}"
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    size = decimal(sum(file.stat().st_size for file in files))
+    yield "on disk", f"{size}, {path if len(files) == 1 else f'{len(files)} files in {path}'}"
+
+
+def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
+    if tokenizer is None:
+        yield "tokenizer", "none: prompts have to be token ids"
+        ends = [str(token) for token in checkpoint.eos_ids]
+    else:
+        template = "with a" if tokenizer.has_chat_template else "without a"
+        yield "tokenizer", f"{len(tokenizer):,} tokens, {template} chat template"
+        ends = [f"{token} {tokenizer.backend.id_to_token(token)}" for token in checkpoint.eos_ids]
+    yield "end tokens", ", ".join(ends) or "none: answers end at max_tokens"
+
+
+def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
+    from soothsay.model.linear import Dense, Packed
+    from soothsay.model.load import TensorNames, numeric_mode
+
+    names = TensorNames(model.config, checkpoint)
+    computed, kind = numeric_mode(names, dtype)
+    path = "Packed: laid out for oneDNN" if kind is Packed else "Dense: plain PyTorch"
+    yield "runs here", f"{str(computed).removeprefix('torch.')}, {path}"
+    linear = [module for module in model.modules() if isinstance(module, Dense)]
+    parameters = sum(parameter.numel() for module in linear for parameter in module.parameters())
+    with checkpoint.open() as read:
+        embeddings = read(names.require("embedding")[0]).nbytes
+    weights = decimal(parameters * computed.itemsize)
+    yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
+    token = model.config.kv_bytes_per_token(computed.itemsize)
+    one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
+    many = f"\n{decimal(token * context * requests)} for {requests} such requests"
+    yield "KV cache", one + (many if requests > 1 else "")
+
+
+def _drafters(model: Transformer, tokenizer: Tokenizer | None, context: int, asked: str | None) -> Rows:
+    """What can be built for a target without weights. Raises `DrafterError` if the one asked for cannot."""
+    from soothsay.drafters import Target, build_drafter
+
+    target = Target(model, tokenizer, EngineConfig(max_context=context), num_blocks=1)
+    built = {asked: build_drafter(asked, target)} if asked else try_drafters(target)
+    lines = []
+    for name, drafter in built.items():
+        if isinstance(drafter, DrafterError):
+            lines.append(f"✗ {drafter}")
+        else:
+            nodes = min(drafter.max_nodes, EngineConfig.max_tree)
+            lines.append(f"✓ {name}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"))
+    yield "drafters", "\n".join(lines)
+
+
+def _short(count: int) -> str:
+    """15735168 -> 15.7M."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)

@@ -1,0 +1,81 @@
+"""What commands share in talking to a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from soothsay.config import DType
+    from soothsay.engine.request import SpeculationStats
+    from soothsay.llm import LLM
+
+ACCEPTED = "green"
+"""The style of tokens that a drafter had guessed."""
+
+PLAIN = "none"
+"""The drafter that guesses nothing."""
+
+
+def report(error: Exception) -> None:
+    """Print an error as one line on stderr."""
+    line = Text.assemble(("error: ", "bold red"), " ".join(str(error).split()))
+    Console(stderr=True).print(line, soft_wrap=True)
+
+
+@contextmanager
+def notice(text: str) -> Iterator[None]:
+    """A dim line on stderr while something takes its time; only a terminal sees it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    console.print(Text(text, "dim"), end="\r", soft_wrap=True)
+    try:
+        yield
+    finally:
+        console.control(Control((ControlType.ERASE_IN_LINE, 2)))
+
+
+def load_llm(
+    model: str,
+    *,
+    drafter: str = PLAIN,
+    dtype: DType = "auto",
+    max_context: int | None = None,
+    prefix_caching: bool = True,
+) -> LLM:
+    """The model for one request at a time, which is all that a command has."""
+    with notice(f"loading {model} ..."):
+        from soothsay import LLM
+
+        return LLM(
+            model,
+            drafter=drafter,
+            dtype=dtype,
+            max_context=max_context,
+            max_requests=1,
+            prefix_caching=prefix_caching,
+        )
+
+
+def summary(stats: SpeculationStats, seconds: float) -> str:
+    """An answer's speed in one line. Tokens a step count the one that every step gives."""
+    rate = stats.emitted / seconds if seconds else 0.0
+    return (
+        f"{stats.emitted} tokens in {seconds:.2f} s, {rate:.0f} tokens/s; "
+        f"{stats.steps} steps, {stats.mean_accepted:.2f} tokens a step"
+    )
+
+
+def by_depth(stats: SpeculationStats) -> str:
+    """Which share of guesses was right: first guess, second guess, ..."""
+    if not stats.drafted:
+        return "nothing was drafted"
+    return "accepted by depth: " + " ".join(f"{share:.0%}" for share in stats.acceptance)
