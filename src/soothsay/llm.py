@@ -158,7 +158,7 @@ class LLM:
         >>> from soothsay import LLM, SamplingParams
         >>> llm = LLM("pilot", drafter="prompt-lookup")
         >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
-        [16, 347, 284, 258, 1041]
+        [289, 1102, 262, 671, 4176]
     """
 
     def __init__(
