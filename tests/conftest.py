@@ -31,6 +31,12 @@ TINY = ModelConfig(
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Models this small gain nothing from more, and lose much where another process has a core."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Transformer]:
     """Makes a random model: `tiny(seed, **changes of the configuration)`."""

@@ -277,7 +277,7 @@ def test_demo_shows_equal_tokens() -> None:
     rows = [line for line in result.stdout.splitlines() if re.search(r"prompt-lookup +\d+ +[\d.]+x", line)]
     assert len(rows) == len(TASKS)
     assert all(row.rstrip().endswith("✓") for row in rows)
-    assert "Every answer is the same as plain decoding's, token for token, in 2 rounds." in result.stdout
+    assert "Every answer is the same as plain decoding's, token for token" in result.stdout
     assert re.search(
         r"prompt-lookup over all prompts: [\d.]+x as fast as plain, [\d.]+ tokens a step", result.stdout
     )

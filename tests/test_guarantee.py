@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
+import torch
 
 from soothsay import LLM, REGISTRY, Result, SamplingParams
 from soothsay.engine.request import Request
@@ -48,8 +49,8 @@ MODES = {"greedy": GREEDY, "sampled": SAMPLED, "penalized": PENALIZED}
 MIXED = [GREEDY, SAMPLED, PENALIZED, GREEDY, SAMPLED, PENALIZED, GREEDY, SAMPLED]  # one for each prompt
 
 RIVER = (
-    "The river rises in the hills north of the town and flows through farmland. In spring the river floods the "
-    "low meadows, and farmers move their cattle to higher ground. The river rises in the hills. "
+    "The river rises in the hills north of the town and flows through farmland. In spring the river "
+    "floods the low meadows, and farmers move their cattle to higher ground. The river rises in the hills. "
 )
 PROMPTS = [
     f"Summarize: {RIVER * 2}",
@@ -144,6 +145,21 @@ def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
     for shift in (0, 1, 2):
         drafters = [DRAFTERS[(i + shift) % len(DRAFTERS)] for i in range(len(PROMPTS))]
         all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
+
+
+def test_on_several_threads() -> None:
+    """Another number of threads may be another numeric mode; within it nothing changes either."""
+    torch.set_num_threads(2)
+    try:
+        llm = make()
+        expected = [llm.generate(prompts()[i], MIXED[i]) for i in (0, 3)]
+        together = llm.generate(
+            [prompts()[i] for i in (0, 3)], [MIXED[i] for i in (0, 3)], drafter="prompt-lookup"
+        )
+        for result, plainly in zip(together, expected, strict=True):
+            same(result, plainly)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -47,6 +47,10 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
     missing = [p.name for p in known if p.default is p.empty and p.name not in options]
     if missing:
         raise DrafterError(f"drafter {name!r} needs {missing[0]}: write {name}({missing[0]}=...)")
+    for p in known:
+        value = options.get(p.name, 0)
+        if p.annotation in ("int", int) and not isinstance(value, int):
+            raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
     return REGISTRY[name](target, **options)
 
 

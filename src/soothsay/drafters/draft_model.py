@@ -165,7 +165,8 @@ class DraftModel(Drafter):
                 if growth in logits or not len(tokens):
                     continue
                 at_end = state.cached + len(tokens) == len(request.tokens)
-                rows.append(Rows(tokens, state.cached, request.table, state.expanded if at_end else None))
+                known = tokens.clip(max=self.model.config.vocab_size - 1)  # the target's may go further
+                rows.append(Rows(known, state.cached, request.table, state.expanded if at_end else None))
                 for block in range(state.cached // size, (state.cached + len(tokens)) // size):
                     self._computed[request.blocks[block]] = request.digest(block)
                 state.cached += len(tokens)
@@ -192,7 +193,8 @@ class DraftModel(Drafter):
     def _grow(self, growing: Sequence[_Growth], logits: Tensor, level: int) -> list[_Growth]:
         """Add a level to every tree; return those that go on, their frontier set to the nodes to run next."""
         scores = perturb(logits, [Nodes(g.request, g.state.expanded, g.frontier) for g in growing])
-        values, tokens = scores.log_softmax(-1).topk(self.branch, dim=-1)  # [M, branch]
+        branch = min(self.branch, scores.shape[1])
+        values, tokens = scores.log_softmax(-1).topk(branch, dim=-1)  # [M, branch]
         rows = iter(zip(values.tolist(), tokens.tolist(), strict=True))
         going = []
         for growth in growing:

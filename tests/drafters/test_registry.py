@@ -1,0 +1,100 @@
+"""From what a user writes to a drafter, and what he is told if he cannot have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from soothsay import REGISTRY, DrafterError
+from soothsay.config import EngineConfig
+from soothsay.drafters import Target, build_drafter
+from soothsay.drafters.base import NoDrafter
+from soothsay.drafters.prompt_lookup import PromptLookup
+
+TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
+
+
+class Echo(NoDrafter):
+    """Keeps the options that it is given."""
+
+    def __init__(self, target: Target, text: Any, count: int = 3, share: float = 0.5):
+        super().__init__(target)
+        self.options = (text, count, share)
+
+
+@pytest.fixture(autouse=True)
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "echo", Echo)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("echo(text=a)", ("a", 3, 0.5)),
+        ("echo(text=a, count=5, share=0.25)", ("a", 5, 0.25)),
+        (" echo ( count = -1 , text = two words ,) ", ("two words", -1, 0.5)),
+        ("echo(text='quoted')", ("quoted", 3, 0.5)),
+        ("echo(text=../models/a-b_c.d=e)", ("../models/a-b_c.d=e", 3, 0.5)),
+        ("echo(text=True)", (True, 3, 0.5)),
+        ("echo(text=None)", (None, 3, 0.5)),
+        ("echo(text=f(x))", ("f(x)", 3, 0.5)),
+        ("echo(text=\n  a,\n  count=2\n)", ("a", 2, 0.5)),
+    ],
+)
+def test_options_are_literals_or_else_plain_text(spec: str, options: tuple[Any, ...]) -> None:
+    drafter = build_drafter(spec, TARGET)
+    assert isinstance(drafter, Echo)
+    assert drafter.options == options
+
+
+@pytest.mark.parametrize("spec", ["prompt-lookup", "prompt-lookup()", " prompt-lookup "])
+def test_a_name_alone_has_the_defaults(spec: str) -> None:
+    drafter = build_drafter(spec, TARGET)
+    assert isinstance(drafter, PromptLookup)
+    assert (drafter.max_ngram, drafter.min_ngram, drafter.num_tokens, drafter.num_matches) == (8, 2, 10, 3)
+
+
+def test_a_drafter_that_is_made_is_taken_as_it_is() -> None:
+    drafter = NoDrafter(TARGET)
+    assert build_drafter(drafter, TARGET) is drafter
+
+
+def test_a_class_or_any_other_maker_is_asked_directly() -> None:
+    made = build_drafter(PromptLookup, TARGET)
+    assert isinstance(made, PromptLookup)
+    made = build_drafter(lambda target: Echo(target, text=target.num_blocks), TARGET)
+    assert isinstance(made, Echo)
+    assert made.options[0] == 0
+    assert made.target is TARGET
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("oracle", r"^drafter 'oracle' is unknown; choose from none, prompt-lookup, draft-model, .*echo"),
+        ("Prompt-Lookup", r"^drafter 'Prompt-Lookup' is unknown; choose from none, prompt-lookup"),
+        ("echo(text=a, colour=red)", r"'echo' has no option 'colour'; its options are text, count, share$"),
+        ("echo(target=a, text=b)", r"'echo' has no option 'target'"),
+        ("none(text=a)", r"'none' has no option 'text'; it has no options$"),
+        ("echo", r"^drafter 'echo' needs text: write echo\(text=\.\.\.\)$"),
+        ("draft-model(depth=3)", r"^drafter 'draft-model' needs model: write draft-model\(model=\.\.\.\)$"),
+        ("echo(a)", r"^drafter 'echo\(a\)': 'a' is not of the form key=value$"),
+        ("echo(text=a", r"is not of the form name or name\(key=value, \.\.\.\)$"),
+        ("", r"^drafter '' is not of the form name"),
+        ("echo text=a", r"is not of the form name"),
+        ("echo(text=a, count=many)", r"^drafter 'echo': count='many' .* must be an integer$"),
+        (
+            "prompt-lookup(num_tokens=2.5)",
+            r"^drafter 'prompt-lookup': num_tokens=2\.5 .* must be an integer$",
+        ),
+        ("prompt-lookup(num_tokens=0)", r"num_tokens=0.*at least 1$"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_choices(spec: str, message: str) -> None:
+    with pytest.raises(DrafterError, match=message):
+        build_drafter(spec, TARGET)
+
+
+def test_no_drafter_proposes_the_roots_alone() -> None:
+    assert build_drafter("none", TARGET).max_nodes == 1

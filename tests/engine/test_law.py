@@ -1,0 +1,98 @@
+"""End to end: every sequence comes as often as its probability says, whoever drafts.
+
+The model has five tokens, so that all sequences of three can be listed with their exact probabilities.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from soothsay import LLM, SamplingParams
+from soothsay.drafters import DrafterSpec
+from soothsay.drafters.draft_model import DraftModel
+from soothsay.engine.batch import Batch, Rows
+from soothsay.model.transformer import Transformer
+
+VOCAB, LENGTH, PROMPT, SAMPLES = 5, 3, [1, 3, 1, 2, 1], 2500
+CHANCE = 1e-5  # a correct law fails in so many runs; seeds are fixed, so it fails never or always
+SAMPLINGS = {
+    "temperature 1": SamplingParams(max_tokens=LENGTH),
+    "temperature 0.7, top_p 0.9": SamplingParams(max_tokens=LENGTH, temperature=0.7, top_p=0.9),
+}
+
+Make = Callable[..., Transformer]
+Said = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def models(tiny: Make) -> list[Transformer]:
+    """The target and another one, smaller than the usual ones and unsure of themselves."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
+    made = [tiny(seed, vocab_size=VOCAB, **sizes) for seed in (1, 2)]
+    for model in made:
+        model.head.weight.mul_(0.4)
+    return made
+
+
+@pytest.fixture(scope="module")
+def drafters(models: list[Transformer]) -> dict[str, DrafterSpec]:
+    """Prompt lookup, and a chain and a grown tree of what another random model thinks."""
+    return {
+        "prompt-lookup": "prompt-lookup(min_ngram=1)",
+        "chain": lambda target: DraftModel(target, model=models[1], depth=3),
+        "tree": lambda target: DraftModel(target, model=models[1], depth=3, width=2, branch=3),
+    }
+
+
+def enumerate_law(model: Transformer, params: SamplingParams) -> dict[Said, float]:
+    """Every sequence and its probability, from the model's logits in one pass without a cache."""
+    law = dict.fromkeys(product(range(VOCAB), repeat=LENGTH), 1.0)
+    batch = Batch.pack([Rows(np.array([*PROMPT, *said[:-1]]), 0) for said in law], group=model.config.group)
+    hidden, _ = model(batch)
+    logits = model.logits(hidden).double().view(len(law), -1, VOCAB)[:, len(PROMPT) - 1 :]
+    p = (logits / params.temperature).softmax(-1).numpy()  # [sequences, LENGTH, V]
+    for row, said in enumerate(law):
+        for step, token in enumerate(said):
+            own = p[row, step]
+            likelier = own[own > own[token]].sum()
+            nucleus = [q for q in own if own[own > q].sum() < params.top_p]
+            law[said] *= own[token] / sum(nucleus) if likelier < params.top_p else 0.0
+    assert sum(law.values()) == pytest.approx(1)
+    return law
+
+
+def sample(model: Transformer, params: SamplingParams, drafter: DrafterSpec) -> tuple[list[Said], float]:
+    """Sequences by seed, and how many guesses were right, of those made."""
+    llm = LLM(model, drafter=drafter, kv_tokens=8192, max_requests=256, max_rows=4096)
+    many = [SamplingParams(**{**vars(params), "seed": seed}) for seed in range(SAMPLES)]
+    results = llm.generate([PROMPT] * SAMPLES, many)
+    drafted = sum(result.stats.drafted for result in results)
+    accepted = sum(result.stats.accepted for result in results)
+    return [tuple(result.token_ids) for result in results], accepted / max(drafted, 1)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sequences_come_as_often_as_they_should_whoever_drafts(
+    name: str, models: list[Transformer], drafters: dict[str, DrafterSpec]
+) -> None:
+    model, params = models[0], SAMPLINGS[name]
+    law = enumerate_law(model, params)
+    plain, _ = sample(model, params, "none")
+    counts = Counter(plain)
+    assert all(law[said] > 0 for said in counts)
+    common = {said: p for said, p in law.items() if p * SAMPLES >= 8}
+    rare = 1 - sum(common.values())
+    observed = [counts[said] for said in common] + [SAMPLES - sum(counts[said] for said in common)]
+    expected = [p * SAMPLES for p in common.values()] + [rare * SAMPLES]
+    assert len(common) > 10
+    assert stats.chisquare(observed, expected).pvalue > CHANCE
+    for drafter in drafters.values():
+        said, acceptance = sample(model, params, drafter)
+        assert said == plain
+        assert 0.02 < acceptance < 0.9, "guesses were made, some right and some wrong"

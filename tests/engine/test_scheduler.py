@@ -1,0 +1,410 @@
+"""Admission, budget, preemption and memory, on the real scheduler with real requests and no model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soothsay.config import EngineConfig
+from soothsay.drafters import Drafter, Target
+from soothsay.drafters.base import NoDrafter
+from soothsay.engine.cache import BlockAllocator
+from soothsay.engine.request import Request
+from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.scheduler import Scheduler, Share
+
+SIZE = 4  # tokens in a block
+
+
+class Guesses(NoDrafter):
+    """Stands for a drafter of trees with this many nodes; nobody asks it for one here."""
+
+    def __init__(self, max_nodes: int = 1):
+        super().__init__(Target(None, None, None, 0))  # type: ignore[arg-type]
+        self.max_nodes = max_nodes
+
+
+class Serving:
+    """A scheduler, and the engine's part of a step without the model: `accept` guesses of each tree hold."""
+
+    def __init__(self, num_blocks: int, *, share: bool = True, **config: Any):
+        self.config = EngineConfig(block_size=SIZE, prefix_caching=share, **config)
+        self.allocator = BlockAllocator(num_blocks, SIZE, share=share)
+        self.evicted: list[Request] = []
+        self.scheduler = Scheduler(self.config, self.allocator, self.evicted.append)
+
+    def add(self, prompt: int | Sequence[int], drafter: Drafter | int = 1, max_tokens: int = 40) -> Request:
+        """A request; a number of tokens stands for a prompt that shares nothing with others."""
+        if isinstance(prompt, int):
+            prompt = np.random.default_rng().integers(0, 1 << 40, prompt).tolist()
+        request = Request(
+            prompt,
+            SamplingParams(max_tokens=max_tokens),
+            seed=0,
+            limit=len(prompt) + max_tokens,
+            drafter=Guesses(drafter) if isinstance(drafter, int) else drafter,
+            block_size=SIZE,
+        )
+        self.scheduler.add(request)
+        return request
+
+    def step(self, accept: int = 0, says: int = 1) -> list[Share]:
+        shares = self.scheduler.next()
+        for share in shares:
+            self.finish(share, accept, [says] * (1 + accept))
+        return shares
+
+    def finish(self, share: Share, accept: int, tokens: Sequence[int]) -> None:
+        """What `Engine._update` does once the pass is over."""
+        request, known = share.request, share.request.cached // SIZE
+        ends = share.reaches_end
+        request.cached += share.num_tokens
+        if ends:
+            request.emit(tokens, accept, None)
+            request.cached = min(request.cached + accept, len(request.tokens))
+        for block in range(known, request.cached // SIZE):
+            self.allocator.register(request.blocks[block], request.digest(block))
+        if request.finish_reason is not None:
+            self.scheduler.remove(request)
+
+
+def rows(shares: Sequence[Share]) -> list[tuple[Request, int]]:
+    return [(share.request, share.num_tokens) for share in shares]
+
+
+def trees(shares: Sequence[Share]) -> list[int]:
+    return [share.request.max_nodes for share in shares if share.reaches_end]
+
+
+class TestBudget:
+    def test_a_prompt_goes_in_as_many_chunks_as_it_takes(self) -> None:
+        serving = Serving(64, max_rows=10)
+        long = serving.add(23)
+        assert rows(serving.step()) == [(long, 10)]
+        assert rows(serving.step()) == [(long, 10)]
+        assert long.num_output == 0
+        assert rows(serving.step()) == [(long, 3)]
+        assert rows(serving.step()) == [(long, 1)]
+        assert long.num_output == 2
+
+    def test_whoever_came_first_goes_first_and_leaves_a_row_to_those_behind(self) -> None:
+        serving = Serving(64, max_rows=10)
+        first, second, third = serving.add(30), serving.add(2), serving.add(6)
+        assert rows(serving.step()) == [(first, 8), (second, 1), (third, 1)]
+        assert rows(serving.step()) == [(first, 8), (second, 1), (third, 1)]
+        assert second.num_output == 1
+        serving.step()
+        assert rows(serving.step()) == [(first, 6), (second, 1), (third, 3)]
+
+    def test_more_requests_than_rows_take_turns_by_coming_first(self) -> None:
+        serving = Serving(64, max_rows=2)
+        a, b, _ = serving.add(3), serving.add(1), serving.add(1)
+        assert rows(serving.step()) == [(a, 1), (b, 1)]
+
+    def test_no_more_requests_run_than_allowed(self) -> None:
+        serving = Serving(64, max_requests=2)
+        a, b, c = (serving.add(3, max_tokens=1) for _ in range(3))
+        assert rows(serving.step()) == [(a, 3), (b, 3)]
+        assert rows(serving.step()) == [(c, 3)]
+
+    def test_newcomers_join_those_who_run(self) -> None:
+        serving = Serving(64, max_rows=6)
+        a = serving.add(2)
+        serving.step()
+        b = serving.add(7)
+        assert rows(serving.step()) == [(a, 1), (b, 5)]
+
+    def test_nothing_to_do_is_no_share(self) -> None:
+        assert Serving(4).scheduler.next() == []
+
+
+class TestTrees:
+    def test_a_tree_is_as_large_as_its_drafter_and_the_configuration_allow(self) -> None:
+        serving = Serving(64, max_tree=8)
+        for nodes in (1, 5, 8, 100):
+            serving.add(3, nodes)
+        assert trees(serving.scheduler.next()) == [1, 5, 8, 8]
+
+    def test_only_a_share_that_reaches_the_end_has_one(self) -> None:
+        serving = Serving(64, max_rows=10)
+        request = serving.add(15, 8)
+        shares = serving.step()
+        assert not shares[0].reaches_end
+        assert trees(serving.scheduler.next()) == [6], "of ten rows, five are tokens"
+        assert request.max_nodes == 6
+
+    def test_scarce_rows_are_shared_out_evenly(self) -> None:
+        serving = Serving(64, max_rows=19)
+        for _ in range(4):
+            serving.add(1, 16)
+        assert trees(serving.scheduler.next()) == [4, 5, 5, 5]
+
+    def test_what_one_leaves_others_take(self) -> None:
+        serving = Serving(64, max_rows=16)
+        for nodes in (1, 2, 16, 16):
+            serving.add(1, nodes)
+        assert trees(serving.scheduler.next()) == [1, 2, 6, 7]
+
+    @pytest.mark.parametrize(("left", "nodes"), [(1, 1), (2, 8), (3, 8)])
+    def test_a_guess_that_no_bonus_can_follow_is_no_use(self, left: int, nodes: int) -> None:
+        serving = Serving(64)
+        serving.add(3, 8, max_tokens=left)
+        assert trees(serving.scheduler.next()) == [nodes]
+
+    def test_scarce_blocks_cut_trees_before_they_cost_anyone_his_place(self) -> None:
+        serving = Serving(4)
+        a, b = serving.add(6, 16, max_tokens=9), serving.add(1, 16, max_tokens=9)
+        shares = serving.scheduler.next()
+        assert [share.request for share in shares] == [a, b]
+        assert trees(shares) == [7, 4], "two blocks and the one that is free; one block"
+        assert serving.allocator.num_free == 0
+        assert (len(a.blocks), len(b.blocks)) == (3, 1)
+        assert serving.evicted == []
+
+    def test_blocks_of_a_tree_are_kept_for_the_tokens_to_come(self) -> None:
+        serving = Serving(8)
+        a = serving.add(4, 5)
+        serving.step()
+        assert len(a.blocks) == 2
+        serving.step()
+        assert (len(a.blocks), serving.allocator.num_free) == (3, 5)
+
+
+class TestMemory:
+    def test_a_newcomer_waits_until_everyone_who_runs_keeps_a_block_in_hand(self) -> None:
+        serving = Serving(6)
+        a = serving.add(8)
+        serving.step()
+        b = serving.add(13)  # four blocks: all that are left
+        assert rows(serving.step()) == [(a, 1)]
+        assert list(serving.scheduler.waiting) == [b]
+        serving.scheduler.remove(a)
+        assert rows(serving.step()) == [(b, 13)]
+
+    def test_nobody_passes_a_request_that_waits(self) -> None:
+        serving = Serving(6)
+        a = serving.add(8)
+        serving.step()
+        b, c = serving.add(13), serving.add(1)
+        assert rows(serving.step()) == [(a, 1)]
+        assert list(serving.scheduler.waiting) == [b, c]
+
+    def test_the_last_to_come_goes_when_blocks_run_out_and_is_first_in_line(self) -> None:
+        serving = Serving(6, share=False)
+        a, b, c = (
+            serving.add(4),
+            serving.add(4),
+            serving.add(3),
+        )  # a and b need a second block soon, c not yet
+        serving.step()
+        d = serving.add(1)
+        assert rows(serving.step()) == [(a, 1), (b, 1), (c, 1)], "one block is left, and three run"
+        assert serving.allocator.num_free == 1
+        assert rows(serving.step()) == [(a, 1), (b, 1), (c, 1)]
+        assert serving.allocator.num_free == 0
+        for _ in range(2):
+            serving.step()
+        assert rows(serving.step()) == [(a, 1), (b, 1)]
+        assert serving.evicted == [c]
+        assert list(serving.scheduler.waiting) == [c, d]
+        assert (c.blocks, c.cached, c.num_preemptions) == ([], 0, 1)
+        assert len(c.tokens) == 3 + 5, "its tokens are kept"
+        assert a.num_preemptions == b.num_preemptions == 0
+
+    def test_a_preempted_request_comes_back_with_all_its_tokens_pending(self) -> None:
+        serving = Serving(3, share=False)
+        a, b = serving.add(4, max_tokens=5), serving.add(3, max_tokens=9)
+        while a.finish_reason is None:
+            serving.step()
+        assert (len(b.tokens), b.num_preemptions, serving.evicted) == (5, 1, [b, a])
+        assert rows(serving.step()) == [(b, 5)]
+
+    def test_it_finds_again_what_it_had_computed(self) -> None:
+        serving = Serving(5)
+        a, b = serving.add(4, max_tokens=12), serving.add(5, max_tokens=12)
+        while not serving.evicted:
+            serving.step()
+        serving.scheduler.remove(a)
+        told = len(b.tokens)
+        assert b.num_prefix_hits == 0
+        (share,) = serving.scheduler.next()
+        assert share.request is b
+        assert 0 < b.cached == told - share.num_tokens
+        assert b.cached % SIZE == 0
+        assert b.num_prefix_hits == 0, "only what was found at first counts"
+
+    def test_the_last_one_can_have_all_the_memory(self) -> None:
+        serving = Serving(4, share=False)
+        a, b = serving.add(3, max_tokens=13), serving.add(3, max_tokens=13)
+        for _ in range(60):
+            serving.step()
+        assert (len(a.tokens), len(b.tokens)) == (16, 16)
+        assert b.num_preemptions > 0
+        assert serving.allocator.num_free == 4
+
+    def test_whoever_runs_out_last_goes_himself(self) -> None:
+        serving = Serving(3, share=False)
+        a, b = serving.add(4), serving.add(3)
+        serving.step()
+        serving.step()
+        serving.step()  # a has two blocks, b one that is full
+        assert rows(serving.step()) == [(a, 1)]
+        assert serving.evicted == [b]
+        assert serving.allocator.num_free == 1
+
+    def test_a_request_can_leave_from_anywhere(self) -> None:
+        serving = Serving(8, max_requests=1)
+        a, b, c = serving.add(4), serving.add(4), serving.add(4)
+        serving.step()
+        serving.scheduler.remove(b)
+        assert serving.evicted == [], "it had nothing to lose"
+        serving.scheduler.remove(a)
+        serving.scheduler.remove(a)
+        assert serving.evicted == [a]
+        assert serving.allocator.num_free == 8
+        assert rows(serving.step()) == [(c, 4)]
+
+
+PREFIX = list(range(100, 112))  # three blocks
+
+
+class TestSharedPrefixes:
+    def test_full_blocks_are_found_at_admission(self) -> None:
+        serving = Serving(16)
+        a = serving.add([*PREFIX, 1])
+        serving.step()
+        b = serving.add([*PREFIX, 2, 3])
+        assert rows(serving.step()) == [(a, 1), (b, 2)]
+        assert b.blocks[:3] == a.blocks[:3]
+        assert b.num_prefix_hits == 12
+
+    def test_the_last_token_is_never_found(self) -> None:
+        """Its logits are needed, so at least one row is computed."""
+        serving = Serving(16)
+        serving.add(PREFIX, max_tokens=1)
+        serving.step()
+        b = serving.add(PREFIX)
+        assert rows(serving.step()) == [(b, 4)]
+        assert b.num_prefix_hits == 8
+
+    def test_a_request_waits_while_another_computes_the_same_prefix(self) -> None:
+        serving = Serving(32, max_rows=8)
+        a, b = serving.add([*PREFIX, 1]), serving.add([*PREFIX, 2])
+        assert rows(serving.step()) == [(a, 8)]
+        assert rows(serving.step()) == [(a, 5)], "b could have joined, but a's third block is on its way"
+        assert rows(serving.step()) == [(a, 1), (b, 1)]
+        assert b.num_prefix_hits == 12
+
+    def test_nobody_waits_for_a_block_that_ends_with_his_last_token(self) -> None:
+        serving = Serving(32)
+        a, b = serving.add([*PREFIX[:4], 1]), serving.add(PREFIX[:4])
+        assert rows(serving.step()) == [(a, 5), (b, 4)]
+
+    def test_a_request_with_another_beginning_does_not_wait(self) -> None:
+        serving = Serving(32, max_rows=20)
+        a, b = serving.add([*PREFIX, 1]), serving.add([7, *PREFIX])
+        assert rows(serving.step()) == [(a, 13), (b, 7)]
+
+    def test_nobody_waits_where_nothing_is_shared(self) -> None:
+        serving = Serving(32, share=False)
+        a, b = serving.add([*PREFIX, 1]), serving.add([*PREFIX, 1])
+        assert rows(serving.step()) == [(a, 13), (b, 13)]
+        assert set(a.blocks).isdisjoint(b.blocks)
+
+    def test_a_request_that_has_to_wait_holds_no_block_meanwhile(self) -> None:
+        serving = Serving(9)
+        a = serving.add(PREFIX)
+        serving.step()
+        b = serving.add([*PREFIX[:8], *range(18)])  # two are found, five wanted, one in hand for a
+        assert rows(serving.step()) == [(a, 1)]
+        assert b.blocks == []
+        serving.scheduler.remove(a)
+        assert serving.allocator.num_free == 9
+        assert rows(serving.step()) == [(b, 18)]
+
+
+def check(serving: Serving, shares: Sequence[Share], before: Sequence[Request]) -> None:
+    """What must hold between `next` and the pass."""
+    scheduler, config = serving.scheduler, serving.config
+    running = scheduler.running
+    sizes = [s.num_tokens + (s.request.max_nodes - 1 if s.reaches_end else 0) for s in shares]
+    assert sum(sizes) <= config.max_rows
+    assert [share.request for share in shares] == running[: len(shares)]
+    assert len(running) <= config.max_requests
+    stayed = sum(request in running for request in before)
+    assert len(shares) >= min(stayed, config.max_rows), "everyone who ran gets a row"
+    for share, size in zip(shares, sizes, strict=True):
+        request = share.request
+        assert 1 <= share.num_tokens <= request.num_pending
+        assert 1 <= request.max_nodes <= min(request.drafter.max_nodes, config.max_tree)
+        assert len(request.blocks) * SIZE >= request.cached + size, "blocks cover the rows"
+    for request in running:
+        assert request.cached < len(request.tokens)
+    for request in scheduler.waiting:
+        assert (request.blocks, request.cached) == ([], 0)
+    owners = Counter(block for request in running for block in request.blocks)
+    assert serving.allocator.num_free == serving.allocator.num_blocks - len(owners)
+    contents: dict[int, bytes] = {}
+    for request in running:
+        assert len(set(request.blocks)) == len(request.blocks)
+        for i, block in enumerate(request.blocks):
+            if owners[block] > 1:
+                assert request.cached >= (i + 1) * SIZE, "shared blocks are full"
+                assert contents.setdefault(block, request.digest(i)) == request.digest(i)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_leaks_and_nobody_starves_in_random_runs(seed: int, share: bool) -> None:
+    rng = random.Random(seed)
+    serving = Serving(
+        rng.choice([10, 14, 40]),
+        share=share,
+        max_rows=rng.choice([3, 9, 40]),
+        max_requests=rng.choice([2, 5, 9]),
+        max_tree=rng.choice([1, 4, 8]),
+    )
+    scheduler, arrived = serving.scheduler, []
+    for step in range(400):
+        if step < 150 and rng.random() < 0.3:
+            prompt = [rng.randrange(2)] * rng.randrange(1, 13) + rng.choices(range(2), k=rng.randrange(1, 9))
+            arrived.append(serving.add(prompt, rng.choice([1, 3, 12]), max_tokens=rng.randrange(1, 20)))
+        if step < 150 and rng.random() < 0.05 and scheduler.running:
+            scheduler.remove(rng.choice([*scheduler.running, *scheduler.waiting]))
+        before = list(scheduler.running)
+        shares = scheduler.next()
+        check(serving, shares, before)
+        line = [arrived.index(request) for request in (*scheduler.running, *scheduler.waiting)]
+        assert line == sorted(line), "first come, first served"
+        assert shares or not line
+        for share in shares:
+            guesses = min(share.request.max_nodes - 1, max(share.request.max_depth, 0))
+            accept = rng.randint(0, guesses)
+            serving.finish(share, accept, [rng.randrange(2) for _ in range(1 + accept)])
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert serving.allocator.num_free == serving.allocator.num_blocks
+    if not share:
+        assert serving.allocator.num_cached == 0
+
+
+def test_random_runs_see_what_they_are_meant_to_test() -> None:
+    """Enough preemption, sharing and cut trees, or the run above would prove little."""
+    rng = random.Random(0)
+    serving = Serving(12, max_rows=16, max_requests=5, max_tree=6)
+    requests = [serving.add([0] * 8 + rng.choices(range(2), k=5), 6, max_tokens=15) for _ in range(20)]
+    cut = 0
+    while any(request.finish_reason is None for request in requests):
+        shares = serving.scheduler.next()
+        cut += sum(share.reaches_end and share.request.max_nodes < 6 for share in shares)
+        for share in shares:
+            accept = rng.randint(0, min(share.request.max_nodes - 1, max(share.request.max_depth, 0)))
+            serving.finish(share, accept, [rng.randrange(2) for _ in range(1 + accept)])
+    assert sum(request.num_preemptions for request in requests) > 5
+    assert sum(request.num_prefix_hits > 0 for request in requests) > 10
+    assert cut > 20
