@@ -208,6 +208,7 @@ def test_chat_colours_what_was_drafted(conversation: Conversation) -> None:
 def test_ctrl_c_stops_one_answer_and_keeps_it(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
     whole = conversation.llm.chat([{"role": "user", "content": LOOPING}], GREEDY).text
     presses = iter([signal.SIGINT])
 

@@ -87,11 +87,16 @@ class Guess:
 
 
 class Watched(DraftModel):
-    """Notes its proposals."""
+    """Notes its proposals, and how many committed tokens it runs for them."""
 
     def __init__(self, target: Target, **options: Any):
         super().__init__(target, **options)
         self.guesses: list[Guess] = []
+        self.num_run = 0
+
+    def _run(self, rows: Sequence[Rows]) -> Tensor:
+        self.num_run += sum(len(row.tokens) for row in rows)
+        return super()._run(rows)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         trees = super().propose(requests)
@@ -214,6 +219,39 @@ def test_nothing_is_guessed_below_an_end_token(tiny: Make) -> None:
     reached = [(tree, node) for tree in trees for node in range(1, len(tree)) if tree.tokens[node] in ends]
     assert reached
     assert not any(tree.children[node] for tree, node in reached)
+
+
+def test_a_model_that_drafts_for_itself_is_right_whoever_used_its_memory_before(tiny: Make) -> None:
+    """Blocks go from request to request, some drafted for and some not, some found and some written anew."""
+    rng = np.random.default_rng(0)
+    target = tiny(0, num_layers=1, windows=(None,))
+    llm = LLM(target, drafter="none", kv_tokens=36, block_size=4)
+    drafter = DraftModel(llm.engine.target, model=target, depth=3)
+    params = SamplingParams(temperature=0, max_tokens=6)
+    found = 0
+    for _ in range(150):
+        many = [[int(rng.integers(2))] * int(rng.integers(1, 10)) + [int(rng.integers(2))] for _ in range(3)]
+        chosen = [drafter if rng.random() < 0.6 else "none" for _ in many]
+        for result in llm.generate(many, params, drafter=chosen):
+            assert set(result.stats.acceptance) <= {1.0}
+            found += result.stats.drafted
+    assert found > 500
+
+
+@pytest.mark.parametrize("depth", [1, 3, 4, 6])
+def test_what_it_has_run_for_one_request_it_does_not_run_again_for_another(depth: int, tiny: Make) -> None:
+    """A conversation's next turn: all but the last few tokens of the answer are there already."""
+    target = tiny(0)
+    llm = LLM(target, drafter="none", kv_tokens=512, block_size=4)
+    drafter = Watched(llm.engine.target, model=target, depth=depth)
+    first = llm.generate(prompts()[3], GREEDY, drafter=drafter)
+    said = first.prompt_token_ids + first.token_ids
+    assert drafter.num_run <= 64 + 2 * first.stats.steps, "the bonus, and the last guess, which was not run"
+    drafter.num_run = 0
+    second = llm.generate([*said, 1, 2, 3], replace(GREEDY, max_tokens=2), drafter=drafter)
+    assert second.stats.drafted == 1
+    assert 3 < drafter.num_run < 3 + 4 + 8
+    assert set(second.stats.acceptance) == {1.0}
 
 
 def test_a_request_that_has_ended_is_forgotten(tiny: Make) -> None:

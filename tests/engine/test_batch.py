@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from soothsay.engine.batch import KEY_BLOCK, Batch, Lanes, Rows
+from soothsay.engine.batch import Batch, Rows
+from soothsay.engine.paths import KEY_BLOCK, Lanes
 from soothsay.engine.tree import DraftTree
 
 BLOCK_SIZE = 8

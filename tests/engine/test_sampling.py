@@ -274,8 +274,27 @@ def test_noise_reaches_far_into_its_tail() -> None:
     for level in (8.0, 10.0, 12.0):
         expected = len(values) * stats.gumbel_r.sf(level)
         assert abs((values > level).sum() - expected) < 5 * math.sqrt(expected)
-    keys = torch.tensor([[0, 0]])
-    assert bool(gumbel(keys, torch.arange(1 << 20)[None]).isfinite().all())
+
+
+def test_noise_is_finite_and_fine_at_both_of_its_ends() -> None:
+    """Tokens whose hashes are the smallest and the largest there are, found by running the hash backwards."""
+    keys, words = torch.tensor([[123, 456]]), 1 << 32
+
+    def unmix(x: int) -> int:
+        x ^= x >> 16
+        x = x * pow(0x846CA68B, -1, words) % words
+        x ^= x >> 15 ^ x >> 30
+        x = x * pow(0x7FEB352D, -1, words) % words
+        return x ^ x >> 16
+
+    def token(x: int) -> int:
+        return (unmix(unmix(x) - 456 & words - 1) - 123) * pow(0x9E3779B1, -1, words) % words
+
+    hashes = [0, 1, 2, words // 2, words - 1]
+    values = gumbel(keys, torch.tensor([[token(x) for x in hashes]]))[0].double()
+    expected = stats.gumbel_r.isf((np.array(hashes) + 0.5) / words)
+    assert values[:4].numpy() == pytest.approx(expected[:4], abs=1e-5)
+    assert -3.2 < values[4] < -2.7, "as small as float32 allows"
 
 
 def test_noise_of_tokens_positions_and_seeds_is_uncorrelated() -> None:
@@ -307,6 +326,14 @@ def test_noise_of_one_token_can_be_had_without_that_of_others() -> None:
     tokens = torch.tensor([[7, 499, 0], [3, 3, 8], [250, 1, 2]])
     assert torch.equal(gumbel(keys, tokens), full.gather(1, tokens))
     assert torch.equal(gumbel(keys[1:2], torch.arange(500)[None]), full[1:2])
+
+
+@pytest.mark.parametrize("word", [0, 1])
+def test_both_words_of_a_key_count(word: int) -> None:
+    keys = torch.zeros(33, 2, dtype=torch.int64)
+    keys[1:, word] = 1 << torch.arange(32)
+    values = gumbel(keys, torch.arange(4)[None])
+    assert len(values.unique()) == values.numel()
 
 
 def test_answers_of_one_request_have_seeds_of_their_own() -> None:

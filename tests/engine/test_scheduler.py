@@ -224,6 +224,15 @@ class TestMemory:
         assert (len(b.tokens), b.num_preemptions, serving.evicted) == (5, 1, [b, a])
         assert rows(serving.step()) == [(b, 5)]
 
+    def test_who_had_to_go_does_not_come_back_in_the_same_step(self) -> None:
+        """Even where he would fit without the blocks of his tree: blocks would go to and fro."""
+        serving = Serving(6, share=False)
+        a, b = serving.add(4), serving.add(1, 16)
+        while not serving.evicted:
+            before = serving.step()
+        assert rows(before) == [(a, 1)]
+        assert rows(serving.step()) == [(a, 1), (b, len(b.tokens) - 1)]
+
     def test_it_finds_again_what_it_had_computed(self) -> None:
         serving = Serving(5)
         a, b = serving.add(4, max_tokens=12), serving.add(5, max_tokens=12)
@@ -304,6 +313,19 @@ class TestSharedPrefixes:
         serving = Serving(32)
         a, b = serving.add([*PREFIX[:4], 1]), serving.add(PREFIX[:4])
         assert rows(serving.step()) == [(a, 5), (b, 4)]
+
+    def test_nobody_waits_for_a_block_that_is_there_but_cannot_be_found(self) -> None:
+        """Two have computed it, the one that could be found is gone, the other has it for himself."""
+        serving = Serving(8)
+        a, b = serving.add([*PREFIX[:4], 1], max_tokens=1), serving.add(PREFIX[:4])
+        serving.step()
+        assert serving.allocator.digest(0) == a.digest(0) == b.digest(0)
+        serving.add(16, max_tokens=1)
+        while serving.allocator.digest(0) is not None:
+            serving.step()
+        assert serving.allocator.find([b.digest(0)]) == []
+        c = serving.add([*PREFIX[:4], 2])
+        assert rows(serving.step()) == [(b, 1), (c, 5)]
 
     def test_a_request_with_another_beginning_does_not_wait(self) -> None:
         serving = Serving(32, max_rows=20)

@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from soothsay.config import ModelConfig
-from soothsay.engine.batch import KEY_BLOCK, Batch, Rows
+from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import KVPool
+from soothsay.engine.paths import KEY_BLOCK
 from soothsay.engine.tree import DraftTree
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Packed

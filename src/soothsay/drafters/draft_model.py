@@ -37,6 +37,7 @@ class _State:
     """A request as the draft model sees it."""
 
     cached: int  # committed tokens whose KV is in the draft model's pool
+    noted: int  # full blocks of them that are noted by content
     expanded: DraftTree  # the last tree's nodes that were run, in order of their slots
 
 
@@ -147,9 +148,10 @@ class DraftModel(Drafter):
                 if self._computed.get(request.blocks[i]) != request.digest(i):
                     break
                 known += size
-            state = self._states[request] = _State(min(known, len(request.tokens) - 1), DraftTree(root))
+            cached = min(known, len(request.tokens) - 1)
+            state = self._states[request] = _State(cached, cached // size, DraftTree(root))
         state.expanded = DraftTree(root)
-        for block in request.blocks[state.cached // size :]:
+        for block in request.blocks[state.noted :]:
             self._computed.pop(block, None)
         return state
 
@@ -167,9 +169,10 @@ class DraftModel(Drafter):
                 at_end = state.cached + len(tokens) == len(request.tokens)
                 known = tokens.clip(max=self.model.config.vocab_size - 1)  # the target's may go further
                 rows.append(Rows(known, state.cached, request.table, state.expanded if at_end else None))
-                for block in range(state.cached // size, (state.cached + len(tokens)) // size):
-                    self._computed[request.blocks[block]] = request.digest(block)
                 state.cached += len(tokens)
+                for block in range(state.noted, state.cached // size):
+                    self._computed[request.blocks[block]] = request.digest(block)
+                state.noted = state.cached // size
                 room -= len(tokens)
                 if at_end:
                     ends.append(growth)

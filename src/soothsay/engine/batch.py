@@ -7,22 +7,20 @@ decoding one token and a tree of one node.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from soothsay.engine.paths import FlatPaths, Lanes, Path, stack_paths
 from soothsay.engine.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
-
-KEY_BLOCK = 128
-"""Keys of a row are padded to a multiple of this, and values are summed in blocks of it, one after the other:
-a row then gets the same bits however many masked keys follow its own (measured, see docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +43,20 @@ class Rows:
         return len(self.tokens) + (0 if self.tree is None else len(self.tree) - self.first)
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """Rows that attend to the same list of keys, for several lists of about equal size.
-
-    A lane is a request's context followed by one root-to-leaf path of its tree, **in order of position**, so
-    that a key stands where it would stand in plain decoding. Row r sees the lane's keys up to its own
-    position.
-    """
-
-    size: tuple[int, int, int]  # L lanes, m rows each, K keys each
-    rows: Tensor  # [L * m] rows of the pass; a lane with fewer repeats its first
-    keys: Tensor  # [L * K] slots
-    bias: dict[int | None, Tensor]  # by sliding window: [L, m, 1, K], 0 where visible and -inf elsewhere
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """N rows of R requests, ready for `Transformer.forward`. Index tensors serve all layers."""
 
     tokens: Tensor  # [N] int64
     positions: Tensor  # [N] int64, for the rotary embedding
     slots: Tensor  # [N] int64, where each row's KV goes
-    lanes: tuple[Lanes, ...]
-    lane_rows: Tensor  # [N] int64, each row's place in the lanes' concatenated rows
     logit_rows: Tensor  # [M] int64, rows of tree nodes, the roots included
     spans: tuple[tuple[int, int], ...]  # each request's share of the logit rows
+    paths: tuple[
+        Path, ...
+    ]  # what the rows attend to; the properties below are layouts of it, made when asked for
+    group: int
+    windows: tuple[int | None, ...]
 
     @classmethod
     def pack(
@@ -89,25 +75,26 @@ class Batch:
         packer = _Packer(block_size)
         for request in requests:
             packer.add(request)
-        return packer.finish(_min_rows(group), set(windows), torch.device(device))
+        return packer.finish(group, tuple(windows), torch.device(device))
 
+    @property
+    def lanes(self) -> tuple[Lanes, ...]:
+        """The paths padded to rectangles."""
+        return self._stacked[0]
 
-def _min_rows(group: int) -> int:
-    """Rows in a lane, at least: for fewer queries BLAS takes other kernels, with other bits.
+    @property
+    def lane_rows(self) -> Tensor:
+        """`[N]` int64: each row's place in the lanes' concatenated rows."""
+        return self._stacked[1]
 
-    Eight queries are enough where they come in fours, and otherwise twelve (measured, see docs/log.md).
-    """
-    rows = 1
-    while rows * group < 8 or (rows * group < 12 and rows * group % 4):
-        rows *= 2
-    return rows
+    @cached_property
+    def flat(self) -> FlatPaths:
+        """The paths end to end."""
+        return FlatPaths.of(self.paths)
 
-
-@dataclass(slots=True)
-class _Lane:
-    rows: list[int] | range
-    positions: IntArray  # [m] of the rows
-    keys: IntArray  # [K] slots in order of position
+    @cached_property
+    def _stacked(self) -> tuple[tuple[Lanes, ...], Tensor]:
+        return stack_paths(self.paths, len(self.tokens), self.group, self.windows, self.tokens.device)
 
 
 @dataclass(slots=True)
@@ -117,7 +104,7 @@ class _Packer:
     positions: list[IntArray] = field(default_factory=list)
     slots: list[IntArray] = field(default_factory=list)
     logit_rows: list[range] = field(default_factory=list)
-    lanes: list[_Lane] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
     num_rows: int = 0
 
     def add(self, request: Rows) -> None:
@@ -135,21 +122,21 @@ class _Packer:
         self.slots.append(self._slots(request, base, offsets))
         asks = self.num_rows if request.tree is not None else base
         self.logit_rows.append(range(base + max(pending - 1, 0) if asks > base else asks, asks))
-        self._add_lanes(request, base, ctx, positions)
+        self._add_paths(request, base, ctx, positions)
 
     def _slots(self, request: Rows, base: int, offsets: IntArray) -> IntArray:
         if request.table is None:
             return offsets + base
         return request.table[offsets // self.block_size] * self.block_size + offsets % self.block_size
 
-    def _add_lanes(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
-        """One lane for each path of the tree; a node on several paths is computed in the first."""
+    def _add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
+        """One for each leaf of the tree; a node on several paths is computed in the first."""
         if not len(positions):
             return
         pending, first = len(request.tokens), request.first
         if request.tree is None or len(request.tree) == max(request.tree.depths) + 1:  # a chain
             keys = self._slots(request, base, np.arange(int(positions[-1]) + 1))
-            self.lanes.append(_Lane(range(base, base + len(positions)), positions, keys))
+            self.paths.append(Path(range(base, base + len(positions)), positions, keys))
             return
         context = self._slots(request, base, np.arange(ctx + 1))
         placed = set(range(first))
@@ -161,59 +148,22 @@ class _Packer:
             lead = range(0)
             if rows:
                 nodes = self._slots(request, base, np.array(path[1:], dtype=np.int64) + ctx)
-                self.lanes.append(
-                    _Lane(rows, positions[np.array(rows) - base], np.concatenate([context, nodes]))
+                self.paths.append(
+                    Path(rows, positions[np.array(rows) - base], np.concatenate([context, nodes]))
                 )
 
-    def finish(self, min_rows: int, windows: set[int | None], device: torch.device) -> Batch:
-        buckets: dict[tuple[int, int], list[_Lane]] = defaultdict(list)
-        for lane in self.lanes:
-            width = 1 << (max(len(lane.rows), min_rows) - 1).bit_length()
-            buckets[width, (-(-len(lane.keys) // KEY_BLOCK)).bit_length()].append(lane)
-        place = np.empty(self.num_rows, dtype=np.int64)
-        lanes, filled = [], 0
-        for (width, _), members in sorted(buckets.items(), key=lambda item: item[0]):
-            for i, lane in enumerate(members):
-                place[lane.rows] = filled + i * width + np.arange(len(lane.rows))
-            filled += len(members) * width
-            lanes.append(_stack(members, width, windows, device))
-        spans, end = [], 0
-        for rows in self.logit_rows:
-            spans.append((end, end := end + len(rows)))
+    def finish(self, group: int, windows: tuple[int | None, ...], device: torch.device) -> Batch:
+        def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
+            return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts])).to(device)
+
+        ends = list(accumulate(len(rows) for rows in self.logit_rows))
         return Batch(
-            tokens=torch.from_numpy(np.concatenate(self.tokens)).to(device),
-            positions=torch.from_numpy(np.concatenate(self.positions)).to(device),
-            slots=torch.from_numpy(np.concatenate(self.slots)).to(device),
-            lanes=tuple(lanes),
-            lane_rows=torch.from_numpy(place).to(device),
-            logit_rows=torch.from_numpy(np.concatenate([np.array(r, np.int64) for r in self.logit_rows])).to(
-                device
-            ),
-            spans=tuple(spans),
+            tokens=tensor(self.tokens),
+            positions=tensor(self.positions),
+            slots=tensor(self.slots),
+            logit_rows=tensor(self.logit_rows),
+            spans=tuple(pairwise([0, *ends])),
+            paths=tuple(self.paths),
+            group=group,
+            windows=windows,
         )
-
-
-def _stack(members: list[_Lane], m: int, windows: set[int | None], device: torch.device) -> Lanes:
-    num_keys = -(-max(len(lane.keys) for lane in members) // KEY_BLOCK) * KEY_BLOCK
-    rows = np.empty((len(members), m), dtype=np.int64)
-    keys = np.zeros((len(members), num_keys), dtype=np.int64)  # padding reads slot 0, always finite
-    positions = np.empty((len(members), m, 1), dtype=np.int64)
-    for i, lane in enumerate(members):
-        count = len(lane.rows)
-        rows[i, :count], rows[i, count:] = lane.rows, lane.rows[0]
-        positions[i, :count, 0], positions[i, count:, 0] = lane.positions, lane.positions[0]
-        keys[i, : len(lane.keys)] = lane.keys
-    bias = {}
-    for window in windows:
-        hidden = np.arange(num_keys) > positions
-        if window is not None:
-            hidden |= np.arange(num_keys) <= positions - window
-        bias[window] = torch.from_numpy(np.where(hidden, np.float32("-inf"), np.float32(0)))[:, :, None].to(
-            device
-        )
-    return Lanes(
-        size=(len(members), m, num_keys),
-        rows=torch.from_numpy(rows.reshape(-1)).to(device),
-        keys=torch.from_numpy(keys.reshape(-1)).to(device),
-        bias=bias,
-    )

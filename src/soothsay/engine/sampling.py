@@ -241,8 +241,8 @@ def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tu
     probs = (values - total).exp()
     reached = probs.cumsum(-1)
     values = values.masked_fill(reached - probs >= top_p, -math.inf)
-    reaches = (top_k == vocab) & (top_p < 1) & (reached[:, -1:] >= top_p)
-    complete = (width == vocab) | (top_k <= width) | reaches
+    in_sight = (top_k == vocab) & (reached[:, -1:] >= top_p)  # with a top_k beyond, the total is not known
+    complete = (width == vocab) | (top_k <= width) | in_sight
     return values, tokens, complete[:, 0]
 
 

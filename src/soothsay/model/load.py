@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
+from soothsay.model.attention import best_attend
 from soothsay.model.checkpoint import Checkpoint, Reader
 from soothsay.model.linear import Dense, LinearKind, Packed
 from soothsay.model.transformer import Embedding, RMSNorm, Transformer
@@ -30,7 +31,7 @@ def load_model(
     names = TensorNames(config, checkpoint)
     target, kind = numeric_mode(names, dtype, device)
     with torch.device("meta"):
-        model = Transformer(config)
+        model = Transformer(config, best_attend(config.head_dim, device))
     if not config.tie_embeddings:
         names.require("head")
     for path in ("embedding", "head", "norm", *(f"blocks.{i}" for i in range(config.num_layers))):

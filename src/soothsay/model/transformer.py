@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.engine.batch import Batch
 from soothsay.engine.cache import KVPool
-from soothsay.model.attention import attend
+from soothsay.model.attention import Attend, attend
 from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope, rotate
 
@@ -43,9 +43,10 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v in one product."""
 
-    def __init__(self, config: ModelConfig, layer: int):
+    def __init__(self, config: ModelConfig, layer: int, attend: Attend):
         super().__init__()
         self.config = config
+        self.attend = attend
         self.window = config.windows[layer]
         c = config
         self.qkv: nn.Module = Dense.random(
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         else:
             kv.index_copy_(1, batch.slots, new.to(kv.dtype))
         q = qk[:, : c.num_heads] * c.attention_scale
-        out = attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
+        out = self.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
         return cast(Tensor, self.o(out))
 
 
@@ -117,14 +118,14 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward part, each behind a norm (Gemma: between two), added to the stream."""
 
-    def __init__(self, config: ModelConfig, layer: int):
+    def __init__(self, config: ModelConfig, layer: int, attend: Attend):
         super().__init__()
 
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, config.norm_eps)
 
         self.local = config.local_rope is not None and config.windows[layer] is not None
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config, layer, attend)
         self.mlp = (
             Experts(config)
             if layer in config.sparse_layers
@@ -162,13 +163,13 @@ class Transformer(nn.Module):
     A tied head shares the embedding's table while the model trains; a loaded one may keep a packed copy.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, attend: Attend = attend):
         super().__init__()
         self.config = config
         self.embedding = Embedding(
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, layer, attend) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:

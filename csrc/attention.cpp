@@ -1,0 +1,274 @@
+// Attention of each row to its own path of keys, read from the KV pool in place.
+//
+// A row meets its keys in order of position, in blocks of BLOCK counted from position 0, with a running softmax over
+// the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). What it computes
+// depends on nothing but its query and its own keys, so its bits are the same in any batch, tree or chunk, on any
+// number of threads.
+#include "simd.h"
+#include <vector>
+
+namespace {
+
+constexpr int BLOCK = 64;   // keys
+constexpr int TILE = 64;    // queries that share a pass over the keys, about
+constexpr float HIDDEN = -1e30f;
+
+// One block of a head's keys and values, laid out for products: keys[t][j] holds dimension j of LANES keys.
+struct Floats {
+    std::vector<float> q, keys, values;
+    Floats(int queries, int d) : q(size_t(queries) * d), keys(size_t(BLOCK) * d), values(size_t(BLOCK) * d) {}
+
+    void set_query(int r, const float* source, int d) { std::memcpy(&q[size_t(r) * d], source, 4 * d); }
+
+    template <class T>
+    void set_block(const T* const* k, const T* const* v, int d) {
+        for (int i = 0; i < BLOCK; ++i) {
+            float* column = &keys[size_t(i / LANES) * d * LANES + i % LANES];
+            for (int j = 0; j < d; ++j) column[j * LANES] = widen(k[i][j]);
+            for (int j = 0; j < d; j += LANES) store(&values[size_t(i) * d + j], load(v[i] + j));
+        }
+    }
+
+    // Scores of queries r, ..., r + N - 1 against the block.
+    template <int N>
+    void scores(int r, int d, floats (*out)[BLOCK / LANES]) const {
+        const float* x = &q[size_t(r) * d];
+        for (int t = 0; t < BLOCK / LANES; ++t) {
+            floats s[N] = {};
+            for (int j = 0; j < d; ++j) {
+                floats k = load(&keys[(size_t(t) * d + j) * LANES]);
+                for (int n = 0; n < N; ++n) s[n] += k * x[n * d + j];
+            }
+            for (int n = 0; n < N; ++n) out[n][t] = s[n];
+        }
+    }
+
+    // Adds the block's values, weighted by p, to N accumulators of d floats.
+    template <int N>
+    void add(const floats (*p)[BLOCK / LANES], int d, float* acc) const {
+        for (int j = 0; j < d; j += LANES) {
+            floats a[N];
+            for (int n = 0; n < N; ++n) a[n] = load(acc + n * d + j);
+            for (int i = 0; i < BLOCK; ++i) {
+                floats v = load(&values[size_t(i) * d + j]);
+                for (int n = 0; n < N; ++n) a[n] += v * p[n][i / LANES][i % LANES];
+            }
+            for (int n = 0; n < N; ++n) store(acc + n * d + j, a[n]);
+        }
+    }
+};
+
+#if defined(__AVX512BF16__)
+// The same with pairs of bfloat16 multiplied at once: queries and weights are rounded to bfloat16, sums are float.
+struct Pairs {
+    std::vector<uint32_t> q, keys, values;  // [queries][d/2], [tile][d/2][16], [BLOCK/2][d]
+    Pairs(int queries, int d) : q(size_t(queries) * d / 2), keys(BLOCK * d / 2), values(BLOCK * d / 2) {}
+
+    static uint32_t pair(bf16 low, bf16 high) { return low.bits | uint32_t(high.bits) << 16; }
+
+    void set_query(int r, const float* source, int d) {
+        for (int j = 0; j < d / 2; ++j) q[size_t(r) * d / 2 + j] = pair(narrow(source[2 * j]), narrow(source[2 * j + 1]));
+    }
+
+    void set_block(const bf16* const* k, const bf16* const* v, int d) {
+        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+        for (int t = 0; t < BLOCK / LANES; ++t)
+            for (int j = 0; j < d / 2; j += LANES) transpose(k + t * LANES, 2 * j, &keys[(size_t(t) * d / 2 + j) * LANES]);
+        for (int i = 0; i < BLOCK; i += 2)
+            for (int j = 0; j < d; j += LANES) {
+                __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i] + j)));
+                __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i + 1] + j)));
+                _mm512_storeu_si512(&values[size_t(i / 2) * d + j], _mm512_permutex2var_epi16(a, low, b));
+            }
+    }
+
+    // Sixteen keys' 32 dimensions from `first` on, as 16 x 16 pairs, rows to columns.
+    static void transpose(const bf16* const* k, int first, uint32_t* out) {
+        __m512i a[LANES], b[LANES];
+        for (int i = 0; i < LANES; ++i) a[i] = _mm512_loadu_si512(k[i] + first);
+        for (int i = 0; i < LANES; i += 2) {
+            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+        }
+        for (int i = 0; i < LANES; i += 4)
+            for (int n = 0; n < 2; ++n) {
+                a[i + 2 * n] = _mm512_unpacklo_epi64(b[i + n], b[i + 2 + n]);
+                a[i + 2 * n + 1] = _mm512_unpackhi_epi64(b[i + n], b[i + 2 + n]);
+            }
+        for (int n = 0; n < 4; ++n)
+            for (int i = 0; i < 2; ++i) {
+                b[8 * i + n] = _mm512_shuffle_i32x4(a[8 * i + n], a[8 * i + 4 + n], 0x88);
+                b[8 * i + 4 + n] = _mm512_shuffle_i32x4(a[8 * i + n], a[8 * i + 4 + n], 0xdd);
+            }
+        for (int n = 0; n < 8; ++n) {
+            // b[n] and b[8 + n] hold columns n % 4 + {0, 8} (n < 4) or + {4, 12} of both halves of the keys
+            int column = n % 4 + (n < 4 ? 0 : 4);
+            _mm512_storeu_si512(out + size_t(column) * LANES, _mm512_shuffle_i32x4(b[n], b[8 + n], 0x88));
+            _mm512_storeu_si512(out + size_t(column + 8) * LANES, _mm512_shuffle_i32x4(b[n], b[8 + n], 0xdd));
+        }
+    }
+
+    template <int N>
+    void scores(int r, int d, floats (*out)[BLOCK / LANES]) const {
+        __m512 s[N][BLOCK / LANES] = {};
+        const uint32_t* x = &q[size_t(r) * d / 2];
+        for (int j = 0; j < d / 2; ++j)
+            for (int t = 0; t < BLOCK / LANES; ++t) {
+                __m512bh k = (__m512bh)_mm512_loadu_si512(&keys[(size_t(t) * d / 2 + j) * LANES]);
+                for (int n = 0; n < N; ++n)
+                    s[n][t] = _mm512_dpbf16_ps(s[n][t], (__m512bh)_mm512_set1_epi32(int(x[n * d / 2 + j])), k);
+            }
+        for (int n = 0; n < N; ++n)
+            for (int t = 0; t < BLOCK / LANES; ++t) out[n][t] = (floats)s[n][t];
+    }
+
+    template <int N>
+    void add(const floats (*p)[BLOCK / LANES], int d, float* acc) const {
+        uint32_t w[N][BLOCK / 2];
+        for (int n = 0; n < N; ++n)
+            for (int t = 0; t < BLOCK / LANES; ++t)
+                _mm256_storeu_si256((__m256i*)&w[n][t * LANES / 2], (__m256i)_mm512_cvtneps_pbh((__m512)p[n][t]));
+        for (int j = 0; j < d; j += 2 * LANES) {
+            __m512 a[N][2];
+            for (int n = 0; n < N; ++n)
+                for (int h = 0; h < 2; ++h) a[n][h] = _mm512_loadu_ps(acc + n * d + j + h * LANES);
+            for (int i = 0; i < BLOCK / 2; ++i)
+                for (int h = 0; h < 2; ++h) {
+                    __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * d + j + h * LANES]);
+                    for (int n = 0; n < N; ++n)
+                        a[n][h] = _mm512_dpbf16_ps(a[n][h], (__m512bh)_mm512_set1_epi32(int(w[n][i])), v);
+                }
+            for (int n = 0; n < N; ++n)
+                for (int h = 0; h < 2; ++h) _mm512_storeu_ps(acc + n * d + j + h * LANES, a[n][h]);
+        }
+    }
+};
+template <class T> struct Products { using type = Floats; };
+template <> struct Products<bf16> { using type = Pairs; };
+#else
+template <class T> struct Products { using type = Floats; };
+#endif
+
+struct Shape {
+    int heads, group, d;   // key heads, query heads of each, dimensions (a multiple of 32)
+    int64_t slots;         // of the pool
+    float softcap;         // 0: none
+    int64_t window;        // 0: none
+};
+
+// A running softmax of one query: the largest score so far, the sum of exponentials below it.
+struct Running {
+    float top = HIDDEN, total = 0;
+    int64_t from, to;  // positions that the query sees, both included
+
+    // Turns scores of the block at `begin` into weights, and shrinks what was summed before to the new top.
+    void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
+        float largest = top;
+        for (int t = 0; t < BLOCK / LANES; ++t) {
+            if (softcap != 0)
+                for (int i = 0; i < LANES; ++i) x[t][i] = std::tanh(x[t][i] / softcap) * softcap;
+            int64_t at = begin + t * LANES;
+            if (at + LANES - 1 > to || at < from)
+                for (int i = 0; i < LANES; ++i)
+                    if (at + i > to || at + i < from) x[t][i] = HIDDEN;
+            float m = max(x[t]);
+            largest = m > largest ? m : largest;
+        }
+        floats weights = {};
+        for (int t = 0; t < BLOCK / LANES; ++t) weights += x[t] = exp(x[t] - largest);
+        if (largest != top) {
+            float shrink = exp(splat(top - largest))[0];
+            total *= shrink;
+            for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
+            top = largest;
+        }
+        total += sum(weights);
+    }
+};
+
+template <int N, class P>
+void meet(const P& products, int first, int64_t begin, const Shape& s, Running* running, float* acc) {
+    floats x[N][BLOCK / LANES];
+    products.template scores<N>(first, s.d, x);
+    for (int n = 0; n < N; ++n) running[n].weigh(x[n], begin, s.softcap, acc + n * s.d, s.d);
+    products.template add<N>(x, s.d, acc);
+}
+
+// Rows `rows[0..count)` of one path, one key head.
+template <class T>
+void attend_tile(const float* q, const T* kv, const int64_t* keys, const int64_t* rows, const int64_t* positions,
+                 int count, int head, const Shape& s, float* out) {
+    const int d = s.d, queries = count * s.group;
+    const int64_t row_size = int64_t(s.heads) * s.group * d;
+    const T* k_base = kv + int64_t(head) * s.slots * d;
+    const T* v_base = kv + int64_t(s.heads + head) * s.slots * d;
+    typename Products<T>::type products(queries, d);
+    std::vector<float> acc(size_t(queries) * d, 0.0f);
+    std::vector<Running> running(queries);
+    int64_t first = INT64_MAX, last = 0;
+    for (int n = 0; n < queries; ++n) {
+        int r = n / s.group;
+        products.set_query(n, q + rows[r] * row_size + (int64_t(head) * s.group + n % s.group) * d, d);
+        running[n].to = positions[r];
+        running[n].from = s.window && positions[r] >= s.window ? positions[r] - s.window + 1 : 0;
+        first = running[n].from < first ? running[n].from : first;
+        last = positions[r] > last ? positions[r] : last;
+    }
+    for (int64_t begin = first / BLOCK * BLOCK; begin <= last; begin += BLOCK) {
+        const T *k[BLOCK], *v[BLOCK];
+        for (int i = 0; i < BLOCK; ++i) {  // behind the last key: any slot, it is masked
+            int64_t slot = keys[begin + i <= last ? begin + i : last];
+            k[i] = k_base + slot * d;
+            v[i] = v_base + slot * d;
+        }
+        products.set_block(k, v, d);
+        auto sees = [&](int n) { return begin <= running[n].to && begin + BLOCK > running[n].from; };
+        for (int n = 0; n < queries;) {
+            if (!sees(n))
+                ++n;
+            else if (n + 3 < queries && sees(n + 1) && sees(n + 2) && sees(n + 3))
+                meet<4>(products, n, begin, s, &running[n], &acc[size_t(n) * d]), n += 4;
+            else
+                meet<1>(products, n, begin, s, &running[n], &acc[size_t(n) * d]), ++n;
+        }
+    }
+    for (int n = 0; n < queries; ++n) {
+        float* o = out + rows[n / s.group] * row_size + (int64_t(head) * s.group + n % s.group) * d;
+        for (int j = 0; j < d; j += LANES) store(o + j, load(&acc[size_t(n) * d + j]) / running[n].total);
+    }
+}
+
+template <class T>
+void attend(const float* q, const T* kv, const int64_t* keys, const int64_t* key_begin, const int64_t* rows,
+            const int64_t* positions, const int64_t* row_begin, int num_paths, const Shape& s, float* out) {
+    const int step = TILE / s.group > 0 ? TILE / s.group : 1;
+    struct Task {
+        int path, head;
+        int64_t row;
+    };
+    std::vector<Task> tasks;
+    for (int head = 0; head < s.heads; ++head)
+        for (int path = 0; path < num_paths; ++path)
+            for (int64_t row = row_begin[path]; row < row_begin[path + 1]; row += step) tasks.push_back({path, head, row});
+#pragma omp parallel for schedule(dynamic) if (tasks.size() > 1)
+    for (size_t i = 0; i < tasks.size(); ++i) {
+        const Task& t = tasks[i];
+        int64_t end = row_begin[t.path + 1], count = end - t.row < step ? end - t.row : step;
+        attend_tile(q, kv, keys + key_begin[t.path], rows + t.row, positions + t.row, int(count), t.head, s, out);
+    }
+}
+
+}  // namespace
+
+// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
+// in order of position and the rows rows[row_begin[i]..row_begin[i + 1]), which stand at `positions`.
+extern "C" void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
+                                const int64_t* rows, const int64_t* positions, const int64_t* row_begin, int num_paths,
+                                int heads, int group, int d, int64_t slots, float softcap, int64_t window, float* out) {
+    Shape s{heads, group, d, slots, softcap, window};
+    if (is_bf16)
+        attend(q, (const bf16*)kv, keys, key_begin, rows, positions, row_begin, num_paths, s, out);
+    else
+        attend(q, (const float*)kv, keys, key_begin, rows, positions, row_begin, num_paths, s, out);
+}

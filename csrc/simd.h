@@ -1,0 +1,96 @@
+// A vector register of floats, in the compiler's own vector types: one source for every instruction set.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <cmath>
+#include <initializer_list>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float widen(float x) { return x; }
+inline float widen(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+
+// Round to nearest, ties to even. NaN does not occur here.
+inline bf16 narrow(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return {uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
+}
+
+inline floats load(const float* p) {
+    floats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline floats load(const bf16* p) {
+#if defined(__AVX512F__)
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return (floats)_mm512_slli_epi32(wide, 16);
+#else
+    floats v;
+    for (int i = 0; i < LANES; ++i) v[i] = widen(p[i]);
+    return v;
+#endif
+}
+
+inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
+
+inline floats splat(float x) { return floats{} + x; }
+
+// Sums by halves, always in the same order.
+inline float sum(floats v) {
+    float a[LANES];
+    store(a, v);
+    for (int n = LANES / 2; n; n /= 2)
+        for (int i = 0; i < n; ++i) a[i] += a[i + n];
+    return a[0];
+}
+
+inline float max(floats v) {
+    float a[LANES];
+    store(a, v);
+    for (int n = LANES / 2; n; n /= 2)
+        for (int i = 0; i < n; ++i) a[i] = a[i] > a[i + n] ? a[i] : a[i + n];
+    return a[0];
+}
+
+// e^x for x <= 88, 0 below -87: 2^n e^r with |r| <= ln 2 / 2 and a polynomial of degree 6 (error below 2 ulp).
+inline floats exp(floats x) {
+    ints tiny = x < -87.0f;
+    x = tiny ? splat(-87.0f) : x;
+    floats scaled = x * 1.44269504f;
+    ints n = __builtin_convertvector(scaled + (scaled < 0 ? splat(-0.5f) : splat(0.5f)), ints);
+    floats k = __builtin_convertvector(n, floats);
+    floats r = x - k * 0.693145752f - k * 1.42860677e-6f;
+    floats y = splat(1.0f / 720);
+    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = y * r + c;
+    ints power = (n + 127) << 23;
+    floats two_n;
+    std::memcpy(&two_n, &power, sizeof power);
+    return tiny ? splat(0.0f) : y * two_n;
+}
+
+}  // namespace

@@ -1,0 +1,18 @@
+// Whether this processor has what the library was compiled for. Compiled with the same flags as the rest, so it does
+// nothing that could need them.
+extern "C" int soothsay_runs_here() {
+    int yes = 1;
+#if defined(__x86_64__)
+#if defined(__AVX512BF16__)
+    yes = yes && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+#endif
+#if defined(__AVX512F__)
+    yes = yes && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+#if defined(__AVX2__)
+    yes = yes && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+#endif
+    return yes;
+}

@@ -1,0 +1,40 @@
+"""Compiles the native kernels, once for each instruction set, if there is a compiler.
+
+The libraries are plain C behind ctypes and link nothing but OpenMP's runtime, torch's own at run time.
+Everything works without them, by stock operations.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+VARIANTS = {"portable": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    VARIANTS |= {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
+
+setup(
+    ext_modules=[
+        Extension(
+            f"soothsay.native._{name}",
+            sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
+            depends=["csrc/simd.h"],
+            extra_compile_args=[*FLAGS, *flags],
+            extra_link_args=["-fopenmp"],
+            language="c++",
+            optional=True,
+        )
+        for name, flags in VARIANTS.items()
+    ]
+)
