@@ -87,15 +87,16 @@ class Guess:
 
 
 class Watched(DraftModel):
-    """Notes its proposals, and how many committed tokens it runs for them."""
+    """Notes its proposals, and how many committed tokens it runs for them, in all and at most in one pass."""
 
     def __init__(self, target: Target, **options: Any):
         super().__init__(target, **options)
         self.guesses: list[Guess] = []
-        self.num_run = 0
+        self.num_run = self.most_run = 0
 
     def _run(self, rows: Sequence[Rows]) -> Tensor:
-        self.num_run += sum(len(row.tokens) for row in rows)
+        count = sum(len(row.tokens) for row in rows)
+        self.num_run, self.most_run = self.num_run + count, max(self.most_run, count)
         return super()._run(rows)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -206,6 +207,17 @@ def test_it_explores_as_wide_and_deep_as_it_may(tiny: Make) -> None:
     assert drafter.max_nodes == 1 + 3 + 2 * 2 * 3
     assert max(len(guess.tree) for guess in drafter.guesses) == drafter.max_nodes
     assert max(max(guess.tree.depths) for guess in drafter.guesses) == 3
+
+
+def test_what_it_has_to_catch_up_with_goes_in_as_many_passes_as_it_takes(tiny: Make) -> None:
+    drafter, _, _ = serve(tiny(0), model=tiny(1), engine={"max_rows": 11})
+    assert drafter.most_run == 11
+
+
+def test_where_no_guess_is_wanted_nothing_is_run(tiny: Make) -> None:
+    drafter, results, _ = serve(tiny(0), model=tiny(1), engine={"max_tree": 1})
+    assert len(drafter.guesses) > 20
+    assert drafter.num_run == sum(result.stats.drafted for result in results) == 0
 
 
 def test_nothing_is_guessed_below_an_end_token(tiny: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -102,6 +103,19 @@ def sees(batch: Batch, row: int, window: int | None) -> tuple[list[int], list[in
     return lanes.keys.view(num, num_keys)[lane, visible].tolist(), visible.tolist()
 
 
+def seen_flat(batch: Batch) -> dict[int, list[int]]:
+    """Slots that each row sees, by the other layout: paths end to end."""
+    flat, found = batch.flat, {}
+    keys, rows = pairwise(flat.key_begin.tolist()), pairwise(flat.row_begin.tolist())
+    for (key, _), (begin, end) in zip(keys, rows, strict=True):
+        for row, position in zip(
+            flat.rows[begin:end].tolist(), flat.positions[begin:end].tolist(), strict=True
+        ):
+            assert row not in found, "a row is computed once"
+            found[row] = flat.keys[key : key + position + 1].tolist()
+    return found
+
+
 def check(batch: Batch, requests: list[Rows]) -> None:
     rows: list[Row] = []
     spans, asked = [], []
@@ -123,6 +137,7 @@ def check(batch: Batch, requests: list[Rows]) -> None:
             slots, indices = sees(batch, number, window)
             assert slots == row.sees[first:]
             assert indices == list(range(first, row.position + 1)), "a key stands where plain decoding has it"
+    assert seen_flat(batch) == {number: row.sees for number, row in enumerate(rows)}
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -10,6 +10,7 @@ import torch
 
 from soothsay import LLM, FinishReason, Observation, SamplingParams, Target
 from soothsay.drafters.base import NoDrafter
+from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Verdict, match
@@ -99,17 +100,19 @@ class Prophet(NoDrafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         model = self.target.model
         for seen in observations:
-            tokens = seen.request.tokens[seen.start :][: seen.num_pending].tolist()
             assert seen.start == seen.request.cached
+            rows = Rows(seen.request.tokens[: seen.start + seen.num_pending], 0, None, seen.tree)
+            batch = Batch.pack([rows], group=model.config.group, windows=model.config.windows)
+            hidden, taps = model(batch, taps=self.taps)  # all of it anew, without a cache
+            for own, tap in zip(seen.taps, taps, strict=True):
+                torch.testing.assert_close(own, tap[seen.start :], rtol=1e-4, atol=1e-4)
             if seen.tree is not None:
                 assert len(seen.tree) <= seen.request.max_nodes
                 self.depths.append(max(seen.tree.depths))
-                tokens += seen.tree.tokens[1:]
-                states = model.norm(seen.taps[0][seen.num_pending - 1 :])
-                torch.testing.assert_close(model.logits(states), seen.logits)
+                logits = model.logits(hidden[batch.logit_rows])
+                torch.testing.assert_close(seen.logits, logits, rtol=1e-4, atol=1e-4)
+                assert seen.draws == logits.argmax(-1).tolist()
                 assert seen.verdict == match(seen.tree, seen.draws)
-            assert torch.equal(seen.taps[1], model.embedding(torch.tensor(tokens)))
-            assert seen.taps[0].shape == seen.taps[1].shape
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay import native
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.tree import DraftTree
-from soothsay.model.attention import attend, best_attend
+from soothsay.model.attention import attend
+from soothsay.native import VARIANTS, NativeKernels, native_kernels
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 120
 HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]
 WINDOWS = (None, 1, 70)
 
 
-@pytest.fixture(params=native.VARIANTS)
-def kernels(request: pytest.FixtureRequest) -> native.Library:
-    library = native.library(request.param)
+@pytest.fixture(params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    library = native_kernels(request.param)
     if library is None:
         pytest.skip(f"no {request.param} kernels: not compiled, or not for this processor")
     return library
@@ -56,7 +56,7 @@ def inputs(heads: int, group: int, d: int, rows: int, dtype: torch.dtype) -> tup
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_equal_to_stock_operations(
-    kernels: native.Library, heads: tuple[int, int, int], dtype: torch.dtype
+    kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     rng = np.random.default_rng(sum(heads))
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_equal_to_stock_operations(
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_do_not_depend_on_company_or_threads(
-    kernels: native.Library, heads: tuple[int, int, int], dtype: torch.dtype
+    kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     rng = np.random.default_rng(sum(heads))
     torch.manual_seed(0)
@@ -95,17 +95,9 @@ def test_bits_do_not_depend_on_company_or_threads(
         assert torch.equal(kernels.attend(q[row : row + 1], kv, pack([alone], heads[1]))[0], expected[row])
 
 
-def test_large_scores_do_not_overflow(kernels: native.Library) -> None:
+def test_large_scores_do_not_overflow(kernels: NativeKernels) -> None:
     batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
     q, kv = inputs(1, 1, 32, 100, torch.float32)
     result = kernels.attend(q * 1000, kv, batch)
     assert torch.isfinite(result).all()
     assert (result - attend(q * 1000, kv, batch)).abs().max() < 1e-3
-
-
-def test_what_the_kernels_cannot_do_is_done_by_stock_operations(kernels: native.Library) -> None:
-    assert best_attend(24, "cpu") is attend
-    batch = pack([Rows(np.arange(4), 0, np.arange(NUM_BLOCKS))], 1)
-    q, kv = inputs(1, 1, 24, 4, torch.float32)
-    with pytest.raises(ValueError, match="does not fit the native kernel"):
-        kernels.attend(q, kv, batch)

@@ -115,12 +115,13 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
 
 def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
     from soothsay.model.linear import Dense, Packed
-    from soothsay.model.load import TensorNames, numeric_mode
+    from soothsay.model.load import TensorNames, best_kernels, numeric_mode
 
     names = TensorNames(model.config, checkpoint)
     computed, kind = numeric_mode(names, dtype)
-    path = "Packed: laid out for oneDNN" if kind is Packed else "Dense: plain PyTorch"
-    yield "runs here", f"{str(computed).removeprefix('torch.')}, {path}"
+    path = "packed for oneDNN" if kind is Packed else "plain PyTorch"
+    yield "runs here", f"{str(computed).removeprefix('torch.')}; linear layers {path}"
+    yield "kernels", best_kernels(model.config).name
     linear = [module for module in model.modules() if isinstance(module, Dense)]
     parameters = sum(parameter.numel() for module in linear for parameter in module.parameters())
     with checkpoint.open() as read:

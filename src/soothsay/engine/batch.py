@@ -55,6 +55,7 @@ class Batch:
     paths: tuple[
         Path, ...
     ]  # what the rows attend to; the properties below are layouts of it, made when asked for
+    num_slots: int  # the smallest pool that has all slots named here
     group: int
     windows: tuple[int | None, ...]
 
@@ -157,6 +158,7 @@ class _Packer:
             return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts])).to(device)
 
         ends = list(accumulate(len(rows) for rows in self.logit_rows))
+        named = [slots for slots in (*self.slots, *(path.keys for path in self.paths)) if slots.size]
         return Batch(
             tokens=tensor(self.tokens),
             positions=tensor(self.positions),
@@ -164,6 +166,7 @@ class _Packer:
             logit_rows=tensor(self.logit_rows),
             spans=tuple(pairwise([0, *ends])),
             paths=tuple(self.paths),
+            num_slots=max((int(slots.max()) + 1 for slots in named), default=0),
             group=group,
             windows=windows,
         )

@@ -46,7 +46,7 @@ class KVPool:
     ):
         num_layers, num_kv_heads, head_dim = shape
         self.block_size = block_size
-        slots = num_blocks * block_size
+        self.num_slots = slots = num_blocks * block_size
         self.data = torch.zeros(num_layers, 2 * num_kv_heads, slots, head_dim, dtype=dtype, device=device)
         self.layers = tuple(self.data.unbind(0))  # each [2 * H_kv, slots, d]
 

@@ -6,29 +6,11 @@ tree nodes or padding stand beside it, because every row meets the keys of its o
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from soothsay.engine.batch import Batch
 from soothsay.engine.paths import KEY_BLOCK
-from soothsay.native import library
-
-
-class Attend(Protocol):
-    """Attention of each row to its own path, as `attend` below computes it."""
-
-    def __call__(
-        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
-    ) -> Tensor:
-        """See `attend`."""
-
-
-def best_attend(head_dim: int, device: torch.device | str) -> Attend:
-    """The fastest that fits: the native kernel on a CPU where it is there, else stock operations."""
-    native = library() if torch.device(device).type == "cpu" and head_dim % 32 == 0 else None
-    return attend if native is None else native.attend
 
 
 def attend(

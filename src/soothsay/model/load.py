@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.attention import best_attend
 from soothsay.model.checkpoint import Checkpoint, Reader
+from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, LinearKind, Packed
 from soothsay.model.transformer import Embedding, RMSNorm, Transformer
+from soothsay.native import native_kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,7 +32,7 @@ def load_model(
     names = TensorNames(config, checkpoint)
     target, kind = numeric_mode(names, dtype, device)
     with torch.device("meta"):
-        model = Transformer(config, best_attend(config.head_dim, device))
+        model = Transformer(config, best_kernels(config, device))
     if not config.tie_embeddings:
         names.require("head")
     for path in ("embedding", "head", "norm", *(f"blocks.{i}" for i in range(config.num_layers))):
@@ -55,6 +56,12 @@ def numeric_mode(
     else:
         raise ModelError(f"dtype {dtype!r} is unknown; choose auto, {' or '.join(DTYPES)}")
     return target, Packed if on_cpu and Packed.available(target) else Dense
+
+
+def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Kernels:
+    """The fastest that fit: the native kernels on a CPU where they are there, else stock operations."""
+    native = native_kernels() if torch.device(device).type == "cpu" else None
+    return StockKernels() if native is None or not native.fit(config) else native
 
 
 class TensorNames:

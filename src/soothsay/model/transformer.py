@@ -6,52 +6,39 @@ float32; linear layers and the KV pool are in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.engine.batch import Batch
 from soothsay.engine.cache import KVPool
-from soothsay.model.attention import Attend, attend
+from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, normal
-from soothsay.model.rope import Rope, rotate
-
-ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
+from soothsay.model.rope import Rope
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467) over the last dimension."""
+    """Weights of a root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467); `Kernels` apply it."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., size] -> [..., size]`, float32."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v in one product."""
 
-    def __init__(self, config: ModelConfig, layer: int, attend: Attend):
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
         super().__init__()
-        self.config = config
-        self.attend = attend
+        self.config = c = config
+        self.kernels = kernels
         self.window = config.windows[layer]
-        c = config
-        self.qkv: nn.Module = Dense.random(
-            c.hidden_size, (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, bias=c.qkv_bias
-        )
+        width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        self.qkv: nn.Module = Dense.random(c.hidden_size, width, bias=c.qkv_bias)
         self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
@@ -59,47 +46,39 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, hidden] -> [N, hidden]`. Writes keys and values into `kv` `[2 * H_kv, S, d]` first."""
         c = self.config
-        projected = self.qkv(x)
-        heads = projected.float().view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
-        q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = rotate(torch.cat([self.q_norm(q), self.k_norm(k)], dim=1), *rope)
-        else:
-            qk = rotate(heads[:, : c.num_heads + c.num_kv_heads], *rope)
-        new = torch.cat([qk[:, c.num_heads :], v], dim=1).transpose(0, 1)  # [2 H_kv, N, d]
-        if kv is None:
-            kv = new.to(projected.dtype).contiguous()  # rounded as a pool would
-        else:
-            kv.index_copy_(1, batch.slots, new.to(kv.dtype))
-        q = qk[:, : c.num_heads] * c.attention_scale
-        out = self.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
+        qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
+        if kv is None:  # it lives in the pass: row i in slot i
+            kv = qkv.new_empty(2 * c.num_kv_heads, x.shape[0], c.head_dim)
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, kv, batch.slots)
+        out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
         return cast(Tensor, self.o(out))
 
 
 class FeedForward(nn.Module):
     """Gated feed-forward part (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
 
-    def __init__(self, config: ModelConfig, size: int):
+    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
         super().__init__()
         self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
         self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
-        self.activation = ACTIVATION[config.activation]
+        self.activation = config.activation
+        self.kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return cast(Tensor, self.down(self.activation(gate) * up))
+        return cast(Tensor, self.down(self.kernels.gated(self.gate_up(x), self.activation)))
 
 
 class Experts(nn.Module):
     """Mixture of experts (Mixtral, arXiv 2401.04088): each row goes to its best few experts."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kernels: Kernels):
         super().__init__()
         self.config = config
         self.router: nn.Module = Dense.random(config.hidden_size, config.num_experts)
         self.experts = nn.ModuleList(
-            FeedForward(config, config.expert_size) for _ in range(config.num_experts)
+            FeedForward(config, config.expert_size, kernels) for _ in range(config.num_experts)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,18 +97,19 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward part, each behind a norm (Gemma: between two), added to the stream."""
 
-    def __init__(self, config: ModelConfig, layer: int, attend: Attend):
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
         super().__init__()
 
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, config.norm_eps)
 
         self.local = config.local_rope is not None and config.windows[layer] is not None
-        self.attention = Attention(config, layer, attend)
-        self.mlp = (
-            Experts(config)
+        self.kernels = kernels
+        self.attention = Attention(config, layer, kernels)
+        self.mlp: nn.Module = (
+            Experts(config, kernels)
             if layer in config.sparse_layers
-            else FeedForward(config, config.intermediate_size)
+            else FeedForward(config, config.intermediate_size, kernels)
         )
         self.attention_norm, self.mlp_norm = norm(), norm()
         self.attention_post_norm = norm() if config.post_norms else None
@@ -137,10 +117,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, hidden] -> [N, hidden]`, float32."""
-        out: Tensor = self.attention(self.attention_norm(x), rope, batch, kv)
-        x = x + (out if self.attention_post_norm is None else self.attention_post_norm(out.float()))
-        out = self.mlp(self.mlp_norm(x))
-        return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out.float()))
+        dtype = cast(torch.dtype, self.attention.o.dtype)
+        delta = self.attention(self.kernels.norm(x, self.attention_norm, dtype), rope, batch, kv)
+        x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
+        return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
 
 
 class Embedding(nn.Module):
@@ -163,13 +143,14 @@ class Transformer(nn.Module):
     A tied head shares the embedding's table while the model trains; a loaded one may keep a packed copy.
     """
 
-    def __init__(self, config: ModelConfig, attend: Attend = attend):
+    def __init__(self, config: ModelConfig, kernels: Kernels | None = None):
         super().__init__()
         self.config = config
+        self.kernels = kernels = kernels or StockKernels()
         self.embedding = Embedding(
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
-        self.blocks = nn.ModuleList(Block(config, layer, attend) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, layer, kernels) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
@@ -199,7 +180,13 @@ class Transformer(nn.Module):
 
         Returns:
             `[N, hidden]` final states, normed, and one `[N, hidden]` for each tap; float32.
+
+        Raises:
+            ValueError: the batch was packed for a larger pool, or for a pool and there is none.
         """
+        available = len(batch.tokens) if cache is None else cache.num_slots
+        if batch.num_slots > available:  # kernels write there without looking
+            raise ValueError(f"the batch names {batch.num_slots} slots, where there are {available}")
         x = self.embedding(batch.tokens)
         rope = self.rope(batch.positions)
         local_rope = rope if self.local_rope is None else self.local_rope(batch.positions)
@@ -209,7 +196,7 @@ class Transformer(nn.Module):
             kv = None if cache is None else cache.layers[layer]
             x = block(x, local_rope if block.local else rope, batch, kv)
         inputs[len(self.blocks)] = x
-        return self.norm(x), tuple(inputs[tap] for tap in taps)
+        return self.kernels.norm(x, self.norm, x.dtype), tuple(inputs[tap] for tap in taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[M, hidden]` final states -> `[M, V]` float32."""

@@ -1,0 +1,150 @@
+// What stands between the matrix products: residual sums and norms, rotary positions and the way into the KV pool,
+// gated activations. Each is one pass over memory. A row's sums run in an order that depends on its length alone, so
+// its bits are the same in any batch.
+#include "simd.h"
+
+namespace {
+
+constexpr int64_t WORTH_THREADS = 1 << 15;  // elements; waking threads costs more than fewer take
+
+void keep(float* p, floats v) { store(p, v); }
+
+void keep(bf16* p, floats v) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    for (int i = 0; i < LANES; ++i) p[i] = narrow(v[i]);
+#endif
+}
+
+// 1 / root mean square of n floats (a multiple of LANES).
+template <class T>
+float inverse_rms(const T* x, int n, float eps) {
+    floats squares = {};
+    for (int j = 0; j < n; j += LANES) {
+        floats v = load(x + j);
+        squares += v * v;
+    }
+    return 1.0f / std::sqrt(sum(squares) / n + eps);
+}
+
+template <class In, class Out>
+void add_norm(const float* x, const In* delta, const float* post, const float* weight, float eps, int64_t rows, int n,
+              float* total, Out* normed) {
+#pragma omp parallel for if (rows * n > WORTH_THREADS)
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* source = x + r * n;
+        if (delta) {
+            const In* d = delta + r * n;
+            float scale = post ? inverse_rms(d, n, eps) : 1.0f;
+            for (int j = 0; j < n; j += LANES) {
+                floats v = load(d + j);
+                if (post) v = v * scale * load(post + j);
+                store(total + r * n + j, load(source + j) + v);
+            }
+            source = total + r * n;
+        }
+        if (weight) {
+            float scale = inverse_rms(source, n, eps);
+            for (int j = 0; j < n; j += LANES) keep(normed + r * n + j, load(source + j) * scale * load(weight + j));
+        }
+    }
+}
+
+// Rotates one head, its dimension i with i + d / 2; `sin` has its first half negated.
+void rotate(const float* x, const float* cos, const float* sin, int d, float* out) {
+    for (int j = 0; j < d; j += LANES) {
+        int other = j < d / 2 ? j + d / 2 : j - d / 2;
+        store(out + j, load(x + j) * load(cos + j) + load(x + other) * load(sin + j));
+    }
+}
+
+struct Heads {
+    int queries, keys, d;
+    int64_t slots;
+    float eps, scale;
+};
+
+template <class In, class Out>
+void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
+                  const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
+    const int d = s.d, all = s.queries + 2 * s.keys;
+#pragma omp parallel for if (rows * all * d > WORTH_THREADS)
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int h = 0; h < all; ++h) {
+            const In* source = qkv + (r * all + h) * d;
+            const bool is_query = h < s.queries, is_value = h >= s.queries + s.keys;
+            float head[1024], turned[1024];
+            const float* norm = is_query ? q_norm : k_norm;
+            float scale = norm && !is_value ? inverse_rms(source, d, s.eps) : 1.0f;
+            for (int j = 0; j < d; j += LANES) {
+                floats v = load(source + j);
+                if (norm && !is_value) v = v * scale * load(norm + j);
+                store(head + j, v);
+            }
+            if (!is_value) rotate(head, cos + r * d, sin + r * d, d, turned);
+            const float* result = is_value ? head : turned;
+            if (is_query)
+                for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
+            else
+                for (int j = 0; j < d; j += LANES)
+                    keep(kv + (int64_t(h - s.queries) * s.slots + slot[r]) * d + j, load(result + j));
+        }
+    }
+}
+
+inline floats sigmoid(floats x) {
+    floats y = x < -80.0f ? splat(-80.0f) : x;  // e^80 is finite
+    return 1.0f / (1.0f + exp(-y));
+}
+
+enum Activation { SILU, GELU_TANH };
+
+template <class T>
+void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out) {
+#pragma omp parallel for if (rows * n > WORTH_THREADS / 4)
+    for (int64_t r = 0; r < rows; ++r) {
+        const T *gate = gate_up + 2 * r * n, *up = gate + n;
+        for (int j = 0; j < n; j += LANES) {
+            floats x = load(gate + j);
+            // gelu in its tanh form is x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
+            floats at = activation == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+            keep(out + r * n + j, x * sigmoid(at) * load(up + j));
+        }
+    }
+}
+
+}  // namespace
+
+// total [rows, n] = x + delta (or delta's norm times `post`); normed = total's norm times `weight`. Any of delta, post
+// and weight may be null; without delta nothing is written to `total`.
+extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post,
+                                  const float* weight, float eps, int64_t rows, int n, float* total, void* normed,
+                                  int normed_is_bf16) {
+    auto run = [&](auto* d, auto* out) { add_norm(x, d, post, weight, eps, rows, n, total, out); };
+    if (delta_is_bf16 && normed_is_bf16) run((const bf16*)delta, (bf16*)normed);
+    else if (delta_is_bf16) run((const bf16*)delta, (float*)normed);
+    else if (normed_is_bf16) run((const float*)delta, (bf16*)normed);
+    else run((const float*)delta, (float*)normed);
+}
+
+// qkv [rows, queries + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, d], in the same
+// dtype as qkv; q_norm and k_norm [d] or null.
+extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
+                                      const float* q_norm, const float* k_norm, const int64_t* slot, int64_t rows,
+                                      int queries, int keys, int d, int64_t slots, float eps, float scale, float* q,
+                                      void* kv) {
+    Heads s{queries, keys, d, slots, eps, scale};
+    if (is_bf16)
+        rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (bf16*)kv);
+    else
+        rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (float*)kv);
+}
+
+// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n].
+extern "C" void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out) {
+    if (is_bf16)
+        gated((const bf16*)gate_up, Activation(activation), rows, n, (bf16*)out);
+    else
+        gated((const float*)gate_up, Activation(activation), rows, n, (float*)out);
+}

@@ -1,0 +1,199 @@
+"""The C libraries behind ctypes, as a set of `Kernels`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from soothsay.config import ModelConfig
+from soothsay.engine.batch import Batch
+from soothsay.model.kernels import Norm
+
+VARIANTS = ("avx512bf16", "avx512", "avx2", "portable")
+"""Instruction sets, the best first."""
+
+LANES = 16
+"""Sizes of rows must be multiples of this, and head dimensions of twice this."""
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+SIGNATURES = {
+    "soothsay_attend": [
+        *(c_void_p, c_void_p, c_int),  # q, kv, is_bf16
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),  # paths
+        *(c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, group, d, slots, softcap, window
+        c_void_p,  # out
+    ],
+    "soothsay_add_norm": [
+        *(c_void_p, c_void_p, c_int, c_void_p, c_void_p),  # x, delta, delta_is_bf16, post, weight
+        *(c_float, c_int64, c_int),  # eps, rows, n
+        *(c_void_p, c_void_p, c_int),  # total, normed, normed_is_bf16
+    ],
+    "soothsay_rotate_store": [
+        *(c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),  # qkv, ..., slot
+        *(c_int64, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
+        *(c_void_p, c_void_p),  # q, kv
+    ],
+    "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
+}
+
+
+class NativeKernels:
+    """One compiled library. Raises `OSError` where it is missing or cannot run on this processor.
+
+    A row's bits depend on that row alone, not even on the number of threads. With avx512bf16 and a bfloat16
+    pool, queries and softmax weights are rounded to bfloat16 before they multiply.
+    """
+
+    def __init__(self, variant: str):
+        folder = Path(__file__).parent
+        files = [folder / f"_{variant}{suffix}" for suffix in EXTENSION_SUFFIXES]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            raise OSError(f"the native kernels for {variant} were not compiled")
+        library = ctypes.CDLL(str(file))
+        if not library.soothsay_runs_here():
+            raise OSError(f"this processor does not have {variant}")
+        self.variant = variant
+        self.name = f"native, {variant}"
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = None, types
+        self._library = library
+
+    @staticmethod
+    def fit(config: ModelConfig) -> bool:
+        """Whether the kernels can compute a model of these sizes."""
+        sizes = (config.hidden_size, config.intermediate_size, config.expert_size, config.head_dim // 2)
+        fits = not any(size % LANES for size in sizes) and config.head_dim <= 1024
+        return fits and config.activation in ACTIVATIONS
+
+    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """See `Kernels`."""
+        out = torch.empty(x.shape, dtype=dtype)
+        self._add_norm(x, None, None, norm, None, out)
+        return out
+
+    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
+        """See `Kernels`."""
+        total = torch.empty(x.shape)
+        self._add_norm(x, delta, post, None, total, None)
+        return total
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        total, out = torch.empty(x.shape), torch.empty(x.shape, dtype=dtype)
+        self._add_norm(x, delta, post, norm, total, out)
+        return total, out
+
+    def _add_norm(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        post: Norm | None,
+        norm: Norm | None,
+        total: Tensor | None,
+        out: Tensor | None,
+    ) -> None:
+        some = norm or post
+        self._library.soothsay_add_norm(
+            x.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            delta is not None and delta.dtype == torch.bfloat16,
+            None if post is None else post.weight.data_ptr(),
+            None if norm is None else norm.weight.data_ptr(),
+            0.0 if some is None else some.eps,
+            len(x),
+            x.shape[1],
+            None if total is None else total.data_ptr(),
+            None if out is None else out.data_ptr(),
+            out is not None and out.dtype == torch.bfloat16,
+        )
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        norms: tuple[Norm, Norm] | None,
+        rope: tuple[Tensor, Tensor],
+        scale: float,
+        kv: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """See `Kernels`."""
+        rows, heads, d = qkv.shape
+        keys = kv.shape[0] // 2
+        q = torch.empty(rows, heads - 2 * keys, d)
+        self._library.soothsay_rotate_store(
+            qkv.data_ptr(),
+            qkv.dtype == torch.bfloat16,
+            rope[0].data_ptr(),
+            rope[1].data_ptr(),
+            None if norms is None else norms[0].weight.data_ptr(),
+            None if norms is None else norms[1].weight.data_ptr(),
+            slots.data_ptr(),
+            *(rows, heads - 2 * keys, keys, d, kv.shape[1]),
+            0.0 if norms is None else norms[0].eps,
+            scale,
+            q.data_ptr(),
+            kv.data_ptr(),
+        )
+        return q
+
+    def attend(
+        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+    ) -> Tensor:
+        """See `Kernels`; keys are read in place."""
+        heads = kv.shape[0] // 2
+        flat, out = batch.flat, torch.empty(q.shape)
+        self._library.soothsay_attend(
+            q.data_ptr(),
+            kv.data_ptr(),
+            kv.dtype == torch.bfloat16,
+            flat.keys.data_ptr(),
+            flat.key_begin.data_ptr(),
+            flat.rows.data_ptr(),
+            flat.positions.data_ptr(),
+            flat.row_begin.data_ptr(),
+            len(flat.row_begin) - 1,
+            *(heads, q.shape[1] // heads, q.shape[2], kv.shape[1]),
+            softcap or 0.0,
+            window or 0,
+            out.data_ptr(),
+        )
+        return out.view(len(q), -1)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `Kernels`."""
+        rows, size = len(gate_up), gate_up.shape[1] // 2
+        out = torch.empty(rows, size, dtype=gate_up.dtype)
+        self._library.soothsay_gated(
+            gate_up.data_ptr(),
+            gate_up.dtype == torch.bfloat16,
+            ACTIVATIONS[activation],
+            *(rows, size),
+            out.data_ptr(),
+        )
+        return out
+
+
+@cache
+def native_kernels(variant: str | None = None) -> NativeKernels | None:
+    """The kernels for an instruction set, or the best that run here; None where there are none."""
+    return next(_loadable(VARIANTS if variant is None else (variant,)), None)
+
+
+def _loadable(variants: tuple[str, ...]) -> Iterator[NativeKernels]:
+    for variant in variants:
+        try:
+            yield NativeKernels(variant)
+        except OSError:
+            continue
