@@ -335,7 +335,7 @@ def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch
     assert told["on disk"].startswith("31.5 MB, ")
     assert told["tokenizer"] == "8,192 tokens, with a chat template"
     assert told["end tokens"] == "0 <|end|>"
-    assert told["runs here"].startswith("float32, ")
+    assert told["runs here"].startswith("float32; ")
     assert told["weights"] == "62.9 MB in memory, 6.3 MB of embeddings mapped"
     assert told["KV cache"] == "8.2 kB a token, 8.2 MB for a context of 1,000"
     assert told["KV cache, more"] == "24.6 MB for 3 such requests"

@@ -250,6 +250,28 @@ def test_a_model_that_drafts_for_itself_is_right_whoever_used_its_memory_before(
     assert found > 500
 
 
+def test_a_block_that_was_written_over_is_not_taken_for_what_it_held(tiny: Make) -> None:
+    """The target has the old content in it again, computed while somebody else drafted."""
+    target, old = tiny(0), [*range(11, 20)]
+    llm = LLM(target, drafter="none", kv_tokens=24, block_size=8)
+    drafter = DraftModel(llm.engine.target, model=target, depth=1)
+    first_blocks: list[list[int]] = []
+    for prompt, max_tokens, own in [
+        (old, 3, drafter),  # block 0 holds the old content, in both pools
+        ([*range(21, 30)], 3, "none"),
+        ([*range(31, 39)], 2, "none"),  # from now on, block 0 is the next to go
+        ([41, 42, 43], 4, drafter),  # it goes, and is written over in part
+        (old, 2, "none"),  # it is given its old content in the target's pool
+        (old, 8, drafter),
+    ]:
+        stream = llm.stream(prompt, replace(SAMPLED, max_tokens=max_tokens), drafter=own)
+        next(iter(stream))
+        first_blocks += [request.blocks[:1] for request in llm.engine.scheduler.running]
+        result = stream.result
+    assert first_blocks == [[0], [1], [2], [0], [0], [0]]
+    assert set(result.stats.acceptance) == {1.0}
+
+
 @pytest.mark.parametrize("depth", [1, 3, 4, 6])
 def test_what_it_has_run_for_one_request_it_does_not_run_again_for_another(depth: int, tiny: Make) -> None:
     """A conversation's next turn: all but the last few tokens of the answer are there already."""
