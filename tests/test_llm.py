@@ -152,6 +152,15 @@ class TestEnds:
         assert len(result.token_ids) == count + 5
         assert pilot.eos_ids[0] not in result.token_ids
 
+    def test_min_tokens_holds_stop_strings_back(self, pilot: LLM) -> None:
+        pieces = list(pilot.stream("Once upon a time", GREEDY))
+        stop = pieces[4].text  # complete with the fifth token
+        assert stop not in "".join(piece.text for piece in pieces[:4])
+        for min_tokens, count in ((4, 5), (5, 24)):
+            params = replace(GREEDY, stop=stop, min_tokens=min_tokens)
+            tokens = pilot.generate("Once upon a time", params).token_ids
+            assert (len(tokens) == 5) == (count == 5)
+
     def test_stop_token_ids(self, pilot: LLM) -> None:
         tokens = pilot.generate("Once upon a time", GREEDY).token_ids
         result = pilot.generate("Once upon a time", replace(GREEDY, stop_token_ids=[tokens[7]]))
