@@ -10,19 +10,11 @@ from torch import Tensor
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.tree import DraftTree
 from soothsay.model.attention import attend
-from soothsay.native import VARIANTS, NativeKernels, native_kernels
+from soothsay.native import NativeKernels
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 120
 HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]
 WINDOWS = (None, 1, 70)
-
-
-@pytest.fixture(params=VARIANTS)
-def kernels(request: pytest.FixtureRequest) -> NativeKernels:
-    library = native_kernels(request.param)
-    if library is None:
-        pytest.skip(f"no {request.param} kernels: not compiled, or not for this processor")
-    return library
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:

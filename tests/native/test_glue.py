@@ -15,18 +15,10 @@ from soothsay.model.kernels import StockKernels
 from soothsay.model.load import best_kernels, load_model
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import RMSNorm, Transformer
-from soothsay.native import VARIANTS, NativeKernels, native_kernels
+from soothsay.native import NativeKernels, native_kernels
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(params=VARIANTS)
-def kernels(request: pytest.FixtureRequest) -> NativeKernels:
-    library = native_kernels(request.param)
-    if library is None:
-        pytest.skip(f"no {request.param} kernels: not compiled, or not for this processor")
-    return library
 
 
 @pytest.fixture(autouse=True)
