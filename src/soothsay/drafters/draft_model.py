@@ -126,9 +126,9 @@ class DraftModel(Drafter):
         moves = []
         for seen in observations:
             state, behind = self._states.get(seen.request), len(seen.request.tokens)
-            if (
-                state is not None and seen.verdict is not None and state.cached == behind
-            ):  # it drafted in this step
+            if state is None or seen.verdict is None:
+                continue
+            if state.cached == behind:  # it drafted in this step
                 path = state.expanded.walk(seen.verdict.tokens[:-1])[1:]
                 moves.append(Move(seen.request.table, [behind - 1 + node for node in path], behind))
                 state.cached += len(path)
