@@ -286,3 +286,13 @@ class TestImpossibleRequests:
 def test_memory_is_free_again_after_everything(pilot: LLM) -> None:
     assert not pilot.engine.has_work
     assert pilot.engine.allocator.num_free == pilot.engine.allocator.num_blocks
+
+
+def test_a_shared_prefix_is_computed_once_even_when_requests_come_together() -> None:
+    llm = LLM("pilot", dtype="float32", kv_tokens=4096)
+    streams = [llm.stream(prompt, GREEDY) for prompt in ([*range(100, 164)], [*range(100, 164), 5, 6])]
+    for stream in streams:
+        assert len(stream.result.token_ids) == 24
+    assert [stream._request.num_prefix_hits for stream in streams] == [0, 64]
+    answers = llm.generate([*range(200, 300)], replace(GREEDY, temperature=1.0, n=3))
+    assert len(answers.choices) == 3

@@ -96,7 +96,7 @@ class Scheduler:
         if not self.allocator.share or len(request.tokens) <= (block + 1) * size:
             return False
         return any(
-            other.cached < (block + 1) * size < len(other.tokens)
+            other.cached < (block + 1) * size <= len(other.tokens)
             and other.digest(block) == request.digest(block)
             for other in self.running
         )
