@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from soothsay import REGISTRY, DrafterError
+from soothsay import REGISTRY, DrafterError, ModelError
 from soothsay.config import EngineConfig
 from soothsay.drafters import Target, build_drafter
 from soothsay.drafters.base import NoDrafter
@@ -98,3 +98,8 @@ def test_what_cannot_be_had_is_refused_with_the_choices(spec: str, message: str)
 
 def test_no_drafter_proposes_the_roots_alone() -> None:
     assert build_drafter("none", TARGET).max_nodes == 1
+
+
+def test_a_model_that_reads_like_a_number_is_still_a_name() -> None:
+    with pytest.raises(ModelError, match="no model at '123'"):
+        build_drafter("draft-model(model=123)", TARGET)

@@ -82,7 +82,7 @@ class DraftModel(Drafter):
                 f"draft-model(depth={depth}, width={width}, branch={branch}): each must be at least 1"
             )
         if not isinstance(model, Transformer):
-            checkpoint = open_checkpoint(model)
+            checkpoint = open_checkpoint(str(model))
             _check_vocabulary(checkpoint.tokenizer(), target, str(model))
             model = load_model(checkpoint, dtype, target.model.device)
         if model.config.max_positions < (target.config.max_context or 0):
