@@ -23,11 +23,13 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
+NATIVE := setup.py $(wildcard csrc/*)
+
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/pip
+$(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@ $(VENV)/.installed
 

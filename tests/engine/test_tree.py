@@ -37,7 +37,7 @@ def scores(tree: DraftTree) -> dict[tuple[int, ...], float]:
 def test_a_new_tree_is_its_root_alone() -> None:
     tree = DraftTree(7)
     assert (tree.tokens, tree.parents, tree.depths, tree.scores) == ([7], [-1], [0], [0.0])
-    assert (len(tree), tree.paths(), tree.ancestors().tolist()) == (1, [[0]], [[True]])
+    assert (len(tree), tree.paths()) == (1, [[0]])
 
 
 def test_chains_that_begin_alike_merge_into_a_trie() -> None:
@@ -97,18 +97,6 @@ def test_walk_follows_tokens_as_far_as_the_tree_goes(seed: int) -> None:
         prefixes = [(tree.tokens[0], *tokens[:n]) for n in range(len(tokens) + 1)]
         known = [names[prefix] for prefix in prefixes if prefix in names]
         assert tree.walk(tokens) == known
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_ancestors_are_the_nodes_met_on_the_way_up(seed: int) -> None:
-    tree = random_tree(seed)
-    matrix = tree.ancestors()
-    for node in range(len(tree)):
-        above, at = set(), node
-        while at >= 0:
-            above.add(at)
-            at = tree.parents[at]
-        assert set(matrix[node].nonzero()[0].tolist()) == above
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -123,7 +123,6 @@ class Request:
         self.answer = Answer(tokenizer, prompt, params)
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
-        self.error: str | None = None
         self.pieces: deque[Piece] = deque()  # emitted, not yet read by the caller
 
     @property

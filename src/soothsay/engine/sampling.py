@@ -61,18 +61,18 @@ class SamplingParams:
         """Raise `RequestError` for a value that cannot be meant."""
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name, low, high, what in (
-            ("temperature", 0.0, math.inf, "at least 0"),
-            ("top_k", -1, math.inf, "an integer, at least 1, or 0 for all tokens"),
-            ("top_p", 1e-9, 1.0, "above 0 and at most 1"),
-            ("min_p", 0.0, 1.0, "between 0 and 1"),
-            ("repetition_penalty", 1e-3, math.inf, "above 0"),
-            ("presence_penalty", -math.inf, math.inf, "a number"),
-            ("frequency_penalty", -math.inf, math.inf, "a number"),
-            ("min_tokens", 0, math.inf, "an integer, at least 0"),
-            ("n", 1, 1024, "an integer between 1 and 1024"),
+        for name, kind, low, high, what in (
+            ("temperature", (int, float), 0.0, math.inf, "at least 0"),
+            ("top_k", int, -1, math.inf, "an integer, at least 1, or 0 for all tokens"),
+            ("top_p", (int, float), 1e-9, 1.0, "above 0 and at most 1"),
+            ("min_p", (int, float), 0.0, 1.0, "between 0 and 1"),
+            ("repetition_penalty", (int, float), 1e-3, math.inf, "above 0"),
+            ("presence_penalty", (int, float), -math.inf, math.inf, "a number"),
+            ("frequency_penalty", (int, float), -math.inf, math.inf, "a number"),
+            ("min_tokens", int, 0, math.inf, "an integer, at least 0"),
+            ("n", int, 1, 1024, "an integer between 1 and 1024"),
         ):
-            value, kind = getattr(self, name), int if what.startswith("an integer") else (int, float)
+            value = getattr(self, name)
             if not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
                 raise RequestError(f"{name}={value!r} is not possible: it must be {what}")
         for name, low in (("max_tokens", 1), ("logprobs", 0), ("seed", 0)):

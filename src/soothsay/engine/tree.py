@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 
 class DraftTree:
     """Guesses for one request. Node 0 is the root: the last committed token, always right.
@@ -84,13 +81,6 @@ class DraftTree:
     def paths(self) -> list[list[int]]:
         """One path for each leaf, from the root, in order of the leaves' numbers. A lone root is a leaf."""
         return [self.path(node) for node, children in enumerate(self.children) if not children]
-
-    def ancestors(self) -> npt.NDArray[np.bool_]:
-        """`[n, n]`: whether node k is an ancestor of node q, or q itself."""
-        matrix = np.eye(len(self), dtype=np.bool_)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            matrix[node] |= matrix[parent]
-        return matrix
 
     def prune(self, max_nodes: int, max_depth: int) -> DraftTree:
         """The `max_nodes` best-scored nodes no deeper than `max_depth`, the root among them; this tree if all
