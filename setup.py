@@ -22,7 +22,13 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 VARIANTS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    VARIANTS |= {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
+    VARIANTS |= {
+        "avx2": AVX2,
+        "avxvnni": [*AVX2, "-mavxvnni"],
+        "avx512": AVX512,
+        "avx512vnni": [*AVX512, "-mavx512vnni"],
+        "avx512bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"],
+    }
 
 setup(
     ext_modules=[

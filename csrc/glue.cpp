@@ -7,16 +7,6 @@ namespace {
 
 constexpr int64_t WORTH_THREADS = 1 << 15;  // elements; waking threads costs more than fewer take
 
-void keep(float* p, floats v) { store(p, v); }
-
-void keep(bf16* p, floats v) {
-#if defined(__AVX512BF16__)
-    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
-#else
-    for (int i = 0; i < LANES; ++i) p[i] = narrow(v[i]);
-#endif
-}
-
 // 1 / root mean square of n floats (a multiple of LANES).
 template <class T>
 float inverse_rms(const T* x, int n, float eps) {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <cmath>
 #include <initializer_list>
-#if defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -57,6 +57,18 @@ inline floats load(const bf16* p) {
 }
 
 inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
+
+// In the memory's own precision.
+inline void keep(float* p, float v) { *p = v; }
+inline void keep(bf16* p, float v) { *p = narrow(v); }
+inline void keep(float* p, floats v) { store(p, v); }
+inline void keep(bf16* p, floats v) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    for (int i = 0; i < LANES; ++i) p[i] = narrow(v[i]);
+#endif
+}
 
 inline floats splat(float x) { return floats{} + x; }
 

@@ -1,10 +1,21 @@
 // Whether this processor has what the library was compiled for. Compiled with the same flags as the rest, so it does
 // nothing that could need them.
+#if defined(__AVXVNNI__)
+#include <cpuid.h>
+#endif
+
 extern "C" int soothsay_runs_here() {
     int yes = 1;
 #if defined(__x86_64__)
 #if defined(__AVX512BF16__)
-    yes = yes && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    yes = yes && __builtin_cpu_supports("avx512bf16");
+#endif
+#if defined(__AVX512VNNI__)
+    yes = yes && __builtin_cpu_supports("avx512vnni");
+#endif
+#if defined(__AVXVNNI__)
+    unsigned a, b, c, d;  // not every compiler that can emit it can ask for it by name
+    yes = yes && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 #endif
 #if defined(__AVX512F__)
     yes = yes && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

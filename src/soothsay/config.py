@@ -266,4 +266,5 @@ class EngineConfig:
     """Keep the KV of finished requests until the room is needed, and share equal prefixes."""
 
 
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
+"""What linear layers compute in. "auto": what the weights are stored in, if the machine is fast at it."""

@@ -16,6 +16,7 @@ from soothsay.engine.engine import Engine
 from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
 from soothsay.engine.sampling import SamplingParams, derive_seed
 from soothsay.errors import ModelError, RequestError
+from soothsay.machine import available_memory
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
@@ -145,7 +146,8 @@ class LLM:
         drafter: who guesses, unless a request says otherwise: a name of the registry with options, such as
             `"prompt-lookup"` or `"draft-model(model=path)"`, or a drafter's class. Never changes what is
             said.
-        dtype: `"auto"`, `"float32"` or `"bfloat16"`.
+        dtype: of linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
+            `soothsay.model.load.load_model`.
         tokenizer: in place of the one that comes with the model.
         device: where to run.
         config: the engine's numbers; single ones can be given as keywords, such as `max_context=4096`.
@@ -389,7 +391,7 @@ def _complete(config: EngineConfig, model: Transformer) -> EngineConfig:
     wanted = config.kv_tokens
     if wanted is None:
         per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
-        affordable = _available_memory() // 4 // per_token
+        affordable = available_memory() // 4 // per_token
         if affordable < size:
             raise ModelError(
                 f"no memory is left for the KV pool ({per_token} bytes a token); use a smaller model"
@@ -397,13 +399,3 @@ def _complete(config: EngineConfig, model: Transformer) -> EngineConfig:
         wanted = min(context * config.max_requests, affordable)
     blocks = -(-wanted // size) if config.kv_tokens is not None else max(wanted // size, 1)
     return replace(config, max_context=context, kv_tokens=blocks * size)
-
-
-def _available_memory() -> int:
-    """Bytes that can be taken without swapping."""
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux
-        return 4 * 2**30

@@ -114,21 +114,20 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
 
 
 def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
-    from soothsay.model.linear import Dense, Packed
-    from soothsay.model.load import TensorNames, best_kernels, numeric_mode
+    import torch
 
-    names = TensorNames(model.config, checkpoint)
-    computed, kind = numeric_mode(names, dtype)
-    path = "packed for oneDNN" if kind is Packed else "plain PyTorch"
-    yield "runs here", f"{str(computed).removeprefix('torch.')}; linear layers {path}"
-    yield "kernels", best_kernels(model.config).name
-    linear = [module for module in model.modules() if isinstance(module, Dense)]
-    parameters = sum(parameter.numel() for module in linear for parameter in module.parameters())
+    from soothsay.model.load import TensorNames, best_kernels, numeric_mode, weight_bytes
+
+    names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
+    mode = numeric_mode(names, dtype)
+    probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
+    yield "runs here", f"{mode.name}; linear layers {probe.name}"
+    yield "kernels", kernels.name
     with checkpoint.open() as read:
         embeddings = read(names.require("embedding")[0]).nbytes
-    weights = decimal(parameters * computed.itemsize)
+    weights = decimal(weight_bytes(model, mode))
     yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
-    token = model.config.kv_bytes_per_token(computed.itemsize)
+    token = model.config.kv_bytes_per_token(mode.dtype.itemsize)
     one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
     many = f"\n{decimal(token * context * requests)} for {requests} such requests"
     yield "KV cache", one + (many if requests > 1 else "")

@@ -1,5 +1,4 @@
-"""What a decoder computes between its linear layers, in stock operations; `soothsay.native` has the same in
-C.
+"""What a decoder computes, in stock operations; `soothsay.native` has the same in C.
 
 A model holds one such set. Both give a row the same bits whatever other rows stand beside it.
 """
@@ -11,10 +10,12 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.engine.batch import Batch
 from soothsay.model.attention import attend
+from soothsay.model.linear import stock_linear
+from soothsay.model.quantized import Quantized
 from soothsay.model.rope import rotate
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,7 +38,7 @@ class Norm(Protocol):
 
 
 class Kernels(Protocol):
-    """The operations between linear layers. N rows; tensors contiguous; the residual stream is float32."""
+    """Linear layers, and the operations between them. N rows; tensors contiguous; residuals are float32."""
 
     name: str
 
@@ -82,6 +83,12 @@ class Kernels(Protocol):
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """`[N, 2 * size]` -> `[N, size]`: activation of the first half times the second, same dtype."""
+
+    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+        """The fastest kind for a weight `[out, in]` that will not change; see `soothsay.model.linear`.
+
+        `dtype` is what should come out; kinds for which that is the weight's own give that.
+        """
 
 
 class StockKernels:
@@ -140,3 +147,7 @@ class StockKernels:
         """See `Kernels`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate) * up
+
+    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+        """See `Kernels`."""
+        return stock_linear(weight, bias, dtype)

@@ -7,13 +7,12 @@ gives `[M, out]` in its own `dtype`. Kinds that promise it give each row the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LinearKind = Callable[[Tensor, Tensor | None], nn.Module]
+from soothsay.model.quantized import Quantized
 
 
 def normal(*shape: int, std: float) -> Tensor:
@@ -24,6 +23,8 @@ def normal(*shape: int, std: float) -> Tensor:
 
 class Dense(nn.Module):
     """The plain kind, on any device, and the one that trains. Bits of a row may depend on M."""
+
+    name = "in plain PyTorch"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
@@ -54,6 +55,8 @@ class Packed(nn.Module):
     docs/log.md); a single row runs as two.
     """
 
+    name = "packed for oneDNN"
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
         self.dtype = weight.dtype
@@ -75,3 +78,56 @@ class Packed(nn.Module):
             x = x.expand(2, -1).contiguous()
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out[:rows]
+
+
+class Integer(nn.Module):
+    """Integer weights times activations quantized to 8 bits, for each row and group of inputs by itself.
+
+    In stock operations, with a byte for each weight. Sums of integers are exact and groups add up in order,
+    so a row's bits do not depend on M. Costs a product for each group: `soothsay.native` is made for it.
+    """
+
+    name = "in stock operations, which are slow at integers"
+
+    def __init__(self, weight: Quantized, bias: Tensor | None, dtype: torch.dtype):
+        super().__init__()
+        self.dtype, self.bias, self.group_size = dtype, bias, weight.group_size
+        out, groups = weight.scales.shape
+        centre = 2 ** (weight.bits - 1)
+        values = (weight.values.short() - centre).to(torch.int8)
+        self.weight = values.view(out, groups, -1).permute(1, 2, 0).contiguous()  # [groups, group_size, out]
+        self.scales = weight.scales.t().contiguous()  # [groups, out]
+        self.zeros = None if weight.zeros is None else weight.zeros.t().int() - centre  # [groups, out]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[M, in] -> [M, out]`."""
+        values, scales = quantize_rows(x, self.group_size)
+        out = torch.zeros(len(x), self.scales.shape[1], device=x.device)
+        for g, weight in enumerate(self.weight):
+            row = values[:, g].contiguous()
+            sums = torch._int_mm(row, weight)
+            if self.zeros is not None:
+                sums = sums - row.sum(-1, keepdim=True, dtype=torch.int32) * self.zeros[g]
+            out += sums * (self.scales[g] * scales[:, g, None])
+        return (out if self.bias is None else out + self.bias.float()).to(self.dtype)
+
+
+def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Integers from -127 to 127 and scales, for each row and group by itself.
+
+    `[M, in] -> [M, groups, group_size]` int8 and `[M, groups]` float32.
+    """
+    groups = x.float().view(len(x), -1, group_size)
+    largest = groups.abs().amax(-1)
+    end = torch.full_like(largest, 127.0)  # a number over a tensor would be rounded twice, by its reciprocal
+    inverse = torch.where(largest > 0, end / largest, 0.0)
+    return (groups * inverse[..., None]).round().to(torch.int8), largest / 127.0
+
+
+def stock_linear(weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    """The fastest kind that needs nothing but PyTorch; on a CPU, one that keeps rows independent of M."""
+    if isinstance(weight, Quantized):
+        return Integer(weight, bias, dtype)
+    if weight.device.type == "cpu" and Packed.available(weight.dtype):
+        return Packed(weight, bias)
+    return Dense(weight, bias)

@@ -2,18 +2,75 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
+from soothsay.machine import available_memory, return_freed_memory
 from soothsay.model.checkpoint import Checkpoint, Reader
+from soothsay.model.formats import WeightFormat, open_format
 from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.linear import Dense, LinearKind, Packed
+from soothsay.model.linear import Dense, Packed
+from soothsay.model.quantized import Quantized, round_to_nearest
 from soothsay.model.transformer import Embedding, RMSNorm, Transformer
 from soothsay.native import native_kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BITS = {"int8": 8, "int4": 4}
+GROUP_SIZES = (128, 64, 32, 16)
+"""Of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericMode:
+    """What linear layers compute in."""
+
+    dtype: torch.dtype  # of activations, the KV pool, and weights that are no integers
+    bits: int | None = None  # of integer weights; None: there are none
+    stored: WeightFormat | None = None  # how the checkpoint holds its weights, if not plainly
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        if self.bits is None:
+            return dtype
+        return f"int{self.bits} weights, int8 activations, {dtype} between"
+
+    def bits_of(self, module: str) -> int | None:
+        """Bits of a linear layer's integers. A head is worth eight; a router chooses, and stays as it is."""
+        if self.bits is None or module.endswith("router"):
+            return None
+        return 8 if module == "head" else self.bits
+
+    def bytes_of(self, module: str, linear: Dense) -> int:
+        """Memory of a linear layer's weights, scales included."""
+        out, size = linear.weight.shape
+        bits = self.bits_of(module)
+        if bits is None:
+            return out * size * self.dtype.itemsize
+        return out * size * bits // 8 + out * size // (group_size(bits, size) or size) * 4
+
+    def convert(self, module: str, weight: Tensor | Quantized) -> Tensor | Quantized:
+        """A weight as its layer takes it."""
+        bits = self.bits_of(module)
+        if isinstance(weight, Quantized):
+            return weight if bits is not None else weight.dequantize().to(self.dtype)
+        if bits is None:
+            return weight.to(self.dtype)
+        return round_to_nearest(weight, bits, group_size(bits, weight.shape[1]))
+
+
+def group_size(bits: int, size: int) -> int | None:
+    """Inputs that share a scale when `size` of them are rounded on loading; None: all."""
+    if bits == 8:
+        return None
+    return next((group for group in GROUP_SIZES if size % group == 0), None)
 
 
 def load_model(
@@ -21,41 +78,77 @@ def load_model(
 ) -> Transformer:
     """Build the model that `checkpoint` holds.
 
-    `dtype` "auto" takes bfloat16 for 16-bit weights where the machine multiplies it fast, and float32
-    otherwise. Files are mapped and read once, block by block, so that the peak in memory is the weights and
-    one block.
+    `dtype` "auto" keeps weights that are stored as integers, takes bfloat16 for other 16-bit weights where
+    the machine multiplies it fast, and float32 otherwise. "int8" and "int4" round plain weights on loading;
+    `soothsay quantize` does it better. Files are mapped and read once, block by block, so that the peak in
+    memory is the weights and one block.
 
-    Raises `ModelError` for an unknown dtype, and for missing tensors or shapes that do not fit the
-    configuration.
+    Raises `ModelError` for an unknown dtype or kind of quantization, for too little memory, and for missing
+    tensors or shapes that do not fit the configuration.
     """
     config = ModelConfig.from_hf(checkpoint.config)
     names = TensorNames(config, checkpoint)
-    target, kind = numeric_mode(names, dtype, device)
+    mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
         model = Transformer(config, best_kernels(config, device))
     if not config.tie_embeddings:
         names.require("head")
+    if torch.device(device).type == "cpu":
+        check_memory(model, mode, checkpoint)
     for path in ("embedding", "head", "norm", *(f"blocks.{i}" for i in range(config.num_layers))):
         with checkpoint.open() as read:  # opened anew, so that a block's pages are given back after it
-            _fill(model, path, _Source(names, read, target, kind))
+            _fill(model, path, _Source(names, read, mode))
+        return_freed_memory()
     return model.to(device).eval().requires_grad_(False)
 
 
 def numeric_mode(
     names: TensorNames, dtype: DType = "auto", device: torch.device | str = "cpu"
-) -> tuple[torch.dtype, type[Dense] | type[Packed]]:
-    """The dtype, and the kind of linear layer, that a checkpoint would run with on `device`."""
+) -> NumericMode:
+    """What a checkpoint would run with on `device`. Warns where that is not what was asked for."""
     on_cpu = torch.device(device).type == "cpu"
+    fast = not on_cpu or Packed.available(torch.bfloat16)
+    stored = open_format(names.checkpoint.config, names.checkpoint.path)
+    if dtype not in ("auto", *DTYPES, *BITS):
+        raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
+    if dtype == "bfloat16" and not fast:
+        warnings.warn("this processor does not multiply bfloat16; computing in float32", stacklevel=3)
+        return NumericMode(torch.float32, stored=stored)
     if dtype in DTYPES:
-        target = DTYPES[dtype]
-    elif dtype == "auto":
-        with names.checkpoint.open() as read:
-            stored = read(names.require("blocks.0.attention.o")[0]).dtype
-        fast = not on_cpu or Packed.available(torch.bfloat16)
-        target = torch.bfloat16 if stored.itemsize == 2 and fast else torch.float32
-    else:
-        raise ModelError(f"dtype {dtype!r} is unknown; choose auto, {' or '.join(DTYPES)}")
-    return target, Packed if on_cpu and Packed.available(target) else Dense
+        return NumericMode(DTYPES[dtype], stored=stored)
+    bits = BITS.get(dtype)
+    if stored is not None:
+        if bits is not None and bits != stored.bits:
+            raise ModelError(
+                f"{names.checkpoint.path} is stored as {stored.name}, which cannot become {dtype} without "
+                "further loss; leave dtype at auto, or quantize the model that it was made from"
+            )
+        bits = stored.bits
+    if bits is not None:
+        if not on_cpu:
+            raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
+        return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored)
+    with names.checkpoint.open() as read:
+        first = read(names.require("blocks.0.attention.o")[0])
+    return NumericMode(torch.bfloat16 if first.dtype.itemsize == 2 and fast else torch.float32)
+
+
+def weight_bytes(model: Transformer, mode: NumericMode) -> int:
+    """Memory that the linear layers of an unloaded model will take."""
+    return sum(mode.bytes_of(name, m) for name, m in model.named_modules() if isinstance(m, Dense))
+
+
+def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint) -> None:
+    """Raises `ModelError` where the weights would not fit into the memory that is free."""
+    needed, free = weight_bytes(model, mode), available_memory()
+    if needed > free:
+        smaller = {name: weight_bytes(model, NumericMode(mode.dtype, bits)) for name, bits in BITS.items()}
+        fits = [f"dtype={name!r} takes {size / 1e9:.1f} GB" for name, size in smaller.items() if size < free]
+        advice = "; ".join(fits) if fits and mode.stored is None else "free some, or take a smaller model"
+        raise ModelError(
+            f"{checkpoint.path} needs {needed / 1e9:.1f} GB of memory in {mode.name}; "
+            f"{free / 1e9:.1f} GB are free: {advice}"
+        )
 
 
 def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Kernels:
@@ -113,23 +206,48 @@ class TensorNames:
         """Full tensor names of `module`. Raises `ModelError` for one that is not there."""
         names = [f"{name}.{suffix}" for name in self.of(module)]
         for name in names:
-            if name not in self.all:
-                raise ModelError(
-                    f"{self.checkpoint.path} has no tensor {name!r}, which {self.config.family} with this "
-                    "config.json needs; the download is incomplete, or the configuration is another model's"
-                )
+            self.check(name)
         return names
+
+    def check(self, name: str) -> None:
+        """Raises `ModelError` if there is no such tensor."""
+        if name not in self.all:
+            raise ModelError(
+                f"{self.checkpoint.path} has no tensor {name!r}, which {self.config.family} with this "
+                "config.json needs; the download is incomplete, or the configuration is another model's"
+            )
 
 
 class _Source:
     """Reads what a module needs, checks shapes, converts."""
 
-    def __init__(self, names: TensorNames, read: Reader, dtype: torch.dtype, kind: LinearKind):
-        self.names, self.read, self.dtype, self.kind = names, read, dtype, kind
+    def __init__(self, names: TensorNames, read: Reader, mode: NumericMode):
+        self.names, self.read, self.mode = names, read, mode
 
     def tensor(self, module: str, suffix: str, expected: Tensor) -> Tensor:
         names = self.names.require(module, suffix)
         parts = [self.read(name) for name in names]
+        self._check(names, parts, expected)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def weight(self, module: str, expected: Tensor) -> Tensor | Quantized:
+        """A linear layer's weight, in integers if it is stored so."""
+        stored, parts = self.mode.stored, self.names.of(module)
+        quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
+        if stored is None or not any(quantized):
+            return self.tensor(module, "weight", expected)
+        if not all(quantized):
+            raise ModelError(
+                f"{self.names.checkpoint.path}: of {', '.join(parts)}, which are multiplied as one, some are "
+                "quantized and some are not; load it with another engine, or quantize the original"
+            )
+        for name in (name for part in parts for name in stored.tensors(part)):
+            self.names.check(name)
+        weights = [stored.read(self.read, part) for part in parts]
+        self._check(parts, weights, expected)
+        return Quantized.cat(weights)
+
+    def _check(self, names: list[str], parts: Sequence[Tensor | Quantized], expected: Tensor) -> None:
         shapes = [tuple(part.shape) for part in parts]
         rows, rest = sum(shape[0] for shape in shapes), {shape[1:] for shape in shapes}
         if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
@@ -139,20 +257,21 @@ class _Source:
                 f"{self.names.checkpoint.path}: {held}: by config.json it should be "
                 f"{list(expected.shape)}{together}"
             )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _fill(model: Transformer, path: str, source: _Source) -> None:
     """Give real weights to every leaf module at `path` or below it."""
+    dtype = source.mode.dtype
     for name, module in list(model.get_submodule(path).named_modules(prefix=path)):
         if isinstance(module, Dense):
-            weight = source.tensor(name, "weight", module.weight).to(source.dtype)
-            bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(source.dtype)
-            model.set_submodule(name, source.kind(weight, bias))
+            weight = source.mode.convert(name, source.weight(name, module.weight))
+            bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
+            out = torch.float32 if name == "head" else dtype
+            model.set_submodule(name, model.kernels.linear(weight, bias, out))
         elif isinstance(module, RMSNorm):
-            weight = source.tensor(name, "weight", module.weight).float()
-            module.weight = nn.Parameter(weight + 1 if model.config.zero_centred_norms else weight.clone())
+            scale = source.tensor(name, "weight", module.weight).float()
+            module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
         elif isinstance(module, Embedding):  # stays a view of the file: only the rows in use are ever read
-            weight = source.tensor(name, "weight", module.weight)
-            module.weight = nn.Parameter(weight, requires_grad=False)
-            module.scale = float(torch.tensor(module.scale, dtype=weight.dtype))  # as it was trained
+            table = source.tensor(name, "weight", module.weight)
+            module.weight = nn.Parameter(table, requires_grad=False)
+            module.scale = float(torch.tensor(module.scale, dtype=table.dtype))  # as it was trained

@@ -115,9 +115,14 @@ class Block(nn.Module):
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what its linear layers give."""
+        return cast(torch.dtype, self.attention.o.dtype)
+
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, hidden] -> [N, hidden]`, float32."""
-        dtype = cast(torch.dtype, self.attention.o.dtype)
+        dtype = self.dtype
         delta = self.attention(self.kernels.norm(x, self.attention_norm, dtype), rope, batch, kv)
         x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
         return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
@@ -165,8 +170,8 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of linear layers and the KV pool."""
-        return cast(torch.dtype, self.head.dtype)
+        """Of what linear layers give, and of the KV pool."""
+        return cast(Block, self.blocks[0]).dtype
 
     def forward(
         self, batch: Batch, cache: KVPool | None = None, *, taps: Sequence[int] = ()

@@ -10,13 +10,16 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Norm
+from soothsay.model.linear import stock_linear
+from soothsay.model.quantized import Quantized
+from soothsay.native.linear import NativeLinear
 
-VARIANTS = ("avx512bf16", "avx512", "avx2", "portable")
+VARIANTS = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
 """Instruction sets, the best first."""
 
 LANES = 16
@@ -42,6 +45,11 @@ SIGNATURES = {
         *(c_void_p, c_void_p),  # q, kv
     ],
     "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
+    "soothsay_linear": [
+        *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
+        *(c_void_p, c_int, c_void_p, c_void_p, c_void_p),  # weights, bits, scales, zeros, bias
+        *(c_int, c_int, c_int, c_void_p, c_int),  # inputs, outputs, group, out, out_is_bf16
+    ],
 }
 
 
@@ -183,6 +191,29 @@ class NativeKernels:
             out.data_ptr(),
         )
         return out
+
+    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+        """See `Kernels`."""
+        if NativeLinear.fit(weight, bfloat16=self.variant == "avx512bf16"):
+            return NativeLinear(self, weight, bias, dtype)
+        return stock_linear(weight, bias, dtype)
+
+    def multiply(self, x: Tensor, linear: NativeLinear, out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of `linear` into `out` `[M, out]`."""
+        scales, zeros, bias = linear.scales, linear.zeros, linear.bias
+        self._library.soothsay_linear(
+            x.data_ptr(),
+            x.dtype == torch.bfloat16,
+            len(x),
+            linear.weight.data_ptr(),
+            linear.bits,
+            None if scales is None else scales.data_ptr(),
+            None if zeros is None else zeros.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            *(linear.in_features, linear.out_features, linear.group_size),
+            out.data_ptr(),
+            out.dtype == torch.bfloat16,
+        )
 
 
 @cache

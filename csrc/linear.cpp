@@ -1,0 +1,349 @@
+// Products of a few rows with weights that are read once: bfloat16, or integers of 8 or 4 bits times activations that
+// are quantized here to 8 bits, a row and group at a time.
+//
+// Weights lie in panels of PANEL outputs. A step of a panel is 4 bytes an output: 2 bfloat16, 4 integers of 8 bits, or 8
+// of 4 bits (inputs 0-3 in the low halves of the bytes, 4-7 in the high halves). Each output is summed over its inputs
+// in order, by one thread, in one accumulator; whatever rows are computed beside it, its bits are the same.
+#include "simd.h"
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+constexpr int PANEL = 64;                  // outputs
+constexpr int COLUMNS = PANEL / LANES;     // registers that hold one value of each output
+constexpr int64_t STEP = 4 * PANEL;        // bytes
+constexpr int CHUNK = 128;                 // steps that all rows pass before the next: they stay in the nearest caches
+constexpr int64_t WORTH_THREADS = 1 << 15; // weights; waking threads costs more than fewer take
+
+// Rows that are computed together, and how many registers of outputs with them: as many sums as registers hold.
+#if defined(__AVX512F__)
+constexpr int ROWS = 6;
+template <int R> constexpr int WIDTH = 4;
+#else
+constexpr int ROWS = 2;
+template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : COLUMNS / 2 < 4 ? COLUMNS / 2 : 4;
+#endif
+
+typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
+typedef uint16_t ushorts __attribute__((vector_size(4 * LANES)));
+
+inline ints load(const int32_t* p) {
+    ints v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline ints bytes(const uint8_t* p) {
+    ints v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline void store(int32_t* p, ints v) { std::memcpy(p, &v, sizeof v); }
+
+inline ints splat(int32_t x) { return ints{} + x; }
+
+// Four bytes of x in every lane.
+inline ints splat(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return splat(four);
+}
+
+#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// Sums of two products of 16 bits.
+inline ints pairs(shorts a, shorts b) {
+#if defined(__AVX512BW__)
+    return (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((ints)a << 16 >> 16) * ((ints)b << 16 >> 16) + ((ints)a >> 16) * ((ints)b >> 16);
+#endif
+}
+#endif
+
+// acc + the sum of four products of bytes, w without sign and x with it. Exact.
+inline ints dot(ints acc, ints w, ints x) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__)
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#else
+    shorts even = (shorts)((ushorts)w & 0xff), odd = (shorts)((ushorts)w >> 8);
+    return acc + pairs(even, (shorts)x << 8 >> 8) + pairs(odd, (shorts)x >> 8);
+#endif
+}
+
+struct Int8 {
+    typedef ints Sums;
+    typedef int8_t Input;
+    static constexpr int INPUTS = 4;  // of a step
+    template <int R, int C>
+    static void step(ints (*sums)[C], const uint8_t* w, const int8_t* x, int64_t stride) {
+        ints v[C];
+        for (int c = 0; c < C; ++c) v[c] = bytes(w + 4 * LANES * c);
+        for (int r = 0; r < R; ++r) {
+            ints four = splat(x + r * stride);
+            for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], v[c], four);
+        }
+    }
+};
+
+struct Int4 {
+    typedef ints Sums;
+    typedef int8_t Input;
+    static constexpr int INPUTS = 8;
+    template <int R, int C>
+    static void step(ints (*sums)[C], const uint8_t* w, const int8_t* x, int64_t stride) {
+        for (int half = 0; half < 2; ++half) {
+            ints v[C];
+            for (int c = 0; c < C; ++c) v[c] = bytes(w + 4 * LANES * c) >> 4 * half & 0x0f0f0f0f;
+            for (int r = 0; r < R; ++r) {
+                const ints four = splat(x + r * stride + 4 * half);
+                for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], v[c], four);
+            }
+        }
+    }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16 {
+    typedef floats Sums;
+    typedef bf16 Input;
+    static constexpr int INPUTS = 2;
+    template <int R, int C>
+    static void step(floats (*sums)[C], const uint8_t* w, const bf16* x, int64_t stride) {
+        __m512bh v[C];
+        for (int c = 0; c < C; ++c) v[c] = (__m512bh)_mm512_loadu_si512(w + 4 * LANES * c);
+        for (int r = 0; r < R; ++r) {
+            __m512bh two = (__m512bh)splat((const int8_t*)(x + r * stride));
+            for (int c = 0; c < C; ++c) sums[r][c] = (floats)_mm512_dpbf16_ps((__m512)sums[r][c], v[c], two);
+        }
+    }
+};
+#endif
+
+struct Weights {
+    const uint8_t* data;   // [panels, steps, PANEL, 4]
+    const float* scales;   // [panels, groups, PANEL]
+    const uint8_t* zeros;  // the same, or null: `zero` everywhere
+    const float* bias;     // [outputs] or null
+    int inputs, outputs, group, zero;
+
+    int groups() const { return inputs / group; }
+};
+
+template <class Input>
+struct Inputs {
+    const Input* data;    // [rows, inputs]
+    const float* scales;  // [rows, groups]
+    const int32_t* sums;  // [rows, groups]
+};
+
+// What a thread keeps of a panel while its chunks go by: sums of the current group, and what earlier groups gave.
+template <class F>
+struct Partial {
+    std::vector<typename F::Sums> sums;  // [rows, COLUMNS]
+    std::vector<floats> totals;          // [rows, COLUMNS]
+};
+
+// A group's sums, scaled, go to the totals, and are zero again.
+template <int R, int C>
+inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row, int g,
+                                                       int column, ints (&sums)[R][C], floats* totals) {
+    const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
+    for (int c = 0; c < C; ++c) {
+        const floats scale = load(w.scales + at + c * LANES);
+        ints zero = {};
+        if (w.zeros)
+            for (int i = 0; i < LANES; ++i) zero[i] = w.zeros[at + c * LANES + i];
+        for (int r = 0; r < R; ++r) {
+            const int64_t group = (row + r) * w.groups() + g;
+            const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
+            floats& total = totals[r * COLUMNS + c];
+            total += __builtin_convertvector(sums[r][c] - offset, floats) * (scale * x.scales[group]);
+            sums[r][c] = ints{};
+        }
+    }
+}
+
+// Steps [begin, end) of a panel for R rows and C registers of outputs.
+template <class F, int R, int C>
+void tile(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t row, int begin, int end, int column,
+          Partial<F>& partial, const uint8_t* ahead, int lines) {
+    const int each = lines / (end - begin), more = begin + lines % (end - begin);
+    constexpr bool GROUPED = F::INPUTS > 2;
+    const int steps = w.inputs / F::INPUTS, group = GROUPED ? w.group / F::INPUTS : steps;
+    const uint8_t* data = w.data + int64_t(panel) * steps * STEP + column * LANES * 4;
+    const auto* input = x.data + row * w.inputs;
+    auto* kept = &partial.sums[row * COLUMNS + column];
+    typename F::Sums sums[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
+    for (int s = begin; s < end;) {
+        const int border = (s / group + 1) * group, stop = border < end ? border : end;
+        for (; s < stop; ++s) {
+            for (int i = each + (s < more); i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            F::template step<R, C>(sums, data + s * STEP, input + s * F::INPUTS, w.inputs);
+        }
+        if constexpr (GROUPED)
+            if (stop == border)
+                scale_group(w, x, panel, row, border / group - 1, column, sums,
+                            &partial.totals[row * COLUMNS + column]);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];
+}
+
+// All registers of outputs for `count` rows, at most R.
+template <class F, int R>
+struct Tiles {
+    template <class X>
+    static void run(int count, const Weights& w, const X& x, int panel, int64_t row, int begin, int end,
+                    Partial<F>& partial, const uint8_t* ahead, int lines) {
+        if (count < R) return Tiles<F, R - 1>::run(count, w, x, panel, row, begin, end, partial, ahead, lines);
+        for (int column = 0; column < COLUMNS; column += WIDTH<R>)
+            tile<F, R, WIDTH<R>>(w, x, panel, row, begin, end, column, partial, ahead, column ? 0 : lines);
+    }
+};
+
+template <class F>
+struct Tiles<F, 0> {
+    template <class... Ignored>
+    static void run(Ignored&&...) {}
+};
+
+template <class F, class Out>
+void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows, Partial<F>& partial,
+                    Out* out) {
+    std::fill(partial.sums.begin(), partial.sums.end(), typename F::Sums{});
+    std::fill(partial.totals.begin(), partial.totals.end(), floats{});
+    const int steps = w.inputs / F::INPUTS;
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are shared out evenly among them
+    const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
+    for (int begin = 0; begin < steps; begin += CHUNK) {
+        const int end = begin + CHUNK < steps ? begin + CHUNK : steps;
+        for (int64_t t = 0; t < tiles; ++t) {
+            const int64_t row = t * rows / tiles, count = (t + 1) * rows / tiles - row;
+            // while this chunk is multiplied, the next comes closer, a share of its lines with each tile of rows
+            const int64_t lines = (end - begin) * STEP / 64, first = t * lines / tiles;
+            Tiles<F, ROWS>::run(int(count), w, x, panel, row, begin, end, partial, data + end * STEP + first * 64,
+                                int((t + 1) * lines / tiles - first));
+        }
+    }
+    const int valid = w.outputs - panel * PANEL < PANEL ? w.outputs - panel * PANEL : PANEL;
+    for (int64_t r = 0; r < rows; ++r) {
+        Out* target = out + r * w.outputs + panel * PANEL;
+        for (int c = 0; c < COLUMNS; ++c) {
+            floats v;
+            if constexpr (F::INPUTS > 2) v = partial.totals[r * COLUMNS + c];
+            else v = partial.sums[r * COLUMNS + c];
+            for (int i = 0; w.bias && i < LANES && c * LANES + i < valid; ++i)
+                v[i] += w.bias[panel * PANEL + c * LANES + i];
+            if ((c + 1) * LANES <= valid) keep(target + c * LANES, v);
+            else
+                for (int i = 0; c * LANES + i < valid; ++i) keep(target + c * LANES + i, v[i]);
+        }
+    }
+}
+
+// The nearest integers, ties to even.
+inline ints nearest(floats x) {
+#if defined(__AVX512F__)
+    return (ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX__)
+    return (ints)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__SSE2__)
+    return (ints)_mm_cvtps_epi32((__m128)x);
+#else
+    ints v;
+    for (int i = 0; i < LANES; ++i) v[i] = int32_t(std::nearbyint(x[i]));
+    return v;
+#endif
+}
+
+// A row in integers of 8 bits: x = scale * q with |q| <= 127, for each group by itself.
+template <class T>
+void quantize(const T* x, int inputs, int group, int8_t* q, float* scales, int32_t* sums) {
+    for (int begin = 0; begin < inputs; begin += group) {
+        floats largest = {};
+        for (int i = begin; i < begin + group; i += LANES) {
+            floats v = load(x + i), size = v < 0 ? -v : v;
+            largest = size > largest ? size : largest;
+        }
+        const float top = max(largest), inverse = top > 0 ? 127.0f / top : 0.0f;
+        ints total = {};
+        for (int i = begin; i < begin + group; i += LANES) {
+            ints v = nearest(load(x + i) * inverse);
+            total += v;
+            for (int n = 0; n < LANES; ++n) q[i + n] = int8_t(v[n]);
+        }
+        *scales++ = top / 127.0f;
+        int32_t all = 0;
+        for (int n = 0; n < LANES; ++n) all += total[n];
+        *sums++ = all;
+    }
+}
+
+template <class F, class In, class Out>
+void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
+    typedef typename F::Input Input;
+    constexpr bool INTEGER = F::INPUTS > 2;
+    const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;
+    constexpr bool DIRECT = std::is_same<In, Input>::value;
+    std::vector<Input> data(DIRECT ? 0 : rows * w.inputs);
+    std::vector<float> scales(rows * groups);
+    std::vector<int32_t> sums(rows * groups);
+#pragma omp parallel if (int64_t(w.inputs) * w.outputs > WORTH_THREADS)
+    {
+        if constexpr (!DIRECT) {
+#pragma omp for
+            for (int64_t r = 0; r < rows; ++r) {
+                if constexpr (INTEGER)
+                    quantize(x + r * w.inputs, w.inputs, w.group, &data[r * w.inputs], &scales[r * groups],
+                             &sums[r * groups]);
+                else
+                    for (int i = 0; i < w.inputs; i += LANES) keep(&data[r * w.inputs + i], load(x + r * w.inputs + i));
+            }
+        }
+        const Input* source = nullptr;
+        if constexpr (DIRECT) source = x;
+        else source = data.data();
+        const Inputs<Input> inputs{source, scales.data(), sums.data()};
+        Partial<F> partial;
+        partial.sums.resize(rows * COLUMNS);
+        if (INTEGER) partial.totals.resize(rows * COLUMNS);
+#pragma omp for schedule(static)
+        for (int panel = 0; panel < panels; ++panel) multiply_panel<F>(w, inputs, panel, rows, partial, out);
+    }
+}
+
+template <class F>
+void multiply(const void* x, int x_is_bf16, int64_t rows, const Weights& w, void* out, int out_is_bf16) {
+    auto run = [&](auto* source, auto* target) { multiply<F>(source, rows, w, target); };
+    if (x_is_bf16 && out_is_bf16) run((const bf16*)x, (bf16*)out);
+    else if (x_is_bf16) run((const bf16*)x, (float*)out);
+    else if (out_is_bf16) run((const float*)x, (bf16*)out);
+    else run((const float*)x, (float*)out);
+}
+
+}  // namespace
+
+// out [rows, outputs] = x [rows, inputs] times the weights, plus bias. bits: 16 (bfloat16), 8 or 4; of the last two,
+// scales and zeros [panels, inputs / group, PANEL]; zeros may be null, for half the range. Inputs and groups are
+// multiples of 16.
+extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits,
+                                const float* scales, const uint8_t* zeros, const float* bias, int inputs, int outputs,
+                                int group, void* out, int out_is_bf16) {
+    const Weights w{(const uint8_t*)weights, scales, zeros, bias, inputs, outputs, group, 1 << (bits - 1)};
+    if (bits == 4) multiply<Int4>(x, x_is_bf16, rows, w, out, out_is_bf16);
+    else if (bits == 8) multiply<Int8>(x, x_is_bf16, rows, w, out, out_is_bf16);
+#if defined(__AVX512BF16__)
+    else multiply<Bf16>(x, x_is_bf16, rows, w, out, out_is_bf16);
+#endif
+}

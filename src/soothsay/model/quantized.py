@@ -1,0 +1,80 @@
+"""Weights as small integers with scales: what every quantized format is read into, and what kernels pack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SLAB = 2**20
+"""Weights that are rounded at a time, so that little memory is needed beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight `[out, in]` in integers: `weight[o, i] = scales[o, g] * (values[o, i] - zeros[o, g])`.
+
+    Groups are runs of `group_size` inputs; a single group is a scale per output channel.
+    """
+
+    bits: int  # 4 or 8
+    values: Tensor  # [out, in] uint8, below 2 ** bits
+    scales: Tensor  # [out, groups] float32
+    zeros: Tensor | None = None  # [out, groups] uint8; None: symmetric, 2 ** (bits - 1) everywhere
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+        return self.values.shape
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    def dequantize(self) -> Tensor:
+        """The weight in float32."""
+        out, groups = self.scales.shape
+        zeros = 2 ** (self.bits - 1) if self.zeros is None else self.zeros[..., None].float()
+        values = self.values.view(out, groups, -1).float() - zeros
+        return (values * self.scales[..., None]).view(self.values.shape)
+
+    @staticmethod
+    def cat(parts: Sequence[Quantized]) -> Quantized:
+        """Weights with the same inputs, one below the other. Raises `ValueError` if their kinds differ."""
+        if len(parts) == 1:
+            return parts[0]
+        kinds = {(part.bits, part.group_size, part.zeros is None) for part in parts}
+        if len(kinds) != 1:
+            raise ValueError(f"weights quantized in different ways cannot be joined: {sorted(kinds)}")
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        return Quantized(
+            parts[0].bits,
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.scales for part in parts]),
+            torch.cat(zeros) if zeros else None,
+        )
+
+
+def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -> Quantized:
+    """The nearest symmetric integers; the largest value of a group, or of a row where there are none, maps to
+    the end of the range.
+
+    Raises `ValueError` if `in` is no multiple of `group_size`.
+    """
+    size = weight.shape[1]
+    group_size = group_size or size
+    if size % group_size:
+        raise ValueError(f"{size} inputs cannot be cut into groups of {group_size}")
+    end, slab = 2 ** (bits - 1) - 1, max(SLAB // size, 1)
+    values, scales = [], []
+    for begin in range(0, len(weight), slab):
+        rows = weight[begin : begin + slab]
+        groups = rows.float().view(len(rows), -1, group_size)
+        scale = groups.abs().amax(-1) / end
+        nearest = (groups / scale.clamp_min(1e-30)[..., None]).round_().clamp_(-end, end) + (end + 1)
+        values.append(nearest.to(torch.uint8).view(len(rows), size))
+        scales.append(scale)
+    return Quantized(bits, torch.cat(values), torch.cat(scales))

@@ -1,0 +1,101 @@
+"""Linear layers on the native product of a few rows."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.model.quantized import Quantized
+
+if TYPE_CHECKING:
+    from soothsay.native.kernels import NativeKernels
+
+PANEL = 64
+"""Outputs whose weights lie together."""
+
+INPUTS = {16: 2, 8: 4, 4: 8}
+"""Bits of a weight -> inputs in one step of four bytes an output."""
+
+
+class NativeLinear(nn.Module):
+    """bfloat16 weights, or integers times activations quantized to 8 bits for each row and group of inputs.
+
+    Weights are read once for all rows. A row's bits depend on that row alone, not even on the number of
+    threads: each output is summed over its inputs in order; integer sums are exact.
+
+    Args:
+        kernels: whose library multiplies.
+        weight: `[out, in]` bfloat16, or integers.
+        bias: `[out]`.
+        dtype: of what comes out, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, kernels: NativeKernels, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype
+    ):
+        super().__init__()
+        self.kernels, self.dtype, self.name = kernels, dtype, kernels.name
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.scales = self.zeros = None
+        if isinstance(weight, Quantized):
+            self.bits, self.group_size = weight.bits, weight.group_size
+            self.scales = panels(weight.scales)
+            if weight.zeros is not None:
+                self.zeros = panels(weight.zeros)
+        else:
+            self.bits, self.group_size = 16, self.in_features
+        self.weight = pack(weight)
+
+    @staticmethod
+    def fit(weight: Tensor | Quantized, *, bfloat16: bool) -> bool:
+        """Whether the library multiplies such weights; `bfloat16`: whether it has that product."""
+        if isinstance(weight, Quantized):
+            return weight.group_size % 16 == 0
+        return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[M, in] -> [M, out]`."""
+        x = x.contiguous()
+        out = torch.empty(len(x), self.out_features, dtype=self.dtype)
+        self.kernels.multiply(x, self, out)
+        return out
+
+
+def panels(values: Tensor) -> Tensor:
+    """`[out, n] -> [panels, n, PANEL]`, padded with zeros."""
+    values = F.pad(values, (0, 0, 0, -len(values) % PANEL))
+    return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous()
+
+
+def pack(weight: Tensor | Quantized) -> Tensor:
+    """Weights in the order in which they are read: `[panels, steps, PANEL, 4]` uint8.
+
+    Panel by panel, so that no second copy of the weight is made on the way.
+    """
+    values, bits = (weight.values, weight.bits) if isinstance(weight, Quantized) else (weight, 16)
+    out, size = values.shape
+    steps = size // INPUTS[bits]
+    packed = own_memory(-(-out // PANEL), steps, PANEL, 4)
+    for panel, begin in zip(packed, range(0, out, PANEL), strict=True):
+        rows = values[begin : begin + PANEL]
+        step = rows.reshape(len(rows), steps, INPUTS[bits])
+        if bits == 4:  # inputs 0 to 3 in the low halves of the bytes, 4 to 7 in the high ones
+            step = step[..., :4] | step[..., 4:] << 4
+        panel[:, : len(rows)] = step.view(torch.uint8).transpose(0, 1)
+    return packed
+
+
+def own_memory(*shape: int) -> Tensor:
+    """Zeroed bytes in a mapping of their own: in large pages where the system has them, and without holes in
+    the heap once what was needed to fill them is gone."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    buffer = mmap.mmap(-1, math.prod(shape), **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(shape)
