@@ -10,8 +10,10 @@
 namespace {
 
 constexpr int BLOCK = 64;   // keys
-constexpr int TILE = 64;    // queries that share a pass over the keys, about
+constexpr int TILE = 64;  // queries that share a pass over the keys, about
 constexpr float HIDDEN = -1e30f;
+constexpr int TILES = BLOCK / LANES;             // registers that hold a score of each key
+constexpr int WIDE = LANES == 16 ? 4 : 2;        // of them, as many as fit beside each other for four queries
 
 // One block of a head's keys and values, laid out for products: keys[t][j] holds dimension j of LANES keys.
 struct Floats {
@@ -31,30 +33,40 @@ struct Floats {
 
     // Scores of queries r, ..., r + N - 1 against the block.
     template <int N>
-    void scores(int r, int d, floats (*out)[BLOCK / LANES]) const {
+    void scores(int r, int d, floats (*out)[TILES]) const {
         const float* x = &q[size_t(r) * d];
-        for (int t = 0; t < BLOCK / LANES; ++t) {
-            floats s[N] = {};
-            for (int j = 0; j < d; ++j) {
-                floats k = load(&keys[(size_t(t) * d + j) * LANES]);
-                for (int n = 0; n < N; ++n) s[n] += k * x[n * d + j];
-            }
-            for (int n = 0; n < N; ++n) out[n][t] = s[n];
+        for (int first = 0; first < TILES; first += WIDE) {
+            floats s[N][WIDE] = {};
+            for (int j = 0; j < d; ++j)
+                for (int t = 0; t < WIDE; ++t) {
+                    const floats k = load(&keys[(size_t(first + t) * d + j) * LANES]);
+                    for (int n = 0; n < N; ++n) s[n][t] += k * x[n * d + j];
+                }
+            for (int n = 0; n < N; ++n)
+                for (int t = 0; t < WIDE; ++t) out[n][first + t] = s[n][t];
         }
     }
 
     // Adds the block's values, weighted by p, to N accumulators of d floats.
     template <int N>
-    void add(const floats (*p)[BLOCK / LANES], int d, float* acc) const {
-        for (int j = 0; j < d; j += LANES) {
-            floats a[N];
-            for (int n = 0; n < N; ++n) a[n] = load(acc + n * d + j);
-            for (int i = 0; i < BLOCK; ++i) {
-                floats v = load(&values[size_t(i) * d + j]);
-                for (int n = 0; n < N; ++n) a[n] += v * p[n][i / LANES][i % LANES];
+    void add(const floats (*p)[TILES], int d, float* acc) const {
+        int j = 0;
+        for (; j + WIDE * LANES <= d; j += WIDE * LANES) add_part<N, WIDE>(p, d, j, acc);
+        for (; j < d; j += LANES) add_part<N, 1>(p, d, j, acc);
+    }
+
+    template <int N, int H>
+    void add_part(const floats (*p)[TILES], int d, int j, float* acc) const {
+        floats a[N][H];
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) a[n][h] = load(acc + n * d + j + h * LANES);
+        for (int i = 0; i < BLOCK; ++i)
+            for (int h = 0; h < H; ++h) {
+                const floats v = load(&values[size_t(i) * d + j + h * LANES]);
+                for (int n = 0; n < N; ++n) a[n][h] += v * p[n][i / LANES][i % LANES];
             }
-            for (int n = 0; n < N; ++n) store(acc + n * d + j, a[n]);
-        }
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) store(acc + n * d + j + h * LANES, a[n][h]);
     }
 };
 
@@ -73,7 +85,7 @@ struct Pairs {
     void set_block(const bf16* const* k, const bf16* const* v, int d) {
         const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
                                              36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-        for (int t = 0; t < BLOCK / LANES; ++t)
+        for (int t = 0; t < TILES; ++t)
             for (int j = 0; j < d / 2; j += LANES) transpose(k + t * LANES, 2 * j, &keys[(size_t(t) * d / 2 + j) * LANES]);
         for (int i = 0; i < BLOCK; i += 2)
             for (int j = 0; j < d; j += LANES) {
@@ -110,38 +122,43 @@ struct Pairs {
     }
 
     template <int N>
-    void scores(int r, int d, floats (*out)[BLOCK / LANES]) const {
-        __m512 s[N][BLOCK / LANES] = {};
+    void scores(int r, int d, floats (*out)[TILES]) const {
+        __m512 s[N][TILES] = {};
         const uint32_t* x = &q[size_t(r) * d / 2];
         for (int j = 0; j < d / 2; ++j)
-            for (int t = 0; t < BLOCK / LANES; ++t) {
+            for (int t = 0; t < TILES; ++t) {
                 __m512bh k = (__m512bh)_mm512_loadu_si512(&keys[(size_t(t) * d / 2 + j) * LANES]);
                 for (int n = 0; n < N; ++n)
                     s[n][t] = _mm512_dpbf16_ps(s[n][t], (__m512bh)_mm512_set1_epi32(int(x[n * d / 2 + j])), k);
             }
         for (int n = 0; n < N; ++n)
-            for (int t = 0; t < BLOCK / LANES; ++t) out[n][t] = (floats)s[n][t];
+            for (int t = 0; t < TILES; ++t) out[n][t] = (floats)s[n][t];
     }
 
     template <int N>
-    void add(const floats (*p)[BLOCK / LANES], int d, float* acc) const {
+    void add(const floats (*p)[TILES], int d, float* acc) const {
         uint32_t w[N][BLOCK / 2];
         for (int n = 0; n < N; ++n)
-            for (int t = 0; t < BLOCK / LANES; ++t)
+            for (int t = 0; t < TILES; ++t)
                 _mm256_storeu_si256((__m256i*)&w[n][t * LANES / 2], (__m256i)_mm512_cvtneps_pbh((__m512)p[n][t]));
-        for (int j = 0; j < d; j += 2 * LANES) {
-            __m512 a[N][2];
-            for (int n = 0; n < N; ++n)
-                for (int h = 0; h < 2; ++h) a[n][h] = _mm512_loadu_ps(acc + n * d + j + h * LANES);
-            for (int i = 0; i < BLOCK / 2; ++i)
-                for (int h = 0; h < 2; ++h) {
-                    __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * d + j + h * LANES]);
-                    for (int n = 0; n < N; ++n)
-                        a[n][h] = _mm512_dpbf16_ps(a[n][h], (__m512bh)_mm512_set1_epi32(int(w[n][i])), v);
-                }
-            for (int n = 0; n < N; ++n)
-                for (int h = 0; h < 2; ++h) _mm512_storeu_ps(acc + n * d + j + h * LANES, a[n][h]);
-        }
+        int j = 0;
+        for (; j + WIDE * LANES <= d; j += WIDE * LANES) add_part<N, WIDE>(w, d, j, acc);
+        for (; j < d; j += LANES) add_part<N, 1>(w, d, j, acc);
+    }
+
+    template <int N, int H>
+    void add_part(const uint32_t (*w)[BLOCK / 2], int d, int j, float* acc) const {
+        __m512 a[N][H];
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) a[n][h] = _mm512_loadu_ps(acc + n * d + j + h * LANES);
+        for (int i = 0; i < BLOCK / 2; ++i)
+            for (int h = 0; h < H; ++h) {
+                __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * d + j + h * LANES]);
+                for (int n = 0; n < N; ++n)
+                    a[n][h] = _mm512_dpbf16_ps(a[n][h], (__m512bh)_mm512_set1_epi32(int(w[n][i])), v);
+            }
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) _mm512_storeu_ps(acc + n * d + j + h * LANES, a[n][h]);
     }
 };
 template <class T> struct Products { using type = Floats; };
@@ -157,39 +174,35 @@ struct Shape {
     int64_t window;        // 0: none
 };
 
-// A running softmax of one query: the largest score so far, the sum of exponentials below it.
+// A running softmax of one query: the largest score so far, the sums of exponentials below it, lane by lane.
 struct Running {
-    float top = HIDDEN, total = 0;
+    float top = HIDDEN;
+    floats total = {};
     int64_t from, to;  // positions that the query sees, both included
 
     // Turns scores of the block at `begin` into weights, and shrinks what was summed before to the new top.
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
-        float largest = top;
-        for (int t = 0; t < BLOCK / LANES; ++t) {
-            if (softcap != 0)
-                for (int i = 0; i < LANES; ++i) x[t][i] = std::tanh(x[t][i] / softcap) * softcap;
-            int64_t at = begin + t * LANES;
-            if (at + LANES - 1 > to || at < from)
-                for (int i = 0; i < LANES; ++i)
-                    if (at + i > to || at + i < from) x[t][i] = HIDDEN;
-            float m = max(x[t]);
-            largest = m > largest ? m : largest;
-        }
-        floats weights = {};
-        for (int t = 0; t < BLOCK / LANES; ++t) weights += x[t] = exp(x[t] - largest);
-        if (largest != top) {
-            float shrink = exp(splat(top - largest))[0];
+        if (softcap != 0)
+            for (int i = 0; i < BLOCK; ++i) x[i / LANES][i % LANES] = std::tanh(x[i / LANES][i % LANES] / softcap) * softcap;
+        if (begin + BLOCK - 1 > to || begin < from)
+            for (int i = 0; i < BLOCK; ++i)
+                if (begin + i > to || begin + i < from) x[i / LANES][i % LANES] = HIDDEN;
+        floats highest = x[0];
+        for (int t = 1; t < TILES; ++t) highest = x[t] > highest ? x[t] : highest;
+        const float largest = max(highest);
+        if (largest > top) {
+            const float shrink = exp(splat(top - largest))[0];
             total *= shrink;
             for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
             top = largest;
         }
-        total += sum(weights);
+        for (int t = 0; t < TILES; ++t) total += x[t] = exp(x[t] - top);
     }
 };
 
 template <int N, class P>
 void meet(const P& products, int first, int64_t begin, const Shape& s, Running* running, float* acc) {
-    floats x[N][BLOCK / LANES];
+    floats x[N][TILES];
     products.template scores<N>(first, s.d, x);
     for (int n = 0; n < N; ++n) running[n].weigh(x[n], begin, s.softcap, acc + n * s.d, s.d);
     products.template add<N>(x, s.d, acc);
@@ -235,7 +248,8 @@ void attend_tile(const float* q, const T* kv, const int64_t* keys, const int64_t
     }
     for (int n = 0; n < queries; ++n) {
         float* o = out + rows[n / s.group] * row_size + (int64_t(head) * s.group + n % s.group) * d;
-        for (int j = 0; j < d; j += LANES) store(o + j, load(&acc[size_t(n) * d + j]) / running[n].total);
+        const float total = sum(running[n].total);
+        for (int j = 0; j < d; j += LANES) store(o + j, load(&acc[size_t(n) * d + j]) / total);
     }
 }
 

@@ -82,6 +82,9 @@ inline float sum(floats v) {
 }
 
 inline float max(floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#endif
     float a[LANES];
     store(a, v);
     for (int n = LANES / 2; n; n /= 2)

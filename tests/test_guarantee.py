@@ -139,7 +139,7 @@ class TestEveryDrafter:
         all_same(llm.generate(prompts(), MIXED, drafter=drafter))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
     llm = make(dtype)
     for shift in (0, 1, 2):

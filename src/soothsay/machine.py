@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 
 def available_memory() -> int:
@@ -23,3 +29,13 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def mapped_zeros(shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool = False) -> Tensor:
+    """Zeros in a mapping of their own, which costs memory only where it is written to, and leaves no hole in
+    the heap when it goes. `large_pages`: where the system has them; for what will be written all over."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
+    if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(buffer, dtype=dtype).view(*shape)

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from soothsay.machine import mapped_zeros
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -32,8 +34,8 @@ class KVPool:
     """Keys and values of every layer, `[layers, 2 * H_kv, slots, d]`: the keys' heads first, then the
     values'.
 
-    The memory starts as zeros, because masked slots are multiplied by zero and must be finite. Systems hand
-    out zero pages on first use, so a pool costs what is used of it.
+    The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU a pool
+    costs what is used of it.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class KVPool:
         num_layers, num_kv_heads, head_dim = shape
         self.block_size = block_size
         self.num_slots = slots = num_blocks * block_size
-        self.data = torch.zeros(num_layers, 2 * num_kv_heads, slots, head_dim, dtype=dtype, device=device)
+        size = (num_layers, 2 * num_kv_heads, slots, head_dim)
+        on_cpu = device.type == "cpu"
+        self.data = mapped_zeros(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
         self.layers = tuple(self.data.unbind(0))  # each [2 * H_kv, slots, d]
 
     def commit(self, moves: Iterable[Move]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.machine import mapped_zeros
 from soothsay.model.quantized import Quantized
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def pack(weight: Tensor | Quantized) -> Tensor:
     values, bits = (weight.values, weight.bits) if isinstance(weight, Quantized) else (weight, 16)
     out, size = values.shape
     steps = size // INPUTS[bits]
-    packed = own_memory(-(-out // PANEL), steps, PANEL, 4)
+    packed = mapped_zeros((-(-out // PANEL), steps, PANEL, 4), torch.uint8, large_pages=True)
     for panel, begin in zip(packed, range(0, out, PANEL), strict=True):
         rows = values[begin : begin + PANEL]
         step = rows.reshape(len(rows), steps, INPUTS[bits])
@@ -89,13 +88,3 @@ def pack(weight: Tensor | Quantized) -> Tensor:
             step = step[..., :4] | step[..., 4:] << 4
         panel[:, : len(rows)] = step.view(torch.uint8).transpose(0, 1)
     return packed
-
-
-def own_memory(*shape: int) -> Tensor:
-    """Zeroed bytes in a mapping of their own: in large pages where the system has them, and without holes in
-    the heap once what was needed to fill them is gone."""
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    buffer = mmap.mmap(-1, math.prod(shape), **private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(shape)
