@@ -17,10 +17,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.linear import Packed
-from soothsay.model.load import load_model
+from soothsay.model.linear import Dense, Packed
+from soothsay.model.load import NumericMode, load_model, weight_bytes
+from soothsay.model.transformer import Transformer
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -35,6 +37,7 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 2,
 }
+FITTING: dict[str, Any] = {**CONFIG, "hidden_size": 128, "intermediate_size": 96}  # native kernels
 
 
 def llama_weights(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -259,6 +262,108 @@ def test_dtype_auto(tmp_path: Path, stored: torch.dtype) -> None:
     model = load_model(open_checkpoint(write(tmp_path, dtype=stored)))
     fast = Packed.available(torch.bfloat16) and stored != torch.float32
     assert model.dtype == (torch.bfloat16 if fast else torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_plain_weights_are_rounded_on_loading(tmp_path: Path, dtype: str) -> None:
+    model = load_model(open_checkpoint(write(tmp_path, FITTING)), dtype)
+    exact = load_model(open_checkpoint(tmp_path), "float32")
+    assert model.dtype == (torch.bfloat16 if Packed.available(torch.bfloat16) else torch.float32)
+    hidden = torch.randn(3, FITTING["hidden_size"])
+    for name, bound in [("head", 0.02), ("blocks.0.mlp.down", 0.02 if dtype == "int8" else 0.2)]:
+        x = torch.randn(3, FITTING["intermediate_size"]) if name.endswith("down") else hidden
+        rounded, plain = model.get_submodule(name)(x).float(), exact.get_submodule(name)(x)
+        error = ((rounded - plain).norm() / plain.norm()).item()
+        assert 1e-4 < error < bound
+
+
+def test_a_router_stays_as_it_is() -> None:
+    mode = NumericMode(torch.float32, bits=4)
+    weight = torch.randn(4, 32)
+    assert torch.equal(mode.convert("blocks.0.mlp.router", weight), weight)
+    assert mode.convert("head", weight).bits == 8
+    assert mode.convert("blocks.0.mlp.down", weight).group_size == 32
+    assert mode.convert("blocks.0.mlp.down", torch.randn(4, 48)).group_size == 16
+
+
+def quantized(tmp_path: Path, **settings: Any) -> Path:
+    """A checkpoint whose one quantized weight is the first down projection."""
+    write(tmp_path, FITTING)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj"
+    values = torch.randint(-128, 128, tensors.pop(f"{name}.weight").shape, dtype=torch.int8)
+    tensors |= {f"{name}.weight": values, f"{name}.weight_scale": torch.full((len(values), 1), 0.01)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights}
+    declared = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"0": group},
+    }
+    write_json(tmp_path / "config.json", {**FITTING, "quantization_config": declared | settings})
+    return tmp_path
+
+
+def test_stored_integers_are_kept(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(quantized(tmp_path))
+    with checkpoint.open() as read:
+        stored = read("model.layers.0.mlp.down_proj.weight")
+    x = torch.eye(FITTING["intermediate_size"])
+    for dtype in ("auto", "int8", "float32"):
+        down = load_model(checkpoint, dtype).get_submodule("blocks.0.mlp.down")
+        assert torch.allclose(down(x).float(), stored.t() * 0.01, rtol=2**-8)
+        assert hasattr(down, "group_size") == (dtype != "float32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "words"),
+    [
+        ({"quant_method": "bitsandbytes"}, "auto", ["bitsandbytes", "soothsay quantize"]),
+        ({"format": "float-quantized"}, "auto", ["float-quantized"]),
+        ({}, "int4", ["int8", "int4", "auto"]),
+    ],
+)
+def test_quantized_in_a_way_that_cannot_be_served(
+    tmp_path: Path, settings: dict[str, Any], dtype: str, words: list[str]
+) -> None:
+    assert_refused(quantized(tmp_path, **settings), *words, dtype=dtype)
+
+
+def test_integers_of_which_a_part_is_missing(tmp_path: Path) -> None:
+    tensors = load_file(quantized(tmp_path) / "model.safetensors")
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_refused(tmp_path, "model.layers.0.mlp.down_proj.weight")
+
+
+def test_projections_of_which_some_are_quantized(tmp_path: Path) -> None:
+    tensors = load_file(quantized(tmp_path) / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.weight_scale"] = torch.ones(128, 1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_refused(tmp_path, "q_proj", "some are quantized")
+
+
+def test_too_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(write(tmp_path))
+    with torch.device("meta"):
+        model = Transformer(ModelConfig.from_hf(checkpoint.config))
+    needed = weight_bytes(model, NumericMode(torch.float32))
+    assert needed == sum(m.weight.numel() for m in model.modules() if isinstance(m, Dense)) * 4
+    monkeypatch.setattr("soothsay.model.load.available_memory", lambda: needed - 1)
+    assert_refused(tmp_path, "GB of memory in float32", "dtype='int8'", dtype="float32")
+    load_model(checkpoint, "int8")
+    monkeypatch.setattr("soothsay.model.load.available_memory", lambda: 10)
+    assert_refused(tmp_path, "smaller model", dtype="int4")
+
+
+def test_a_processor_without_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Packed, "available", staticmethod(lambda dtype: dtype is torch.float32))
+    checkpoint = open_checkpoint(write(tmp_path, dtype=torch.bfloat16))
+    with pytest.warns(UserWarning, match="does not multiply bfloat16; computing in float32"):
+        assert load_model(checkpoint, "bfloat16").dtype is torch.float32
+    assert load_model(checkpoint).dtype is torch.float32
+    assert load_model(checkpoint, "int8").dtype is torch.float32
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ class KVPool:
     """Keys and values of every layer, `[layers, 2 * H_kv, slots, d]`: the keys' heads first, then the
     values'.
 
-    The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU a pool
-    costs what is used of it.
+    The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU a
+    pool costs what is used of it.
     """
 
     def __init__(
