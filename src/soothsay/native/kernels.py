@@ -198,21 +198,11 @@ class NativeKernels:
             return NativeLinear(self, weight, bias, dtype)
         return stock_linear(weight, bias, dtype)
 
-    def multiply(self, x: Tensor, linear: NativeLinear, out: Tensor) -> None:
-        """`x` `[M, in]` times the weights of `linear` into `out` `[M, out]`."""
-        scales, zeros, bias = linear.scales, linear.zeros, linear.bias
+    def multiply(self, x: Tensor, weights: tuple[int | None, ...], out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of a `NativeLinear` into `out` `[M, out]`."""
+        bfloat16 = torch.bfloat16
         self._library.soothsay_linear(
-            x.data_ptr(),
-            x.dtype == torch.bfloat16,
-            len(x),
-            linear.weight.data_ptr(),
-            linear.bits,
-            None if scales is None else scales.data_ptr(),
-            None if zeros is None else zeros.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            *(linear.in_features, linear.out_features, linear.group_size),
-            out.data_ptr(),
-            out.dtype == torch.bfloat16,
+            x.data_ptr(), x.dtype is bfloat16, x.shape[0], *weights, out.data_ptr(), out.dtype is bfloat16
         )
 
 

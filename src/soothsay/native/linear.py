@@ -50,6 +50,12 @@ class NativeLinear(nn.Module):
         else:
             self.bits, self.group_size = 16, self.in_features
         self.weight = pack(weight)
+        self._weights = (  # as the library takes them; they stay where they are
+            self.weight.data_ptr(),
+            self.bits,
+            *(None if part is None else part.data_ptr() for part in (self.scales, self.zeros, self.bias)),
+            *(self.in_features, self.out_features, self.group_size),
+        )
 
     @staticmethod
     def fit(weight: Tensor | Quantized, *, bfloat16: bool) -> bool:
@@ -61,8 +67,8 @@ class NativeLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
         x = x.contiguous()
-        out = torch.empty(len(x), self.out_features, dtype=self.dtype)
-        self.kernels.multiply(x, self, out)
+        out = torch.empty(x.shape[0], self.out_features, dtype=self.dtype)
+        self.kernels.multiply(x, self._weights, out)
         return out
 
 
