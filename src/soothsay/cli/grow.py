@@ -1,0 +1,72 @@
+"""`soothsay grow`: a larger model that says the same, to measure speed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from soothsay.cli.terminal import notice
+from soothsay.config import ModelConfig
+
+
+def grow(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory, a hub name, or a bundled model's name.")
+    ],
+    out: Annotated[Path, typer.Argument(help="A directory that is not there yet, or empty.")],
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--shape",
+            "-s",
+            help="0.5B, 1B or 3B, or sizes: layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632. Those left "
+            "out stay as they are, and so do the vocabulary and the size of a head.",
+        ),
+    ] = "1B",
+) -> None:
+    """Make a larger model that says the same, for speed benchmarks.
+
+    Real predictions, and so a real drafter's real acceptance, at a large model's cost.
+    """
+    with notice(f"opening {model} ..."):
+        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.grow import Shape
+        from soothsay.model.grow import grow as grow_model
+
+        checkpoint = open_checkpoint(model)
+        wanted = Shape.parse(shape, ModelConfig.from_hf(checkpoint.config))
+    with _progress() as progress:
+        grown = grow_model(checkpoint, wanted, out, source=model, progress=progress)
+    s, target = grown.shape, grown.path
+    lines = (
+        f"{target}: {grown.parameters:,} parameters, {decimal(grown.bytes)}",
+        f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward, {s.heads} heads, "
+        f"{s.kv_heads} for keys and values",
+        f"It computes what {model} computes. Try:",
+        f"  soothsay bench step {target}",
+        f'  soothsay generate "Once upon a time" --model {target} --drafter "draft-model(model={model})"',
+    )
+    Console(highlight=False, markup=False).print(*lines, sep="\n", soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, to be called with the bytes done and in all. Only a terminal sees it."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("growing"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("growing", total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)

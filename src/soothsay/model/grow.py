@@ -1,0 +1,485 @@
+"""A larger model that computes the same function (Net2Net, Chen et al. 2015, arXiv 1511.05641).
+
+It says what the small model says, at a large model's cost: real predictions and real acceptance, to measure
+speed with.
+
+The residual stream is widened by dimensions that stay zero: embeddings have zero columns there, and whatever
+writes into the stream zero rows. New heads and new units of the feed-forward part meet zero columns of the
+output projection behind them. New blocks stand evenly between the old ones; their output projections are all
+zero, so that they add nothing. Everything else that is new is multiplied by one of these zeros and may be
+anything finite. It is noise as large as the weights it continues, and a new block is a copy of the old one
+before it, so that no processor and no engine does it cheaper than a real model's: zeros are left only in
+embeddings, in output projections and in the stream's new dimensions.
+"""
+
+# The norms. Let D values of the stream become s * x, with zeros behind them up to D'. In most families s is
+# 1. Gemma multiplies its embeddings by sqrt(D), as their dtype rounds it: there s is sqrt(D') / sqrt(D).
+#
+# The mean square m becomes c * m, where c = s^2 D / D'. With eps' = c * eps,
+#
+#     w' s x / sqrt(c m + c eps)  =  w' sqrt(D' / D)  x / sqrt(m + eps),
+#
+# which is what it was if w' = w sqrt(D / D'). Two kinds of norms do not read the stream, but have its eps':
+#
+# - Those of queries and keys (Qwen3, Gemma 3) are as wide as a head, as before. Queries and keys are
+#   multiplied by sqrt(c), hence their mean squares by c, and w' = w.
+# - Those behind a part of a block (Gemma) read what the part puts out, which is multiplied by s, as the
+#   stream is. What they put out should be s times what it was: w' = w sqrt(c).
+#
+# In 16 bits a factor that is no power of two would round every weight, and change more than eps does. There
+# the nearest power of two, p, stands for a factor f of the last two: norms are blind to the scale of what
+# they read, so that all it does is to make their eps (f / p)^2 times as large, between 1/2 and 2.
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from soothsay.config import ModelConfig
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import Checkpoint, Reader
+from soothsay.model.formats import open_format
+from soothsay.model.load import TensorNames
+
+SHARD_BYTES = 10**9
+"""Of one file, unless a single tensor is larger."""
+
+COPIED = (
+    *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "generation_config.json", "LICENSE*", "NOTICE*"),
+)
+"""Files of the source that the grown model comes with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a decoder, less those that it cannot grow in: its vocabulary and the size of a head."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Shape:
+        """What a model has now."""
+        c = config
+        return cls(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.intermediate_size)
+
+    @classmethod
+    def parse(cls, text: str, config: ModelConfig) -> Shape:
+        """A shape for the model of `config`: the name of one, or `"layers=22,hidden=2048,ffn=5632"`.
+
+        A named shape's heads are cut anew, to the size that the model's have. Sizes that are not given stay
+        as they are.
+
+        Raises `ModelError` for an unknown name, and for what is not a number.
+        """
+        if text in SHAPES:
+            return SHAPES[text].with_head_dim(config.head_dim)
+        known = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}
+        sizes = {}
+        for part in text.split(","):
+            name, _, number = (word.strip() for word in part.partition("="))
+            if name not in known or not number.isdecimal():
+                example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632"
+                raise ModelError(
+                    f"shape {text!r}: {part!r} is not understood; write {', '.join(SHAPES)} or {example}"
+                )
+            sizes[known[name]] = int(number)
+        return replace(cls.of(config), **sizes)
+
+    def with_head_dim(self, head_dim: int) -> Shape:
+        """Heads of another size, about as wide together, with as many queries to a key as before."""
+        group = self.heads // self.kv_heads
+        kv_heads = max(1, self.hidden // (head_dim * group))
+        return replace(self, heads=kv_heads * group, kv_heads=kv_heads)
+
+
+SHAPES = {
+    "0.5B": Shape(layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864),  # Qwen2.5 0.5B
+    "1B": Shape(layers=22, hidden=2048, heads=32, kv_heads=4, intermediate=5632),  # TinyLlama 1.1B
+    "3B": Shape(layers=28, hidden=3072, heads=24, kv_heads=8, intermediate=8192),  # Llama 3.2 3B
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A grown model on disk."""
+
+    path: Path
+    shape: Shape
+    parameters: int
+    bytes: int
+    """Of all weights."""
+
+
+def grow(
+    checkpoint: Checkpoint,
+    shape: Shape,
+    out: Path,
+    *,
+    source: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Grown:
+    """Write a model of `shape` that computes what `checkpoint` computes, as a Hugging Face directory.
+
+    Outputs are equal up to float32's rounding, where norms are computed with float32 weights, as ours are.
+    Weights keep their dtype, and in 16 bits none is rounded; norms are scaled, and therefore stored in
+    float32. Equal checkpoints give equal files. One file's weights are in memory at a time.
+
+    Args:
+        checkpoint: a directory with weights of floating point, of any family without experts.
+        shape: no smaller than the model anywhere; see `Shape.parse`.
+        out: a directory that is empty or not there yet.
+        source: what the model card calls the checkpoint; None: its directory's name.
+        progress: called with the bytes made so far and in all.
+
+    Raises:
+        ModelError: the checkpoint cannot grow or is damaged, it cannot have this shape, `out` is in use, or
+            its disk is too small.
+    """
+    config, tensors = _plan(checkpoint, shape)
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+    _prepare(out, total)
+    shards, files = _shards(tensors), {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        made = {}
+        with checkpoint.open() as read:  # opened anew, so that the pages of a shard are given back after it
+            for tensor in shard:
+                made[tensor.name] = tensor.make(read)
+                files[tensor.name] = file
+                done += tensor.nbytes
+                if progress:
+                    progress(done, total)
+        save_file(made, out / file, metadata={"format": "pt"})
+    _write_json(
+        out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files}
+    )
+    for pattern in COPIED:
+        for path in checkpoint.path.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, out / path.name)
+    (out / "README.md").write_text(_card(source or checkpoint.path.name, shape), encoding="utf-8")
+    _write_json(out / "config.json", config)  # last: without it, nobody takes half a model for a whole one
+    return Grown(out, shape, sum(math.prod(tensor.shape) for tensor in tensors), total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A dimension of a tensor. Index `places[i]` of the new one continues index `taken[i]` of the old one."""
+
+    old: int
+    new: int
+    places: Tensor  # [n] int64
+    taken: Tensor  # [n] int64
+
+    @classmethod
+    def first(cls, old: int, new: int) -> _Axis:
+        """All that is old comes first."""
+        return cls(old, new, torch.arange(old), torch.arange(old))
+
+    @classmethod
+    def heads(cls, old: int, new: int, head_dim: int, continued: Mapping[int, int]) -> _Axis:
+        """Heads of `head_dim` each; `continued` maps new heads to old ones."""
+        within = torch.arange(head_dim)
+        places = torch.tensor(list(continued))[:, None] * head_dim + within
+        taken = torch.tensor(list(continued.values()))[:, None] * head_dim + within
+        return cls(old * head_dim, new * head_dim, places.flatten(), taken.flatten())
+
+    def emptied(self) -> _Axis:
+        """Nothing old continues."""
+        return replace(self, places=self.places[:0], taken=self.taken[:0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How a tensor grows."""
+
+    axes: tuple[_Axis, ...]  # out, in
+    factor: float = 1.0  # on what is old
+    fill: float | None = None  # what is new; None: noise
+    centre: float | None = None  # of a norm: its weight is stored less this
+
+    def bias(self) -> _Rule:
+        """The rule of a bias, by that of its weight."""
+        return replace(self, axes=self.axes[:1])
+
+    def emptied(self) -> _Rule:
+        """Everything is new."""
+        return replace(self, axes=tuple(axis.emptied() for axis in self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of the grown model that is yet to be made."""
+
+    name: str
+    source: str  # its name in the checkpoint
+    rule: _Rule
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(axis.new for axis in self.rule.axes)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def make(self, read: Reader) -> Tensor:
+        """Raises `ModelError` where the old tensor is not what its configuration says."""
+        old, rule = read(self.source), self.rule
+        expected = [axis.old for axis in rule.axes]
+        if list(old.shape) != expected:
+            raise ModelError(f"{self.source} is {list(old.shape)}; by config.json it should be {expected}")
+        new = self._noise(old) if rule.fill is None else torch.full(self.shape, rule.fill, dtype=self.dtype)
+        for dimension, axis in enumerate(rule.axes):
+            old = old.index_select(dimension, axis.taken)
+        if rule.centre is not None:
+            old = (old.float() + rule.centre) * rule.factor - rule.centre
+        elif rule.factor != 1.0:
+            old = old * _without_rounding(rule.factor, self.dtype)
+        rows, *columns = (axis.places for axis in rule.axes)
+        new[(rows[:, None], *columns) if columns else rows] = old
+        return new
+
+    def _noise(self, old: Tensor) -> Tensor:
+        # Few digits, because the last ones may depend on the number of threads.
+        scale = float(f"{float(old.std()):.3g}")
+        generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
+        return torch.empty(self.shape, dtype=self.dtype).normal_(std=scale, generator=generator)
+
+
+def _without_rounding(factor: float, dtype: torch.dtype) -> float:
+    """What stands for a factor in front of a norm; see the top of this file."""
+    return factor if dtype.itemsize > 2 else 2.0 ** round(math.log2(factor))
+
+
+def _plan(checkpoint: Checkpoint, shape: Shape) -> tuple[dict[str, Any], list[_Tensor]]:
+    """The grown model's config.json and its tensors, in order. Raises `ModelError` if it cannot be."""
+    old = ModelConfig.from_hf(checkpoint.config)
+    _require_growable(checkpoint, old)
+    _require_fit(old, shape)
+    names = TensorNames(old, checkpoint)
+    with checkpoint.open() as read:
+        embeddings = read(names.require("embedding")[0]).dtype
+        raw = _config(checkpoint.config, old, shape)
+        stream = _embedding_scale(ModelConfig.from_hf(raw), embeddings) / _embedding_scale(old, embeddings)
+        squares = stream**2 * old.hidden_size / shape.hidden  # c, at the top of this file
+        raw["rms_norm_eps"] = old.norm_eps * squares
+        outer, block = _rules(old, shape, stream, squares)
+        tensors = list(_tensors(names, read, outer, block, _origins(old, shape)))
+    return raw, tensors
+
+
+def _embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float:
+    """As models are trained and loaded: rounded."""
+    return float(torch.tensor(config.embedding_scale, dtype=dtype))
+
+
+def _require_growable(checkpoint: Checkpoint, old: ModelConfig) -> None:
+    path = checkpoint.path
+    if not path.is_dir():
+        raise ModelError(f"{path} is one file; only Hugging Face directories can grow")
+    if old.num_experts:
+        raise ModelError(f"{path}: a mixture of experts ({old.family}) cannot grow: it is not supported")
+    if open_format(checkpoint.config, path) is not None:
+        raise ModelError(f"{path} is quantized and cannot grow; grow the model that it was made from")
+
+
+def _require_fit(old: ModelConfig, shape: Shape) -> None:
+    for (name, now), wanted in zip(asdict(Shape.of(old)).items(), asdict(shape).values(), strict=True):
+        if wanted < now:
+            raise ModelError(f"{name}={wanted} is less than the {now} that the model has: it can only grow")
+    if shape.heads % shape.kv_heads:
+        raise ModelError(f"heads={shape.heads} cannot share kv_heads={shape.kv_heads} evenly")
+    if shape.hidden % shape.heads:  # transformers refuses it, although heads have a size of their own
+        raise ModelError(f"hidden={shape.hidden} is not a multiple of heads={shape.heads}")
+    ordinary = old.num_heads * old.head_dim == old.hidden_size
+    if ordinary and shape.heads * old.head_dim != shape.hidden:
+        raise ModelError(
+            f"heads={shape.heads} of {old.head_dim}, a size that cannot change, do not make up "
+            f"hidden={shape.hidden}, as they do in this model: it takes {shape.hidden / old.head_dim:g} heads"
+        )
+
+
+def _origins(old: ModelConfig, shape: Shape) -> list[int]:
+    """The old block that each new one is, or is a copy of if the one before it is from the same."""
+    return [layer * old.num_layers // shape.layers for layer in range(shape.layers)]
+
+
+def _config(raw: Mapping[str, Any], old: ModelConfig, shape: Shape) -> dict[str, Any]:
+    """The config.json, but for the norms' eps. Of a multimodal model it is the decoder's alone."""
+    if "text_config" in raw:
+        tied = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
+        raw = {**raw["text_config"], **tied, "architectures": ["Gemma3ForCausalLM"]}
+    config = {
+        **raw,
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": old.head_dim,
+        "intermediate_size": shape.intermediate,
+    }
+    if any(old.windows) or "layer_types" in raw:  # a block keeps its window wherever it goes
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in old.windows]
+        config["layer_types"] = [kinds[origin] for origin in _origins(old, shape)]
+    return config
+
+
+_Rules = dict[str, list[_Rule]]
+"""Of each of our modules, the rules of the tensors that make it up."""
+
+
+def _rules(old: ModelConfig, shape: Shape, stream: float, squares: float) -> tuple[_Rules, _Rules]:
+    """Those outside of blocks and those of a block. `stream` is s and `squares` c, see the top of this
+    file."""
+    width = _Axis.first(old.hidden_size, shape.hidden)
+    vocabulary = _Axis.first(old.vocab_size, old.vocab_size)
+    head = _Axis.first(old.head_dim, old.head_dim)
+    units = _Axis.first(old.intermediate_size, shape.intermediate)
+    queries, keys = _heads(old, shape)
+    centre = 1.0 if old.zero_centred_norms else 0.0
+
+    def norm(axis: _Axis, factor: float = 1.0) -> list[_Rule]:
+        return [_Rule((axis,), factor, fill=1.0 - centre, centre=centre)]
+
+    reading = norm(width, math.sqrt(old.hidden_size / shape.hidden))
+    outer = {
+        "embedding": [_Rule((vocabulary, width), fill=0.0)],
+        "norm": reading,
+        "head": [_Rule((vocabulary, width))],
+    }
+    per_head = math.sqrt(squares) if old.qk_norm else 1.0
+    block = {
+        "attention_norm": reading,
+        "attention.qkv": [
+            _Rule((queries, width), per_head),
+            _Rule((keys, width), per_head),
+            _Rule((keys, width)),
+        ],
+        "attention.o": [_Rule((width, queries), stream, fill=0.0)],
+        "mlp_norm": reading,
+        "mlp.gate_up": [_Rule((units, width))] * 2,
+        "mlp.down": [_Rule((width, units), stream, fill=0.0)],
+    }
+    if old.qk_norm:
+        block |= {"attention.q_norm": norm(head), "attention.k_norm": norm(head)}
+    if old.post_norms:
+        writing = norm(width, math.sqrt(squares))
+        block |= {"attention_post_norm": writing, "mlp_post_norm": writing}
+    return outer, block
+
+
+def _heads(old: ModelConfig, shape: Shape) -> tuple[_Axis, _Axis]:
+    """Where query heads and key-value heads go: each query head into a group of its own keys and values.
+
+    Where the new groups are smaller, key-value heads have copies. Raises `ModelError` where that takes more
+    of them than there are.
+    """
+    group = shape.heads // shape.kv_heads
+    copies = -(-old.group // group)
+    if copies * old.num_kv_heads > shape.kv_heads:
+        raise ModelError(
+            f"heads={shape.heads} with kv_heads={shape.kv_heads} are groups of {group}: for the model's "
+            f"groups of {old.group} it takes {copies * old.num_kv_heads} key-value heads, or larger groups"
+        )
+    queries, keys = {}, {}
+    for head in range(old.num_heads):
+        key, member = divmod(head, old.group)
+        place = key * copies + member // group
+        keys[place] = key
+        queries[place * group + member % group] = head
+    return (
+        _Axis.heads(old.num_heads, shape.heads, old.head_dim, queries),
+        _Axis.heads(old.num_kv_heads, shape.kv_heads, old.head_dim, keys),
+    )
+
+
+def _tensors(
+    names: TensorNames, read: Reader, outer: _Rules, block: _Rules, origins: Sequence[int]
+) -> Iterator[_Tensor]:
+    """All of them, named as a decoder that stands by itself names them."""
+    c = names.config
+    biased = {
+        "attention.qkv": c.qkv_bias,
+        "attention.o": c.o_bias,
+        "mlp.gate_up": c.mlp_bias,
+        "mlp.down": c.mlp_bias,
+    }
+
+    def tensors(path: str, module: str, rules: list[_Rule], old: str, new: str) -> Iterator[_Tensor]:
+        for suffix in ("weight", "bias") if biased.get(module) else ("weight",):
+            for source, rule in zip(names.require(path, suffix), rules, strict=True):
+                stored = read(source).dtype
+                if not stored.is_floating_point or stored.itemsize < 2:
+                    raise ModelError(f"{source} is {stored}; grow the model that it was made from")
+                yield _Tensor(
+                    name=new + source.removeprefix(old),
+                    source=source,
+                    rule=rule if suffix == "weight" else rule.bias(),
+                    dtype=stored if rule.centre is None else torch.float32,
+                )
+
+    yield from tensors("embedding", "embedding", outer["embedding"], names.prefix, "model.")
+    for layer, origin in enumerate(origins):
+        adds_nothing = layer > 0 and origins[layer - 1] == origin
+        for module, rules in block.items():
+            if adds_nothing and module in ("attention.o", "mlp.down"):
+                rules = [rule.emptied() for rule in rules]
+            old, new = f"{names.prefix}layers.{origin}.", f"model.layers.{layer}."
+            yield from tensors(f"blocks.{origin}.{module}", module, rules, old, new)
+    yield from tensors("norm", "norm", outer["norm"], names.prefix, "model.")
+    if not c.tie_embeddings:
+        yield from tensors("head", "head", outer["head"], names.prefix.removesuffix("model."), "")
+
+
+def _shards(tensors: Sequence[_Tensor]) -> list[list[_Tensor]]:
+    """In order, as many in each file as fit."""
+    shards: list[list[_Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def _prepare(out: Path, size: int) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ModelError(f"{out} exists and is not an empty directory; name another one")
+    out.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out).free
+    if free < size:
+        raise ModelError(f"the grown model takes {size / 1e9:.1f} GB, and {out} has {free / 1e9:.1f} GB left")
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _card(source: str, shape: Shape) -> str:
+    return (
+        f"# {source}, grown\n\n"
+        f"This is `{source}`, grown by `soothsay grow` to {shape.layers} layers of {shape.hidden}, "
+        f"{shape.heads} heads, {shape.kv_heads} for keys and values, and {shape.intermediate:,} units in the "
+        f"feed-forward part (Net2Net, arXiv 1511.05641). It computes the same function as `{source}` "
+        "and knows no more than it does, at the cost of a model of this size. It is for speed benchmarks "
+        "only.\n"
+    )
