@@ -1,0 +1,141 @@
+"""Prompts from files: JSON lines of conversations, of Spec-Bench questions or of texts, and plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soothsay.errors import RequestError
+
+if TYPE_CHECKING:
+    from soothsay.llm import LLM
+    from soothsay.tokenizer import Message
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """One prompt of a file."""
+
+    prompt: str | tuple[Message, ...]  # text as it stands, or a conversation for the chat template
+    category: str = ""  # what kind of task it is; empty: the file does not say
+    id: str = ""  # what to call it: the file's own name for it, or its line
+
+
+def read_prompts(path: Path) -> list[PromptEntry]:
+    """The prompts of a file, in its order; blank lines count for nothing.
+
+    A `.txt` file has one prompt a line. Any other file has one JSON object a line, with the first of these
+    that is there:
+
+    - `messages`: a conversation, `[{"role": ..., "content": ...}, ...]`;
+    - `turns`: what a user says in turn, as in Spec-Bench (Xia et al. 2024, arXiv 2401.07851); the first is
+      taken;
+    - `prompt`: text.
+
+    `category` (or `task`) and `question_id` (or `id`) are kept where they are given.
+
+    Raises:
+        RequestError: the file is not UTF-8, has no prompts, or a line cannot be read; the line is named.
+        OSError: there is no such file.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8 text ({error})") from None
+    entries = []
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold other ends of lines as they are
+        if not line.strip():
+            continue
+        if path.suffix == ".txt":
+            entries.append(PromptEntry(line.removesuffix("\r"), id=str(number)))
+            continue
+        try:
+            entries.append(_from_json(line, number))
+        except ValueError as error:
+            raise RequestError(f"{path}, line {number}: {error}") from None
+    if not entries:
+        raise RequestError(f"{path} has no prompts")
+    return entries
+
+
+def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
+    """At most `limit` of the entries, in their order: evenly spread, category by category.
+
+    Every category that has at least its share of the file, one in `limit`, is met.
+    """
+    if limit >= len(entries):
+        return list(entries)
+    seen = {entry.category: None for entry in entries}
+    rank = {category: i for i, category in enumerate(seen)}
+    order = sorted(range(len(entries)), key=lambda i: rank[entries[i].category])
+    middles = [(2 * i + 1) * len(order) // (2 * limit) for i in range(limit)]
+    return [entries[index] for index in sorted(order[middle] for middle in middles)]
+
+
+def encode(entry: PromptEntry, llm: LLM) -> list[int]:
+    """Token ids of an entry: a conversation in the model's chat template, text as it stands.
+
+    Where the model has no template, a conversation is the text of its messages, a blank line between them.
+
+    Raises `RequestError` if the model has no tokenizer, or its template refuses the conversation.
+    """
+    if llm.tokenizer is None:
+        raise RequestError("this model has no tokenizer, and the prompts are text")
+    if isinstance(entry.prompt, str):
+        return llm.tokenizer.encode(entry.prompt)
+    if not llm.tokenizer.has_chat_template:
+        return llm.tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
+    try:
+        return llm.chat_prompt(entry.prompt)
+    except RequestError as error:
+        raise RequestError(f"prompt {entry.id}: {error}") from error
+
+
+def _from_json(line: str, number: int) -> PromptEntry:
+    """Raises `ValueError`."""
+    try:
+        raw = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"not JSON ({error.msg}, column {error.colno}); a file with a prompt a line is named .txt"
+        ) from None
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    category = raw.get("category", raw.get("task", ""))
+    return PromptEntry(
+        _prompt(raw), category=str(category), id=str(raw.get("question_id", raw.get("id", number)))
+    )
+
+
+def _prompt(raw: dict[str, Any]) -> str | tuple[Message, ...]:
+    if "messages" in raw:
+        messages = raw["messages"]
+        if not isinstance(messages, list) or not messages:
+            raise ValueError("messages must be a list, with at least one message")
+        for i, message in enumerate(messages):
+            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+                raise ValueError(f"messages[{i}] must be an object with role and content")
+            _check_text(message["role"], f"messages[{i}].role")
+            _check_text(message["content"], f"messages[{i}].content")
+        return tuple(messages)
+    if "turns" in raw:
+        turns = raw["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("turns must be a list, with at least one text")
+        return ({"role": "user", "content": _check_text(turns[0], "turns[0]")},)
+    if "prompt" in raw:
+        return _check_text(raw["prompt"], "prompt")
+    raise ValueError("none of messages, turns and prompt is there")
+
+
+def _check_text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be text, and not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell half a character
+        raise ValueError(f"{name} has half of a surrogate pair, which is no text") from None
+    return value

@@ -1,0 +1,143 @@
+"""Prompt files: what can be read, and what is said about what cannot."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from soothsay import LLM, RequestError, Tokenizer
+from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+
+
+def ask(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": text},)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """Writes lines to a file and gives its path; what is no text yet is made JSON."""
+
+    def write(*lines: object, name: str = "prompts.jsonl") -> Path:
+        file = tmp_path / name
+        texts = [line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines]
+        file.write_text("\n".join(texts), encoding="utf-8")
+        return file
+
+    return write
+
+
+def test_json_lines_of_every_form(written: Callable[..., Path]) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    file = written(
+        {"messages": [system, *ask("Hi")]},
+        "",
+        {"question_id": 81, "category": "writing", "turns": ["First.", "Second."], "reference": ["x"]},
+        {"prompt": "Once\u2028upon", "task": "story", "id": "s1"},
+        {"prompt": "ignored", "messages": [*ask("taken")]},
+        "",
+    )
+    assert read_prompts(file) == [
+        PromptEntry((system, *ask("Hi")), "", "1"),
+        PromptEntry(ask("First."), "writing", "81"),
+        PromptEntry("Once\u2028upon", "story", "s1"),
+        PromptEntry(ask("taken"), "", "5"),
+    ]
+
+
+def test_text_has_a_prompt_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbfHello!\r\n\r\n  {not json\n")
+    assert read_prompts(file) == [PromptEntry("Hello!", id="1"), PromptEntry("  {not json", id="3")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Hello!", r"not JSON \(Expecting value, column 1\); a file with a prompt a line is named .txt"),
+        ('{"prompt": "Hello!"', r"not JSON \(Expecting ',' delimiter, column 20\)"),
+        ([1], "not a JSON object"),
+        ({"text": "Hello!"}, "none of messages, turns and prompt is there"),
+        ({"prompt": ""}, "prompt must be text, and not empty"),
+        ({"prompt": None}, "prompt must be text, and not empty"),
+        ('{"prompt": "\\ud800"}', "prompt has half of a surrogate pair"),
+        ({"turns": []}, "turns must be a list, with at least one text"),
+        ({"turns": "Hello!"}, "turns must be a list"),
+        ({"turns": [3]}, r"turns\[0\] must be text"),
+        ({"messages": []}, "messages must be a list, with at least one message"),
+        ({"messages": ["Hello!"]}, r"messages\[0\] must be an object with role and content"),
+        ({"messages": [*ask("Hi"), {"role": "user"}]}, r"messages\[1\] must be an object"),
+        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content must be text"),
+        ({"messages": [{"role": 1, "content": "Hi"}]}, r"messages\[0\].role must be text"),
+    ],
+)
+def test_a_bad_line_is_named(line: object, message: str, written: Callable[..., Path]) -> None:
+    file = written({"prompt": "good"}, "", line)
+    with pytest.raises(RequestError, match=f"prompts.jsonl, line 3: {message}"):
+        read_prompts(file)
+
+
+def test_a_file_without_prompts(written: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="has no prompts"):
+        read_prompts(written("", "  "))
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(RequestError, match="is not UTF-8 text"):
+        read_prompts(binary)
+    with pytest.raises(FileNotFoundError):
+        read_prompts(tmp_path / "nothing.jsonl")
+
+
+def test_spread_covers_the_file_and_its_categories() -> None:
+    sizes = {"a": 10, "b": 80, "c": 10}
+    grouped = [PromptEntry(f"{name}{i}", name) for name, size in sizes.items() for i in range(size)]
+    mixed = sorted(grouped, key=lambda entry: int(entry.prompt[1:]))  # type: ignore[arg-type]
+    for entries in (grouped, mixed):
+        chosen = spread(entries, 10)
+        assert Counter(entry.category for entry in chosen) == {"a": 1, "b": 8, "c": 1}
+        assert chosen == sorted(chosen, key=entries.index)
+    assert [entry.prompt for entry in spread(grouped, 4)] == ["b2", "b27", "b52", "b77"]
+    in_turn = [PromptEntry(f"{i}", "ab"[i % 2]) for i in range(10)]
+    assert Counter(entry.category for entry in spread(in_turn, 5)) == {"a": 2, "b": 3}
+    assert spread(grouped, 100) == spread(grouped, 1000) == grouped
+    assert [entry.prompt for entry in spread(grouped, 1)] == ["b40"]
+
+
+def test_spread_takes_every_task_of_spec_bench(shared: Path) -> None:
+    entries = read_prompts(shared / "data" / "spec_bench.jsonl")
+    assert len(entries) == 480
+    assert Counter(entry.category for entry in entries)["rag"] == 80
+    assert {entry.category for entry in spread(entries, 48)} == {entry.category for entry in entries}
+    assert {"translation", "summarization", "qa", "math_reasoning", "rag"} <= {
+        entry.category for entry in spread(entries, 6)
+    }
+
+
+def test_encode_uses_the_template_where_there_is_one(pilot: LLM) -> None:
+    assert pilot.tokenizer is not None
+    assert encode(PromptEntry(ask("Hello!")), pilot) == pilot.chat_prompt(ask("Hello!"))
+    assert encode(PromptEntry("Hello!"), pilot) == pilot.tokenizer.encode("Hello!")
+
+
+def bare(llm: LLM, tokenizer: Tokenizer | None) -> LLM:
+    """The same model with another tokenizer."""
+    return LLM(llm.model, drafter="none", tokenizer=tokenizer, kv_tokens=64)
+
+
+def test_encode_without_a_template(pilot: LLM) -> None:
+    assert pilot.tokenizer is not None
+    untaught = bare(pilot, Tokenizer(pilot.tokenizer.backend))
+    messages = ({"role": "system", "content": "Be brief."}, *ask("Hello!"))
+    assert encode(PromptEntry(messages), untaught) == pilot.tokenizer.encode("Be brief.\n\nHello!")
+
+
+def test_encode_says_whose_prompt_it_was(pilot: LLM) -> None:
+    assert pilot.tokenizer is not None
+    strict = bare(pilot, Tokenizer(pilot.tokenizer.backend, "{{ raise_exception('no system role') }}"))
+    with pytest.raises(RequestError, match=r"prompt 81: the chat template refused.*no system role"):
+        encode(PromptEntry(ask("Hello!"), id="81"), strict)
+    with pytest.raises(RequestError, match="no tokenizer"):
+        encode(PromptEntry("Hello!"), bare(pilot, None))
