@@ -14,7 +14,7 @@ namespace {
 constexpr int PANEL = 64;                  // outputs
 constexpr int COLUMNS = PANEL / LANES;     // registers that hold one value of each output
 constexpr int64_t STEP = 4 * PANEL;        // bytes
-constexpr int CHUNK = 128;                 // steps that all rows pass before the next: they stay in the nearest caches
+constexpr int CHUNK = 64;                  // steps that all rows pass before the next: they stay in the nearest caches
 constexpr int64_t WORTH_THREADS = 1 << 15; // weights; waking threads costs more than fewer take
 
 // Rows that are computed together, and how many registers of outputs with them: as many sums as registers hold.
@@ -146,16 +146,24 @@ struct Inputs {
 };
 
 // What a thread keeps of a panel while its chunks go by: sums of the current group, and what earlier groups gave.
-template <class F>
+template <class Sums>
 struct Partial {
-    std::vector<typename F::Sums> sums;  // [rows, COLUMNS]
-    std::vector<floats> totals;          // [rows, COLUMNS]
+    std::vector<Sums> sums;      // [rows, COLUMNS]
+    std::vector<floats> totals;  // the same
+};
+
+// Steps [begin, end) of a panel, and lines of memory to ask for meanwhile.
+struct Chunk {
+    int panel, begin, end;
+    const uint8_t* data;  // from `begin` on
+    const uint8_t* ahead;
+    int lines;
 };
 
 // A group's sums, scaled, go to the totals, and are zero again.
 template <int R, int C>
-inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row, int g,
-                                                       int column, ints (&sums)[R][C], floats* totals) {
+inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
+                                                       int g, int column, ints (&sums)[R][C], floats* totals) {
     const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
     for (int c = 0; c < C; ++c) {
         const floats scale = load(w.scales + at + c * LANES);
@@ -172,28 +180,28 @@ inline __attribute__((always_inline)) void scale_group(const Weights& w, const I
     }
 }
 
-// Steps [begin, end) of a panel for R rows and C registers of outputs.
+// A chunk for R rows and C registers of outputs.
 template <class F, int R, int C>
-void tile(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t row, int begin, int end, int column,
-          Partial<F>& partial, const uint8_t* ahead, int lines) {
-    const int each = lines / (end - begin), more = begin + lines % (end - begin);
+void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chunk, int64_t row, int column,
+          Partial<typename F::Sums>& partial) {
     constexpr bool GROUPED = F::INPUTS > 2;
-    const int steps = w.inputs / F::INPUTS, group = GROUPED ? w.group / F::INPUTS : steps;
-    const uint8_t* data = w.data + int64_t(panel) * steps * STEP + column * LANES * 4;
+    const int group = (GROUPED ? w.group : w.inputs) / F::INPUTS, length = chunk.end - chunk.begin;
+    const int each = chunk.lines / length, more = chunk.begin + chunk.lines % length;
+    const uint8_t *data = chunk.data + column * LANES * 4, *ahead = chunk.ahead;
     const auto* input = x.data + row * w.inputs;
     auto* kept = &partial.sums[row * COLUMNS + column];
     typename F::Sums sums[R][C];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
-    for (int s = begin; s < end;) {
-        const int border = (s / group + 1) * group, stop = border < end ? border : end;
-        for (; s < stop; ++s) {
-            for (int i = each + (s < more); i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            F::template step<R, C>(sums, data + s * STEP, input + s * F::INPUTS, w.inputs);
+    for (int s = chunk.begin; s < chunk.end;) {
+        const int border = (s / group + 1) * group, stop = border < chunk.end ? border : chunk.end;
+        for (; s < stop; ++s, data += STEP) {
+            for (int i = each + (s < more); i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, 3);
+            F::template step<R, C>(sums, data, input + s * F::INPUTS, w.inputs);
         }
         if constexpr (GROUPED)
             if (stop == border)
-                scale_group(w, x, panel, row, border / group - 1, column, sums,
+                scale_group(w, x, chunk.panel, row, border / group - 1, column, sums,
                             &partial.totals[row * COLUMNS + column]);
     }
     for (int r = 0; r < R; ++r)
@@ -202,39 +210,40 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64
 
 // All registers of outputs for `count` rows, at most R.
 template <class F, int R>
-struct Tiles {
-    template <class X>
-    static void run(int count, const Weights& w, const X& x, int panel, int64_t row, int begin, int end,
-                    Partial<F>& partial, const uint8_t* ahead, int lines) {
-        if (count < R) return Tiles<F, R - 1>::run(count, w, x, panel, row, begin, end, partial, ahead, lines);
-        for (int column = 0; column < COLUMNS; column += WIDTH<R>)
-            tile<F, R, WIDTH<R>>(w, x, panel, row, begin, end, column, partial, ahead, column ? 0 : lines);
-    }
-};
+void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, Chunk chunk, int64_t row,
+               Partial<typename F::Sums>& partial) {
+    if constexpr (R > 1)
+        if (count < R) return tile_rows<F, R - 1>(count, w, x, chunk, row, partial);
+    for (int column = 0; column < COLUMNS; column += WIDTH<R>, chunk.lines = 0)
+        tile<F, R, WIDTH<R>>(w, x, chunk, row, column, partial);
+}
 
+// A chunk for all rows. While it is multiplied, what is at `next` comes closer, a share with each tile of rows.
 template <class F>
-struct Tiles<F, 0> {
-    template <class... Ignored>
-    static void run(Ignored&&...) {}
-};
+void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_t rows, Chunk chunk, int64_t tiles,
+                    Partial<typename F::Sums>& partial) {
+    const uint8_t* next = chunk.ahead;
+    const int64_t lines = chunk.lines;
+    for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t row = t * rows / tiles, count = (t + 1) * rows / tiles - row, first = t * lines / tiles;
+        chunk.ahead = next + first * 64;
+        chunk.lines = int((t + 1) * lines / tiles - first);
+        tile_rows<F, ROWS>(int(count), w, x, chunk, row, partial);
+    }
+}
 
 template <class F, class Out>
-void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows, Partial<F>& partial,
-                    Out* out) {
+void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
+                    Partial<typename F::Sums>& partial, Out* out) {
     std::fill(partial.sums.begin(), partial.sums.end(), typename F::Sums{});
     std::fill(partial.totals.begin(), partial.totals.end(), floats{});
     const int steps = w.inputs / F::INPUTS;
     const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are shared out evenly among them
     const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
     for (int begin = 0; begin < steps; begin += CHUNK) {
-        const int end = begin + CHUNK < steps ? begin + CHUNK : steps;
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t row = t * rows / tiles, count = (t + 1) * rows / tiles - row;
-            // while this chunk is multiplied, the next comes closer, a share of its lines with each tile of rows
-            const int64_t lines = (end - begin) * STEP / 64, first = t * lines / tiles;
-            Tiles<F, ROWS>::run(int(count), w, x, panel, row, begin, end, partial, data + end * STEP + first * 64,
-                                int((t + 1) * lines / tiles - first));
-        }
+        const int end = begin + CHUNK < steps ? begin + CHUNK : steps, lines = int((end - begin) * STEP / 64);
+        const Chunk chunk{panel, begin, end, data + begin * STEP, data + end * STEP, lines};
+        multiply_chunk<F>(w, x, rows, chunk, tiles, partial);
     }
     const int valid = w.outputs - panel * PANEL < PANEL ? w.outputs - panel * PANEL : PANEL;
     for (int64_t r = 0; r < rows; ++r) {
@@ -315,7 +324,7 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
         if constexpr (DIRECT) source = x;
         else source = data.data();
         const Inputs<Input> inputs{source, scales.data(), sums.data()};
-        Partial<F> partial;
+        Partial<typename F::Sums> partial;
         partial.sums.resize(rows * COLUMNS);
         if (INTEGER) partial.totals.resize(rows * COLUMNS);
 #pragma omp for schedule(static)
