@@ -135,6 +135,18 @@ def test_packed_by_their_package() -> None:
     )
 
 
+def test_rows_that_do_not_fill_their_last_word() -> None:
+    values = integers(3, 44, bits=4)
+    tensors = {
+        "weight_packed": pack_rows(values, 4),
+        "weight_scale": scales(3, 1),
+        "weight_shape": torch.tensor([3, 44]),
+    }
+    assert_holds(
+        read(compressed(strategy="channel", group_size=None), tensors), 4, values, scales(3, 1), None
+    )
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_int8(symmetric: bool) -> None:
     values, zeros = integers(5, 24, bits=8), integers(5, 1, bits=8, seed=1)
@@ -164,6 +176,7 @@ def test_modules_of_several_groups() -> None:
     assert format.name == (
         "int4, groups of 16 and int8, a scale per channel and int4, groups of 8 (compressed-tensors)"
     )
+    assert format.bits == 4
     assert format.tensors("a.down_proj") == ["a.down_proj.weight", "a.down_proj.weight_scale"]
     assert format.tensors("a.up_proj")[-1] == "a.up_proj.weight_zero_point"
     assert format.tensors("b.up_proj")[-1] == "b.up_proj.weight_scale"
@@ -192,6 +205,26 @@ def test_what_is_written_is_read_again(scheme: Scheme) -> None:
         assert torch.equal(names["weight"].int(), rounded.values.int() - 128)
 
 
+def test_what_is_declared() -> None:
+    weights = {"type": "int", "symmetric": True, "dynamic": False}
+    tokens = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    int4 = {"num_bits": 4, "strategy": "group", "group_size": 128, **weights}
+    int8 = {"num_bits": 8, "strategy": "channel", "group_size": None, **weights}
+    for scheme, format, weights, inputs in (
+        (Scheme(4, 128), "pack-quantized", int4, None),
+        (Scheme(8, packed=False), "int-quantized", int8, tokens),
+    ):
+        assert scheme.config(["lm_head", "gate"]) == {
+            "quant_method": "compressed-tensors",
+            "format": format,
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+            },
+            "ignore": ["gate", "lm_head"],
+        }
+
+
 # GPTQ
 
 
@@ -202,11 +235,11 @@ def gptq_tensors(bits: int, values: Tensor, zeros: Tensor, groups: int, version:
     ones = sum(1 << at for at in range(0, 32, bits)) if version == 1 else 0
     size = values.shape[1]
     return {
-        "qweight": pack_rows(values, bits).t(),
+        "qweight": pack_rows(values, bits).t().contiguous(),
         "qzeros": torch.tensor(
             [[signed(w - ones) for w in row] for row in words.tolist()], dtype=torch.int32
         ),
-        "scales": scales(len(values), groups).t(),
+        "scales": scales(len(values), groups).t().contiguous(),
         "g_idx": (torch.arange(size) // (size // groups)).int(),
     }
 
@@ -226,6 +259,7 @@ def test_gptq(bits: int, version: int, symmetric: bool, groups: int) -> None:
     settings |= {"checkpoint_format": "gptq_v2"} if version == 2 else {}
     quantized = read(settings, gptq_tensors(bits, values, zeros, groups, version))
     assert_holds(quantized, bits, values, scales(8, groups), None if symmetric else zeros)
+    assert (f"{MODULE}.qzeros" in opened(settings).tensors(MODULE)) != symmetric
 
 
 def test_gptq_in_the_order_of_activations() -> None:
@@ -263,7 +297,7 @@ def test_awq(groups: int, own_keys: bool) -> None:
     tensors = {
         "qweight": pack_rows(values.t(), 4, AWQ_ORDER),
         "qzeros": pack_rows(zeros.t(), 4, AWQ_ORDER),
-        "scales": scales(16, groups).t(),
+        "scales": scales(16, groups).t().contiguous(),
     }
     size = -1 if groups == 1 else 16
     keys = {"w_bit": 4, "q_group_size": size, "version": "GEMM"} if own_keys else {"bits": 4}
@@ -315,6 +349,16 @@ def test_what_is_accepted() -> None:
     assert open_format({"compression_config": compressed()}, HERE) is not None  # the key's older name
     assert opened({**GPTQ_SETTINGS, "dynamic": {"-:.*mtp": {}}}).name == "int4, groups of 128 (GPTQ)"
     assert opened(AWQ_SETTINGS).name == "int4, groups of 128 (AWQ)"
+
+
+def test_groups_that_do_not_divide_the_inputs() -> None:
+    tensors = {
+        "weight_packed": pack_rows(integers(10, 48, bits=4), 4),
+        "weight_scale": scales(10, 2),
+        "weight_shape": torch.tensor([10, 48]),
+    }
+    with pytest.raises(ModelError, match="groups of 20"):
+        read(compressed(group_size=20), tensors)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from soothsay.cli import bench, chat, demo, generate, inspect
+from soothsay.cli import bench, chat, demo, generate, grow, inspect, quantize, verify
 from soothsay.cli.terminal import report
 from soothsay.errors import SoothsayError
 
@@ -38,7 +38,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate.generate, chat.chat, demo.demo, inspect.inspect):
+for command in (
+    generate.generate,
+    chat.chat,
+    demo.demo,
+    inspect.inspect,
+    quantize.quantize,
+    grow.grow,
+    verify.verify,
+):
     app.command()(command)
 app.add_typer(bench.bench, name="bench")
 

@@ -113,6 +113,11 @@ class Scheme:
     symmetric: bool = True
     reordered: bool = False  # `weight_g_idx` says which group an input is of
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return _kind(self.bits, self.group_size)
+
     def tensors(self, module: str) -> list[str]:
         """See `WeightFormat`."""
         suffixes = ["weight_packed", "weight_shape"] if self.packed else ["weight"]
@@ -203,11 +208,11 @@ class CompressedTensors:
     def _read_scheme(settings: _Settings) -> Scheme:
         packed = settings.one_of("format", {"pack-quantized": True, "int-quantized": False})
         settings.one_of("type", {"int": "int"}, default="int")
-        grouped = settings.one_of("strategy", {"group": True, "channel": False})
+        settings.one_of("strategy", {"group": "group", "channel": "channel"})
         in_order = dict.fromkeys((None, False, "weight", "static"), False)
         return Scheme(
             bits=settings.one_of("num_bits", {4: 4, 8: 8} if packed else {8: 8}),
-            group_size=settings.group_size() if grouped else None,
+            group_size=settings.group_size(),
             packed=packed,
             symmetric=settings.one_of("symmetric", FLAGS, default=True),
             reordered=settings.one_of("actorder", in_order | dict.fromkeys((True, "group", "dynamic"), True)),
@@ -216,7 +221,7 @@ class CompressedTensors:
     @property
     def name(self) -> str:
         """See `WeightFormat`."""
-        kinds = dict.fromkeys(_kind(scheme.bits, scheme.group_size) for _, scheme in self.schemes)
+        kinds = dict.fromkeys(scheme.name for _, scheme in self.schemes)
         return f"{' and '.join(kinds)} (compressed-tensors)"
 
     @property

@@ -1,4 +1,4 @@
-"""`soothsay bench ...`: speed, measured side by side."""
+"""`soothsay bench decode`: this engine against itself and against transformers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from rich.table import Table
 from soothsay.cli.options import DTypeOption
 from soothsay.cli.terminal import notice
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed: contenders take turns in one run.")
 
-
-@bench.callback()
-def _bench() -> None:
-    """Keeps `decode` a command of its own while it is the only one."""
-
-
-@bench.command()
 def decode(
     model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")] = "pilot",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens that each run makes.")] = 128,

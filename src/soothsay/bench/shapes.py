@@ -1,0 +1,141 @@
+"""Models of a given shape with random weights: what a pass costs does not depend on what it says."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import Reader
+from soothsay.model.grow import SHAPES
+from soothsay.tokenizer import Tokenizer
+
+_NOISE = 1_000_003
+"""Random numbers that all tensors share. A prime, so that no row is another's copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a Llama. The default has 1.1B parameters, 1.03B of them in linear layers."""
+
+    layers: int = 22
+    hidden: int = 2048
+    heads: int = 32
+    kv_heads: int = 4
+    ffn: int = 5632
+    vocab: int = 32_000
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """`"1.1B"`, another size that models are grown to, or `"layers=22,hidden=2048"`.
+
+        What is not named is as in 1.1B.
+
+        Raises `ModelError` for an unknown name, and for numbers that make no model.
+        """
+        if text == "1.1B":
+            return cls()
+        if text in SHAPES:
+            size = SHAPES[text]
+            return cls(size.layers, size.hidden, size.heads, size.kv_heads, size.intermediate)
+        names = [field.name for field in fields(cls)]
+        sizes = {}
+        for part in text.split(","):
+            name, _, number = (word.strip() for word in part.partition("="))
+            if name not in names or not number.isdecimal() or int(number) < 1:
+                known = ", ".join(("1.1B", *SHAPES))
+                example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items())
+                raise ModelError(f"shape {text!r}: {part!r} is not understood; write {known}, or {example}")
+            sizes[name] = int(number)
+        shape = replace(cls(), **sizes)
+        if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.hidden // shape.heads % 2:
+            raise ModelError(
+                f"shape {text!r}: {shape.heads} heads have to share {shape.hidden} evenly, "
+                f"an even number each, and {shape.kv_heads} key-value heads have to share them"
+            )
+        return shape
+
+
+class RandomCheckpoint:
+    """A Llama with an untied head and random bfloat16 weights that are made when they are read.
+
+    Weights have the standard deviation `1 / sqrt(in)` and norms are ones, so that values neither grow nor
+    vanish on their way. Equal seeds give equal weights, in any order of reading.
+    """
+
+    def __init__(self, shape: Shape, seed: int = 0):
+        self.path = Path(f"random-{shape.layers}x{shape.hidden}")
+        self.eos_ids: tuple[int, ...] = ()
+        self.config: dict[str, Any] = {
+            "model_type": "llama",
+            "num_hidden_layers": shape.layers,
+            "hidden_size": shape.hidden,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "intermediate_size": shape.ffn,
+            "vocab_size": shape.vocab,
+            "max_position_embeddings": 32_768,
+        }
+        self._shapes = _tensors(shape)
+        generator = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(_NOISE, generator=generator).bfloat16()
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._shapes)
+
+    @contextmanager
+    def open(self) -> Iterator[Reader]:
+        """A function from a name to its tensor, a new one at each call."""
+        yield self._make
+
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """Of each tensor, its dtype and its number of elements."""
+        for shape in self._shapes.values():
+            yield "bfloat16", math.prod(shape)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """There is none."""
+        return None
+
+    def _make(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=torch.bfloat16)
+        noise: Tensor = self._noise.roll(zlib.crc32(name.encode())) * shape[1] ** -0.5
+        count = math.prod(shape)
+        return noise.repeat(-(-count // _NOISE))[:count].view(shape)
+
+
+def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes `[out, in]`, as Hugging Face writes a Llama."""
+    keys = shape.hidden // shape.heads * shape.kv_heads
+    block = {
+        "input_layernorm": (shape.hidden,),
+        "self_attn.q_proj": (shape.hidden, shape.hidden),
+        "self_attn.k_proj": (keys, shape.hidden),
+        "self_attn.v_proj": (keys, shape.hidden),
+        "self_attn.o_proj": (shape.hidden, shape.hidden),
+        "post_attention_layernorm": (shape.hidden,),
+        "mlp.gate_proj": (shape.ffn, shape.hidden),
+        "mlp.up_proj": (shape.ffn, shape.hidden),
+        "mlp.down_proj": (shape.hidden, shape.ffn),
+    }
+    return {
+        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
+        "model.norm.weight": (shape.hidden,),
+        "lm_head.weight": (shape.vocab, shape.hidden),
+        **{
+            f"model.layers.{i}.{name}.weight": size
+            for i in range(shape.layers)
+            for name, size in block.items()
+        },
+    }

@@ -1,0 +1,131 @@
+"""Text to calibrate quantization with: out of a file, or written by the model itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soothsay.config import EngineConfig
+from soothsay.engine.sampling import SamplingParams
+from soothsay.errors import RequestError
+from soothsay.llm import LLM
+from soothsay.model.transformer import Transformer
+from soothsay.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+AT_ONCE = 32
+"""Samples that the model writes together."""
+
+
+def read_samples(file: Path, tokenizer: Tokenizer | None, count: int, tokens: int) -> Tensor:
+    """Up to `count` samples from a file, `[n, tokens]` int64: its texts, shuffled, joined and cut up.
+
+    A file named `.jsonl` has an object in each line, with `messages` for the chat template or with `text`;
+    any other is one plain text. Either may be packed, with `.gz` behind its name.
+
+    Raises `RequestError` for a line that cannot be used, by its number, and if there is not one whole sample.
+    """
+    if tokenizer is None:
+        raise RequestError(f"{file} cannot be used: the model has no tokenizer")
+    ids: list[int] = []
+    for text in _texts(file, tokenizer):
+        ids += text
+        if len(ids) >= count * tokens:
+            break
+    whole = min(len(ids) // tokens, count)
+    if not whole:
+        raise RequestError(f"{file} has {len(ids)} tokens, less than one sample of {tokens}")
+    return torch.tensor(ids[: whole * tokens]).view(whole, tokens)
+
+
+def write_samples(
+    model: Transformer, tokenizer: Tokenizer | None, count: int, tokens: int, progress: Progress
+) -> Tensor:
+    """`count` samples that the model writes itself, `[count, tokens]` int64, always the same ones.
+
+    Each begins with a random token, as a user's message where there is a chat template, and goes on at
+    temperature 1: text of the distribution that the model has learned, without any data (LLM-QAT, Liu et al.
+    2023, arXiv 2305.17888).
+    """
+    config = EngineConfig(
+        max_context=tokens, max_requests=AT_ONCE, kv_tokens=AT_ONCE * (tokens + 16), prefix_caching=False
+    )
+    llm = LLM(model, tokenizer=tokenizer, drafter="none", config=config)
+    samples: list[list[int]] = []
+    for first in range(0, count, AT_ONCE):
+        seeds = range(first, min(first + AT_ONCE, count))
+        prompts = [_opening(llm, seed)[: tokens - 1] for seed in seeds]
+        streams = [
+            llm.stream(prompt, SamplingParams(seed=seed, max_tokens=tokens - len(prompt)))
+            for seed, prompt in zip(seeds, prompts, strict=True)
+        ]
+        for written, _ in enumerate(streams[0], 1):  # the others keep pace
+            done = first * tokens + (len(prompts[0]) + written) * len(streams)
+            progress("writing calibration text", done, count * tokens)
+        samples += [
+            [*prompt, *stream.choice.token_ids] for prompt, stream in zip(prompts, streams, strict=True)
+        ]
+    return torch.tensor(samples)
+
+
+def _opening(llm: LLM, seed: int) -> list[int]:
+    token = random.Random(seed).randrange(llm.model.config.vocab_size)
+    if llm.tokenizer is None:
+        return [token]
+    word = llm.tokenizer.decode([token])
+    if llm.tokenizer.has_chat_template:
+        return llm.chat_prompt([{"role": "user", "content": word}])
+    return llm.tokenizer.encode(word) or [token]
+
+
+def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The token ids of each text."""
+    content = _read(file)
+    if not file.name.removesuffix(".gz").endswith(".jsonl"):
+        yield tokenizer.encode(content)
+        return
+    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    random.Random(0).shuffle(lines)  # files are often sorted by source
+    for number, line in lines:
+        try:
+            yield _encode(line, tokenizer)
+        except ValueError as error:
+            raise RequestError(f"{file}, line {number}: {error}") from None
+
+
+def _read(file: Path) -> str:
+    try:
+        packed = file.read_bytes()
+        return (gzip.decompress(packed) if file.suffix == ".gz" else packed).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise RequestError(f"{file} cannot be read as text ({error})") from None
+
+
+def _encode(line: str, tokenizer: Tokenizer) -> list[int]:
+    """Raises `ValueError` for a line that is neither a conversation nor a text."""
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"a JSON object is expected, not {line.strip()[:40]!r}")
+    text, messages = entry.get("text"), entry.get("messages")
+    if isinstance(text, str):
+        return tokenizer.encode(text)
+    if not isinstance(messages, list) or not all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in messages
+    ):
+        raise ValueError("neither a 'text' nor 'messages' with 'role' and 'content'")
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat(messages, add_generation_prompt=False)
+    return tokenizer.encode("\n\n".join(message["content"] for message in messages))

@@ -1,0 +1,13 @@
+"""`soothsay bench ...`: speed, measured side by side. One file a command."""
+
+from __future__ import annotations
+
+import typer
+
+from soothsay.cli.bench import decode, peers, step
+
+__all__ = ["bench"]
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed: contenders take turns in one run.")
+for command in (decode.decode, step.step, peers.peers):
+    bench.command()(command)

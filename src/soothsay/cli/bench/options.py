@@ -1,0 +1,24 @@
+"""Options of more than one benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, cast, get_args
+
+import typer
+
+from soothsay.config import DType
+
+DTypesOption = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", help="Of linear layers' weights; may be repeated.", show_default="bfloat16"),
+]
+
+
+def known_dtypes(names: Sequence[str] | None) -> list[DType]:
+    """The names, or the default. Raises `typer.BadParameter` (typer checks single choices only)."""
+    names = names or ["bfloat16"]
+    for name in names:
+        if name not in get_args(DType):
+            raise typer.BadParameter(f"--dtype {name}: choose of {', '.join(get_args(DType))}")
+    return [cast(DType, name) for name in names]

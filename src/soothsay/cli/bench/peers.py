@@ -1,0 +1,228 @@
+"""`soothsay bench peers`: the same weights in other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.bench.options import DTypesOption, known_dtypes
+from soothsay.cli.options import DrafterOption
+
+if TYPE_CHECKING:
+    from soothsay.bench.peers.compare import Plan
+    from soothsay.bench.peers.results import Results
+
+SUSPICIOUS = 8
+"""Equal tokens, of 32, below which another engine probably runs another model."""
+
+
+def peers(
+    model: Annotated[str, typer.Argument(help="A Hugging Face directory, or a name that leads to one.")],
+    dtype: DTypesOption = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="transformers, openvino or llama.cpp; may be repeated.", show_default="all that are there"
+        ),
+    ] = None,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PEER=]PATH",
+            help="The interpreter that has the peers' packages, or one's; may be repeated.",
+            show_default="this one",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a round.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; times are medians.")] = 5,
+    threads: Annotated[
+        int | None, typer.Option(min=1, show_default="torch's", help="Of each engine.")
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--spec-bench", exists=True, dir_okay=False, help="Also time whole answers to a file's prompts."
+        ),
+    ] = None,
+    per_task: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 20,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
+    drafter: DrafterOption = "prompt-lookup",
+    lookup_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Guesses at once of the peers' prompt lookup; 0: as their makers recommend."
+        ),
+    ] = 0,
+    work: Annotated[
+        Path, typer.Option(file_okay=False, help="Where exported models and logs go, to be used again.")
+    ] = Path("peers"),
+    to_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", dir_okay=False, help="Append each measurement; a file that is there is continued."
+        ),
+    ] = None,
+) -> None:
+    """Compare with other engines that run the same weights, each in a process of its own, all in turn.
+
+    A token at a time and passes of 4, 8 and 16 rows behind a context of 128 tokens, a prompt of 512, and
+    with --spec-bench whole answers, in each engine plainly and with its own prompt lookup.
+    """
+    dtypes = known_dtypes(dtype)
+    if "auto" in dtypes:
+        raise typer.BadParameter("--dtype auto: engines are compared at equal weights; name what they are")
+    import torch
+
+    from soothsay.bench.peers.compare import PEERS, PeerBench, Plan
+
+    plan = Plan(
+        model=model,
+        work=work,
+        threads=threads or torch.get_num_threads(),
+        dtypes=dtypes,
+        peers=peer or PEERS,
+        pythons=_pythons(peer_python or ()),
+        tokens=tokens,
+        rounds=rounds,
+        questions=questions,
+        per_task=per_task,
+        max_tokens=max_tokens,
+        drafter=drafter,
+        lookup_tokens=lookup_tokens,
+    )
+    console = Console(highlight=False)
+    with _Bars() as bars:
+        bench = PeerBench(plan, to_json, bars)
+        results = bench.run()
+    for weights in dtypes:
+        console.print(_speeds(results, weights, plan))
+        _warn(results, weights, console)
+        if bench.questions:
+            console.print(_answers(results, weights))
+    for note in bench.notes:
+        console.print(Text(note, "dim"), soft_wrap=True)
+
+
+class _Bars:
+    """A bar with the time left for each part of the work, on stderr, where only a terminal sees it."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, description: str, done: int, steps: int) -> None:
+        """Show the last part's state, under its name."""
+        tasks = [task.id for task in self._progress.tasks if task.description == description]
+        for other in self._progress.task_ids:
+            self._progress.update(other, visible=other in tasks)
+        task = tasks[0] if tasks else self._progress.add_task(description, total=None)
+        self._progress.update(task, completed=done, total=steps or None)
+
+
+def _pythons(options: Sequence[str]) -> dict[str, str]:
+    """`["PATH", "openvino=PATH"]` -> `{"": path, "openvino": path}`."""
+    pythons = {}
+    for option in options:
+        peer, equals, path = option.partition("=")
+        pythons.update({peer: path} if equals else {"": option})
+    return pythons
+
+
+def _speeds(results: Results, dtype: str, plan: Plan) -> Table:
+    from soothsay.bench.peers.compare import CONTEXT, PROMPT, VERIFIED
+    from soothsay.bench.peers.results import OURS
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"weights in {dtype}",
+        caption=f"median of {plan.rounds} rounds, {plan.threads} threads; equal: leading tokens, of 32",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("", "engine"):
+        table.add_column(heading)
+    for heading in ("ms", "tokens/s", "of ours", "equal"):
+        table.add_column(heading, justify="right")
+    measures = {
+        "decode": f"one token, context {CONTEXT}",
+        "prompt": f"a prompt of {PROMPT} tokens",
+        **{
+            f"verify {rows}": f"a pass of {rows} {'row' if rows == 1 else 'rows'}, context {CONTEXT}"
+            for rows in VERIFIED
+        },
+    }
+    agreement = results.agreement(dtype)
+    for measure, title in measures.items():
+        times = results.medians(measure, dtype)
+        table.add_section()
+        for engine, (seconds, count) in sorted(times.items(), key=lambda item: item[0] != OURS):
+            shown = seconds / count if measure == "decode" else seconds
+            equal = str(agreement.get(engine, "")) if measure == "decode" else ""
+            table.add_row(
+                title if engine == OURS else "",
+                engine,
+                f"{1e3 * shown:.2f}",
+                "" if measure.startswith("verify") else f"{count / seconds:.1f}",
+                "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x",
+                equal,
+            )
+    return table
+
+
+def _warn(results: Results, dtype: str, console: Console) -> None:
+    """Say so where an engine says something else altogether; in four bits all do, honestly."""
+    for engine, equal in results.agreement(dtype).items():
+        if equal < SUSPICIOUS and dtype != "int4":
+            line = f"{engine} agrees in {equal} of 32 leading tokens only: does it run the same model?"
+            console.print(Text(line, "bold red"), soft_wrap=True)
+
+
+def _answers(results: Results, dtype: str) -> Table:
+    """Tokens a second of whole answers, and what speculation and this engine make of it."""
+    from soothsay.bench.peers.results import OURS, PLAIN
+
+    rates = results.rates(dtype)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"whole answers, weights in {dtype}: tokens a second, mean over prompts",
+        title_justify="left",
+    )
+    table.add_column("")
+    for task in rates:
+        table.add_column(task, justify="right")
+    contestants = list(next(iter(rates.values()), {}))
+    for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
+        table.add_row(f"{engine}, {mode}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
+    table.add_section()
+    for engine, mode in contestants:
+        if engine == OURS and mode != PLAIN:
+            ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
+            table.add_row(f"{OURS}, {mode} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
+    if any(engine != OURS for engine, _ in contestants):
+        best = [
+            tuple(max(of[one] for one in contestants if (one[0] == OURS) is ours) for ours in (True, False))
+            for of in rates.values()
+        ]
+        table.add_row(f"{OURS}'s best / the peers' best", *(f"{own / other:.2f}x" for own, other in best))
+    return table

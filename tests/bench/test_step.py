@@ -1,0 +1,245 @@
+"""t(M) and its floor: random models are what they claim, the arithmetic is right, and it all runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from soothsay.bench import plot as plot_module
+from soothsay.bench import step as step_module
+from soothsay.bench.measure import Contender, Rates
+from soothsay.bench.plot import new_figure, plot_steps
+from soothsay.bench.shapes import RandomCheckpoint, Shape
+from soothsay.bench.step import Step, Work, bench_step, filled_cache, held_bytes, linear_layers, multiplying
+from soothsay.cli import app
+from soothsay.config import RopeConfig
+from soothsay.engine.batch import Batch, Rows
+from soothsay.errors import ModelError, SoothsayError
+from soothsay.model.linear import Packed
+from soothsay.model.load import load_model
+from soothsay.model.transformer import Transformer
+
+SMALL = Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
+SPELLED = "layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,vocab=80"
+
+
+def test_shapes_are_read() -> None:
+    assert Shape.parse(SPELLED) == SMALL
+    assert Shape.parse("1.1B") == Shape() == Shape.parse("1B")
+    assert Shape.parse("layers=3") == replace(Shape(), layers=3)
+    assert Shape.parse("3B").hidden == 3072
+    for wrong in ("2B", "layers", "layers=x", "layers=0", "depth=3", "heads=3", "heads=64,kv_heads=3"):
+        with pytest.raises(ModelError, match=f"shape '{wrong}'"):
+            Shape.parse(wrong)
+
+
+def test_random_weights_depend_on_name_and_seed_only() -> None:
+    first, second, other = RandomCheckpoint(SMALL), RandomCheckpoint(SMALL), RandomCheckpoint(SMALL, seed=1)
+    names = sorted(first.names())
+    with first.open() as read, second.open() as again, other.open() as differently:
+        made = {name: read(name) for name in names}
+        for name in reversed(names):
+            assert torch.equal(made[name], again(name)), name
+        matrices = [name for name in names if made[name].ndim == 2]
+        assert not any(torch.equal(made[name], differently(name)) for name in matrices)
+    first_row = {tuple(made[name][0, :8].tolist()) for name in matrices}
+    assert len(first_row) == len(matrices) == 2 + 2 * 7
+    assert sum(count for _, count in first.stored()) == sum(tensor.numel() for tensor in made.values())
+
+
+def test_random_weights_are_scaled_and_have_no_equal_rows() -> None:
+    with RandomCheckpoint(replace(SMALL, hidden=1000, heads=2, vocab=3000)).open() as read:
+        weight = read("lm_head.weight").float()
+    assert weight.shape == (3000, 1000)
+    assert weight.std() == pytest.approx(1000**-0.5, rel=0.01)
+    assert len(weight.unique(dim=0)) == 3000
+    assert torch.linalg.matrix_rank(weight[:100]) > 80
+
+
+def test_a_random_model_loads_like_any_other() -> None:
+    model = load_model(RandomCheckpoint(SMALL), "float32")
+    assert isinstance(model, Transformer)
+    assert model.config.rope == RopeConfig(original_max_positions=32_768)
+    hidden, _ = model(Batch.pack([Rows(torch.arange(8).numpy(), 0)], group=2))
+    logits = model.logits(hidden)
+    assert logits.isfinite().all()
+    assert 0.2 < logits.std() < 5
+
+
+@pytest.mark.parametrize(("layout", "leaves"), [("chain", 1), ("binary", 8)])
+def test_a_step_gives_logits_for_every_row(layout: step_module.Layout, leaves: int) -> None:
+    model = load_model(RandomCheckpoint(SMALL), "float32")
+    step = Step(model, filled_cache(model, 32 + 16), rows=16, context=32, layout=layout)
+    logits = step()
+    assert logits.shape == (16, 80)
+    assert torch.equal(logits, step())
+    assert step.rows.tree is not None
+    assert len(step.rows.tree.paths()) == leaves
+
+
+def test_a_step_attends_to_its_context() -> None:
+    model = load_model(RandomCheckpoint(SMALL), "float32")
+    cache = filled_cache(model, 40)
+    assert cache.data.ne(0).float().mean() > 0.99
+    step = Step(model, cache, rows=4, context=32)
+    before = step()
+    cache.data[:, :, 32:40] = 7.0  # its own, written anew
+    assert torch.equal(step(), before)
+    cache.data[:, :, 31] += 1.0
+    assert not torch.equal(step(), before)
+
+
+def parameters(model: Transformer) -> int:
+    c = model.config
+    block = c.hidden_size * (
+        (c.num_heads + 2 * c.num_kv_heads) * c.head_dim + c.num_heads * c.head_dim + 3 * c.intermediate_size
+    )
+    return c.num_layers * block + c.vocab_size * c.hidden_size
+
+
+def test_work_counts_weights_and_context(tiny: Callable[..., Transformer]) -> None:
+    model = tiny()
+    work = Work.of(model, rows=5, context=100)
+    keys = 2 * 100  # of both layers
+    assert work.bytes == 4 * parameters(model) + keys * 2 * (2 * 16) * 4
+    assert work.operations == 5 * (2 * parameters(model) + keys * 2 * 2 * (4 * 16))
+    windowed = Work.of(tiny(windows=(10, None)), rows=5, context=100)
+    assert work.bytes - windowed.bytes == 90 * 2 * (2 * 16) * 4
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8), ("int4", 4)])
+def test_work_counts_what_layers_hold(dtype: step_module.DType, bits: int) -> None:
+    shape = Shape(layers=1, hidden=128, heads=2, kv_heads=1, ffn=256, vocab=128)
+    model = load_model(RandomCheckpoint(shape), dtype)
+    for layer, size in linear_layers(model):
+        head = layer is model.head
+        least = size.numel() * (8 if head and bits == 4 else bits) // 8
+        stored = 8 * size.numel() if bits == 4 and not type(layer).__name__.startswith("Native") else least
+        assert least <= held_bytes(layer) <= max(stored, least) * 1.2, (layer, size)
+
+
+def test_held_bytes_of_a_packed_layer() -> None:
+    assert held_bytes(Packed(torch.ones(64, 32), torch.ones(64))) == 4 * (64 * 32 + 64)
+
+
+def test_the_floor_is_the_longer_time() -> None:
+    work = Work(bytes=600, operations=5000)
+    assert work.floor(bandwidth=100, rate=1000) == 6
+    assert work.floor(bandwidth=100, rate=500) == 10
+
+
+def test_the_product_counts_its_operations() -> None:
+    model = load_model(RandomCheckpoint(SMALL), "float32")
+    assert multiplying(model)() == 2 * 256 * (2 * 96) * 64
+
+
+def test_reports_medians_ratios_and_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"float32 32 1": [0.002, 0.004, 0.008], "float32 32 4": [0.003, 0.006, 0.012]}
+
+    def measured(contenders: Mapping[str, Contender], rounds: int) -> Rates:
+        assert rounds == 3
+        assert all(run() > 0 for run in contenders.values())
+        rates = {"read": [1e6, 2e6, 1e6], "float32 product": [1e8, 1e8, 4e8]}
+        assert contenders.keys() == {*rates, *seconds}
+        return Rates(rates | {name: [1 / second for second in times] for name, times in seconds.items()})
+
+    monkeypatch.setattr(step_module, "interleave", measured)
+    report = bench_step(SMALL, dtypes=["float32"], rows=[4], contexts=[32], rounds=3, read_bytes=64)
+    model = load_model(RandomCheckpoint(SMALL), "float32")
+    one, four = report.times
+    assert (report.bandwidth, report.rates) == (2e6, {"float32": 4e8})
+    assert (one.rows, one.ms, one.ratio) == (1, pytest.approx(4), 1)
+    assert (four.rows, four.ms, four.ratio) == (4, pytest.approx(6), pytest.approx(1.5))
+    for time in (one, four):
+        work = Work.of(model, time.rows, 32)
+        assert (time.bytes, time.operations) == (work.bytes, work.operations)
+        assert time.floor_ms == pytest.approx(1e3 * max(work.bytes / 2e6, work.operations / 4e8))
+
+
+def test_plots_a_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    figure = new_figure()
+    monkeypatch.setattr(plot_module, "new_figure", lambda **_: figure)
+    report = bench_step(
+        SMALL, dtypes=["float32", "bfloat16"], rows=[1, 4], contexts=[16, 32], rounds=1, read_bytes=4096
+    )
+    slow = [replace(time, ms=100.0 * time.context * time.rows) for time in report.times]
+    report = replace(report, times=slow)
+    plot_steps(report, tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+    assert [axes.get_title() for axes in figure.axes] == ["context of 16 tokens", "context of 32 tokens"]
+    for axes, context in zip(figure.axes, (16, 32), strict=True):
+        assert axes.get_ylim()[0] == 0
+        assert axes.get_ylim()[1] > 100 * 32 * 4
+        drawn = [
+            (line.get_linestyle(), list(line.get_ydata())) for line in axes.lines if len(line.get_xdata())
+        ]
+        of = [
+            [time for time in report.times if (time.dtype, time.context) == (d, context)]
+            for d in report.rates
+        ]
+        assert drawn == [
+            line
+            for times in of
+            for line in (("-", [time.ms for time in times]), ("--", [time.floor_ms for time in times]))
+        ]
+
+
+def test_a_plot_without_matplotlib_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SoothsayError, match="pip install matplotlib"):
+        new_figure()
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(step_module, "reading", lambda size: lambda: size)
+    options = [
+        "--dtype",
+        "float32",
+        "--dtype",
+        "bfloat16",
+        "--rows",
+        "2, 4",
+        "--context",
+        "16",
+        "--context",
+        "40",
+    ]
+    out = tmp_path / "steps.json"
+    arguments = ["bench", "step", "--shape", SPELLED, *options, "--rounds", "2", "--tree", "binary"]
+    result = CliRunner().invoke(app, [*arguments, "--json", str(out)], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    keys = [(time["dtype"], time["context"], time["rows"]) for time in report["times"]]
+    assert keys == [(d, c, m) for d in ("float32", "bfloat16") for c in (16, 40) for m in (1, 2, 4)]
+    assert report["layout"] == "binary"
+    assert set(report) == {
+        *("model", "layout", "kernels", "threads", "rounds", "bandwidth", "rates", "times")
+    }
+    assert set(report["times"][0]) >= {"ms", "ratio", "floor_ms", "bytes", "operations"}
+    assert re.search(r"bfloat16 +40 +1 +[\d.]+ +1\.00x +[\d.]+ +[\d.]+x +0\.000", result.stdout)
+    assert "median of 2 rounds" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["pilot", "--shape", "1.1B"], "not both"),
+        (["--rows", "1,x"], "--rows 1,x"),
+        (["--rows", "0"], "--rows 0"),
+        (["--dtype", "int3"], "--dtype int3: choose of auto, float32"),
+        (["--shape", "huge"], "write 1.1B"),
+    ],
+)
+def test_command_refuses(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "step", *options], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.stderr
