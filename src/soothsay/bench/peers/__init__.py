@@ -1,0 +1,1 @@
+"""Other engines beside ours. `compare` measures, `client` talks to `engines`, `results` keeps."""

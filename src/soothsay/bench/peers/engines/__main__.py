@@ -1,0 +1,62 @@
+"""One engine: requests come as lines of JSON on stdin, replies go out on stdout.
+
+    python -m engines NAME '{"model": ..., "dtype": ..., "threads": ..., "context": ...}'
+
+The first reply says that the engine is there: `{"result": {"version": ..., "modes": [...]}}`. Then a request
+is `{"call": "decode", "args": [...]}`, after `Peer`, and a reply `{"result": ...}`, `{"unavailable": why}` or
+`{"error": text}`. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .base import Peer, Setup, UnavailableError
+from .hugging_face import Transformers
+from .llamacpp import LlamaCpp
+from .openvino import OpenVINO
+from .ours import Soothsay
+
+PEERS: dict[str, type[Peer]] = {
+    "soothsay": Soothsay,
+    "transformers": Transformers,
+    "openvino": OpenVINO,
+    "llama.cpp": LlamaCpp,
+}
+
+
+def serve(kind: type[Peer], setup: Setup) -> None:
+    """Say whether the engine is there, and answer until the input ends."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else prints, libraries in C among them, must not stand between replies
+
+    def reply(work: Callable[[], Any]) -> None:
+        try:
+            line = {"result": work()}
+        except UnavailableError as reason:
+            line = {"unavailable": str(reason)}
+        except Exception as error:
+            line = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(line), file=replies, flush=True)
+
+    made: list[Peer] = []
+
+    def make() -> dict[str, Any]:
+        made.append(kind(setup))
+        return {"version": made[0].version, "modes": made[0].modes}
+
+    def answer(call: str, args: list[Any]) -> Any:
+        return getattr(made[0], call)(*args)
+
+    reply(make)
+    for line in sys.stdin if made else ():
+        request = json.loads(line)
+        reply(lambda request=request: answer(**request))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    serve(PEERS[sys.argv[1]], Setup(**json.loads(sys.argv[2])))

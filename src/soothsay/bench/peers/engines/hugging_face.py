@@ -1,0 +1,79 @@
+"""Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import Peer, Setup, UnavailableError, need, timed
+
+
+class Transformers(Peer):
+    """Hugging Face's reference: eager PyTorch."""
+
+    def __init__(self, setup: Setup):
+        if setup.dtype not in ("float32", "bfloat16"):
+            raise UnavailableError(
+                f"transformers runs no {setup.dtype} on a CPU; ask for bfloat16 to compare"
+            )
+        self.transformers, self.torch = need("transformers"), need("torch")
+        self.torch.set_num_threads(setup.threads)
+        self.torch.set_grad_enabled(False)
+        self.setup = setup
+        self.version = f"{self.transformers.__version__}, torch {self.torch.__version__}"
+        self.modes = ("plain", "prompt lookup")
+        self.lookup = setup.lookup_tokens or 10  # of transformers' documentation
+
+    def load(self) -> None:
+        """See `Peer`."""
+        dtype, load = self.setup.dtype, self.transformers.AutoModelForCausalLM.from_pretrained
+        self.model = load(self.setup.model, dtype=getattr(self.torch, dtype)).eval()
+        # None would end nothing too, but prompt lookup does not take it
+        self.model.generation_config.eos_token_id = self.model.config.vocab_size
+
+    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        cache = self.transformers.DynamicCache()
+        tokens = [self._forward(ids, cache, 1)]
+
+        def run() -> None:
+            for _ in range(count):
+                tokens.append(self._forward(tokens[-1:], cache, 1))
+
+        return timed(run)[0], tokens
+
+    def prompt(self, ids: list[int]) -> float:
+        """See `Peer`."""
+        return timed(lambda: self._forward(ids, self.transformers.DynamicCache(), 1))[0]
+
+    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
+        """See `Peer`."""
+        cache = self.transformers.DynamicCache()
+        self._forward(ids, cache, 1)
+
+        def once() -> float:
+            seconds, _ = timed(lambda: self._forward(ids[:rows], cache, rows))
+            cache.crop(-rows)
+            return seconds
+
+        return [once() for _ in range(1 + times)][1:]
+
+    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        inputs = self.torch.tensor([ids])
+        options = {"prompt_lookup_num_tokens": self.lookup} if mode != "plain" else {}
+        seconds, out = timed(
+            lambda: self.model.generate(
+                inputs,
+                attention_mask=self.torch.ones_like(inputs),
+                do_sample=False,
+                max_new_tokens=count,
+                **options,
+            )
+        )
+        return seconds, out[0, len(ids) :].tolist()
+
+    def _forward(self, ids: list[int], cache: Any, keep: int) -> int:
+        """The token behind the last one; the head runs for the last `keep` rows."""
+        inputs = self.torch.tensor([ids])
+        out = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        return int(out.logits[0, -1].argmax())

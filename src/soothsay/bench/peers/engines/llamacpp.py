@@ -1,0 +1,124 @@
+"""llama.cpp, in llama-cpp-python's bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+
+from .base import Peer, Setup, need, timed
+
+
+class LlamaCpp(Peer):
+    """llama.cpp through its C interface, in llama-cpp-python's bindings, without Python's sampling around."""
+
+    def __init__(self, setup: Setup):
+        self.np = need("numpy")
+        self.c = need("llama_cpp", "llama-cpp-python")
+        self.version = self.c.__version__
+        self.modes = ("plain", "prompt lookup")
+        speculative = need("llama_cpp.llama_speculative", "llama-cpp-python")
+        self.lookup = speculative.LlamaPromptLookupDecoding(
+            max_ngram_size=2,
+            num_pred_tokens=setup.lookup_tokens or 2,  # what its documentation recommends on a CPU
+        )
+        self.setup = setup
+
+    def load(self) -> None:
+        """See `Peer`."""
+        c, setup = self.c, self.setup
+        c.llama_backend_init()
+        self.logged = c.llama_log_callback(_ignore_log)  # kept: the library calls it for as long as it lives
+        c.llama_log_set(self.logged, None)
+        of_model, of_context = c.llama_model_default_params(), c.llama_context_default_params()
+        of_model.use_mmap = False
+        self.model = c.llama_model_load_from_file(setup.export.encode(), of_model)
+        if not self.model:
+            raise RuntimeError(f"llama.cpp does not load {setup.export}")
+        of_context.n_ctx = of_context.n_batch = setup.context + 64
+        of_context.n_threads = of_context.n_threads_batch = setup.threads
+        of_context.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        of_context.no_perf = True
+        self.context = c.llama_init_from_model(self.model, of_context)
+        self.memory = c.llama_get_memory(self.context)
+        self.vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
+        self.batch = c.llama_batch_init(of_context.n_batch, 0, 1)
+
+    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        tokens = self._start(ids)
+
+        def run() -> None:
+            for past in range(len(ids), len(ids) + count):
+                tokens.extend(self._forward(tokens[-1:], past))
+
+        return timed(run)[0], tokens
+
+    def prompt(self, ids: list[int]) -> float:
+        """See `Peer`."""
+        return timed(lambda: self._start(ids))[0]
+
+    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
+        """See `Peer`."""
+        self._start(ids)
+
+        def once() -> float:
+            self._forget(len(ids))
+            return timed(lambda: self._forward(ids[:rows], len(ids), rows))[0]
+
+        return [once() for _ in range(1 + times)][1:]
+
+    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        if mode != "plain":
+            return timed(lambda: self._speculate(ids, count))
+
+        def run() -> list[int]:
+            tokens = self._start(ids)
+            while len(tokens) < count:
+                tokens += self._forward(tokens[-1:], len(ids) + len(tokens) - 1)
+            return tokens
+
+        return timed(run)
+
+    def _speculate(self, ids: list[int], count: int) -> list[int]:
+        """Prompt lookup: the longest run of guesses that hold, and the token behind it."""
+        tokens = [*ids, *self._start(ids)]
+        while len(tokens) < len(ids) + count:
+            past = len(tokens) - 1
+            room = len(ids) + count - len(tokens) - 1
+            guesses = self.lookup(self.np.array(tokens, dtype=self.np.intc)).tolist()[:room]
+            own = self._forward([tokens[-1], *guesses], past, 1 + len(guesses))
+            right = 0
+            while right < len(guesses) and guesses[right] == own[right]:
+                right += 1
+            tokens += own[: right + 1]
+            self._forget(past + 1 + right)
+        return tokens[len(ids) :]
+
+    def _start(self, ids: list[int]) -> list[int]:
+        """Forget everything, read the prompt; the token behind it."""
+        self.c.llama_memory_clear(self.memory, True)
+        return self._forward(ids, 0)
+
+    def _forget(self, past: int) -> None:
+        """Drop keys and values from position `past` on."""
+        self.c.llama_memory_seq_rm(self.memory, 0, past, -1)
+
+    def _forward(self, ids: Sequence[int], past: int, keep: int = 1) -> list[int]:
+        """One pass; the likeliest tokens behind each of the last `keep`."""
+        batch, count = self.batch, len(ids)
+        batch.n_tokens = count
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, past + i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, i >= count - keep
+        if self.c.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama.cpp does not decode {count} tokens behind {past}")
+        rows = (self.c.llama_get_logits_ith(self.context, i) for i in range(count - keep, count))
+        return [int(self.np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
+
+
+def _ignore_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    """Errors only."""
+    if level == 4:  # GGML_LOG_LEVEL_ERROR
+        sys.stderr.write(text.decode(errors="replace"))

@@ -1,0 +1,129 @@
+"""OpenVINO GenAI, on a model that optimum-intel exports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .base import Peer, Setup, UnavailableError, need, timed
+
+
+class OpenVINO(Peer):
+    """OpenVINO GenAI, on a model that optimum-intel exports, as it runs unless told otherwise.
+
+    Keys and values are in 8 bits then, and products in bfloat16, also where weights are stored in float16.
+    """
+
+    FORMATS = {  # noqa: RUF012  # integers symmetric as ours, in groups of 128 where there are four bits
+        "float32": ["--weight-format", "fp32"],
+        "bfloat16": ["--weight-format", "fp16"],
+        "int8": ["--weight-format", "int8", "--sym"],
+        "int4": [
+            "--weight-format",
+            "int4",
+            "--sym",
+            "--group-size",
+            "128",
+            "--group-size-fallback",
+            "adjust",
+        ],
+    }
+
+    def __init__(self, setup: Setup):
+        self.np = need("numpy")
+        self.openvino = need("openvino", "openvino-genai")
+        self.genai = need("openvino_genai", "openvino-genai")
+        if setup.dtype not in self.FORMATS:
+            raise UnavailableError(f"OpenVINO has no {setup.dtype}; it has {', '.join(self.FORMATS)}")
+        self.version = self.genai.__version__
+        self.modes = ("plain", "prompt lookup")
+        self.lookup = setup.lookup_tokens or 5  # of OpenVINO's sample, with n-grams of up to 3
+        self.setup = setup
+        self.folder = Path(setup.export)
+        self.options: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": setup.threads,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        if setup.dtype == "float32":
+            self.options["INFERENCE_PRECISION_HINT"] = "f32"
+        self.pipelines: dict[str, Any] = {}
+        self.request: Any = None
+
+    def load(self) -> None:
+        """See `Peer`."""
+        if not self.folder.is_dir():
+            self._export()
+        self._pipeline("plain")
+
+    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        result = self._run(ids, count + 1, "plain")
+        return result.perf_metrics.get_tpot().mean / 1e3 * count, list(result.tokens[0])
+
+    def prompt(self, ids: list[int]) -> float:
+        """See `Peer`."""
+        return timed(lambda: self._run(ids, 1, "plain"))[0]
+
+    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
+        """See `Peer`. GenAI does not offer it: the same model directly in OpenVINO's runtime."""
+        if self.request is None:
+            model = self.openvino.Core().compile_model(
+                self.folder / "openvino_model.xml", "CPU", self.options
+            )
+            self.request = model.create_infer_request()
+
+        def once() -> float:
+            self.request.reset_state()
+            self._infer(ids, 0)
+            return timed(lambda: self._infer(ids[:rows], len(ids)))[0]
+
+        return [once() for _ in range(1 + times)][1:]
+
+    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        seconds, result = timed(lambda: self._run(ids, count, mode))
+        return seconds, list(result.tokens[0])
+
+    def _run(self, ids: list[int], count: int, mode: str) -> Any:
+        config = self.genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
+        config.apply_chat_template = False
+        if mode != "plain":
+            config.num_assistant_tokens, config.max_ngram_size = self.lookup, 3
+        inputs = self.openvino.Tensor(self.np.array([ids], dtype=self.np.int64))
+        return self._pipeline(mode).generate(inputs, config)
+
+    def _pipeline(self, mode: str) -> Any:
+        """Loaded when it is first asked for."""
+        if mode not in self.pipelines:
+            scheduler = self.genai.SchedulerConfig()
+            scheduler.enable_prefix_caching = False  # it would know the prompts of earlier rounds
+            scheduler.max_num_batched_tokens = 1 << 16  # a prompt in one pass
+            scheduler.cache_size = 1  # GB
+            options = {**self.options, **({"prompt_lookup": True} if mode != "plain" else {})}
+            self.pipelines[mode] = self.genai.LLMPipeline(
+                str(self.folder), "CPU", scheduler_config=scheduler, **options
+            )
+        return self.pipelines[mode]
+
+    def _infer(self, ids: list[int], past: int) -> None:
+        np, end = self.np, past + len(ids)
+        self.request.infer(
+            {
+                "input_ids": np.array([ids], dtype=np.int64),
+                "attention_mask": np.ones((1, end), dtype=np.int64),
+                "position_ids": np.arange(past, end, dtype=np.int64)[None],
+                "beam_idx": np.zeros(1, dtype=np.int32),
+            }
+        )
+
+    def _export(self) -> None:
+        """In a process of its own, which takes its memory with it; the folder appears when it is complete."""
+        need("optimum.intel", "optimum-intel[openvino,nncf]")
+        unfinished = self.folder.with_suffix(".unfinished")
+        command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", self.setup.model]
+        task = ["--task", "text-generation-with-past", *self.FORMATS[self.setup.dtype], str(unfinished)]
+        subprocess.run([sys.executable, *command, *task], check=True, stdout=sys.stderr)
+        unfinished.rename(self.folder)

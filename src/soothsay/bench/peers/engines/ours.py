@@ -1,0 +1,58 @@
+"""soothsay itself, under the same conditions as all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import Peer, Setup, need, timed
+
+
+class Soothsay(Peer):
+    """This package."""
+
+    def __init__(self, setup: Setup):
+        torch, self.soothsay = need("torch"), need("soothsay")
+        torch.set_num_threads(setup.threads)
+        self.step = need("soothsay.bench.step")
+        self.setup = setup
+        self.version = self.soothsay.__version__
+        self.modes = ("plain", setup.drafter)
+
+    def load(self) -> None:
+        """See `Peer`."""
+        self.llm = self.soothsay.LLM(
+            self.setup.model,
+            dtype=self.setup.dtype,
+            drafter="none",
+            max_context=self.setup.context,
+            max_requests=1,
+            prefix_caching=False,
+        )
+
+    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        stream = self.llm.stream(ids, self._params(count + 1))
+        tokens = iter(stream)
+        next(tokens)
+        seconds, _ = timed(lambda: list(tokens))
+        return seconds, stream.choice.token_ids
+
+    def prompt(self, ids: list[int]) -> float:
+        """See `Peer`."""
+        return self.generate(ids, 1, "plain")[0]
+
+    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
+        """See `Peer`. The bare pass, like all others': the engine around it is in `decode` and `generate`."""
+        cache = self.step.filled_cache(self.llm.model, len(ids) + rows)
+        step = self.step.Step(self.llm.model, cache, rows, len(ids))
+        step()
+        return [timed(step)[0] for _ in range(times)]
+
+    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        drafter = "none" if mode == "plain" else mode
+        seconds, result = timed(lambda: self.llm.generate(ids, self._params(count), drafter=drafter))
+        return seconds, result.token_ids
+
+    def _params(self, count: int) -> Any:
+        return self.soothsay.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)

@@ -1,0 +1,124 @@
+"""Writes GGUF files for llama.cpp, of models like Llama: what llama.cpp's own converter writes, less texts.
+
+There is no vocabulary in them. Prompts are token ids in every engine, so that text never matters.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape, quantize
+from torch import Tensor
+
+from soothsay.config import ModelConfig, RopeConfig
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.rope import inverse_frequencies
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+
+
+def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
+    """Write `checkpoint`, its matrices in GGML's type `kind` ("F32", "BF16", "Q8_0", "Q4_0"), one by one.
+
+    Norms and biases are F32. The file appears when it is complete.
+
+    Raises `ModelError` for a family, a rotation or a matrix that the format or this writer has no place for.
+    """
+    config = ModelConfig.from_hf(checkpoint.config)
+    arch = ARCHITECTURES.get(config.family)
+    if arch is None or config.rope.kind not in ("default", "llama3") or any(config.windows):
+        raise ModelError(
+            f"{checkpoint.path}: GGUF is written of {', '.join(ARCHITECTURES)}, without sliding windows and "
+            f"with rotation default or llama3; this is {config.family} with {config.rope.kind}"
+        )
+    unfinished = path.with_suffix(".unfinished")
+    writer = GGUFWriter(unfinished, gguf.MODEL_ARCH_NAMES[arch])
+    _add_header(writer, config)
+    tensors = _tensors(checkpoint, config, arch, GGMLQuantizationType[kind])
+    with checkpoint.open() as read:
+        divisors = _rope_divisors(config)
+        if divisors is not None:
+            writer.add_tensor("rope_freqs.weight", divisors.numpy())
+        for name, (stored, type_) in tensors.items():
+            shape = tuple(read(name).shape)
+            try:
+                shape = quant_shape_to_byte_shape(shape, type_)
+            except ValueError as error:
+                raise ModelError(f"{checkpoint.path}: {name} cannot be stored as {kind}: {error}") from None
+            writer.add_tensor_info(stored, shape, np.dtype(np.uint8), math.prod(shape), type_)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        if divisors is not None:
+            writer.write_tensor_data(divisors.numpy())
+        for name, (_, type_) in tensors.items():
+            values = _interleaved(read(name), name, config) if arch is gguf.MODEL_ARCH.LLAMA else read(name)
+            writer.write_tensor_data(quantize(values.float().numpy(), type_).view(np.uint8))
+    writer.close()
+    os.replace(unfinished, path)
+
+
+def _add_header(writer: GGUFWriter, config: ModelConfig) -> None:
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")
+
+
+def _rope_divisors(config: ModelConfig) -> Tensor | None:
+    """Llama 3's scaling as GGUF has it: the divisors of the frequencies."""
+    if config.rope.kind == "default":
+        return None
+    plain = inverse_frequencies(RopeConfig(config.rope.theta), config.head_dim)
+    return plain / inverse_frequencies(config.rope, config.head_dim)
+
+
+def _tensors(
+    checkpoint: Checkpoint, config: ModelConfig, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
+) -> dict[str, tuple[str, GGMLQuantizationType]]:
+    """Of each tensor that is needed, GGUF's name and its type."""
+    names = gguf.get_tensor_name_map(arch, config.num_layers)
+    tensors = {}
+    for name in sorted(checkpoint.names()):
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored is None:
+            raise ModelError(f"{checkpoint.path}: GGUF has no place for {name!r}")
+        if name != "lm_head.weight" or not config.tie_embeddings:
+            tensors[name] = (stored, _kind(name, config, kind))
+    return tensors
+
+
+def _kind(name: str, config: ModelConfig, kind: GGMLQuantizationType) -> GGMLQuantizationType:
+    """The type of a tensor: in a file of four bits a head has eight, as it has with us."""
+    if "norm" in name or not name.endswith(".weight"):
+        return GGMLQuantizationType.F32
+    head = "embed_tokens" if config.tie_embeddings else "lm_head"
+    return GGMLQuantizationType.Q8_0 if kind is GGMLQuantizationType.Q4_0 and head in name else kind
+
+
+def _interleaved(tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
+    """Rows of q and k in the order of llama.cpp's rotation: (head, 2, d/2) -> (head, d/2, 2)."""
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+    if heads is None:
+        return tensor
+    return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

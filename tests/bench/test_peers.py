@@ -1,0 +1,463 @@
+"""Peers: files for them, their processes, what is kept of them and what is made of it. No real engine but
+those of the development environment."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from typer.testing import CliRunner, Result
+
+from soothsay.bench.peers.client import Client
+from soothsay.bench.peers.compare import CONTEXT, PROMPT, VERIFIED, PeerBench, Plan, turns
+from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.results import ANSWER, OURS, Record, Results, equal_tokens
+from soothsay.bench.peers.to_gguf import write_gguf
+from soothsay.bench.shapes import RandomCheckpoint, Shape
+from soothsay.cli import app
+from soothsay.config import ModelConfig
+from soothsay.engine.batch import Batch, Rows
+from soothsay.errors import ModelError, SoothsayError
+from soothsay.model.checkpoint import Checkpoint, SafetensorsCheckpoint, open_checkpoint
+from soothsay.model.load import load_model
+
+SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
+IDS = list(range(300, 332))
+
+FAKE = """#!{python}
+# An engine whose tokens count up from the prompt's length. It notes each call.
+import json, sys
+name, setup = sys.argv[3], json.loads(sys.argv[4])
+calls = open({calls!r}, "a")
+def note(call):
+    print(name, setup["dtype"], call, file=calls, flush=True)
+def reply(**line):
+    print(json.dumps(line), flush=True)
+print("noise of", name, file=sys.stderr)
+if name == "openvino":
+    reply(unavailable="openvino-genai is not installed: pip install openvino-genai")
+    sys.exit()
+reply(result=dict(version="7", modes=["plain", "lookup"]))
+for line in sys.stdin:
+    call, args = json.loads(line).values()
+    note(call)
+    tokens = list(range(len(args[0]), len(args[0]) + 200)) if args else []
+    if call == "load":
+        reply(result=None)
+    elif call == "decode":
+        reply(result=[0.5, tokens[: args[1] + 1]])
+    elif call == "prompt":
+        reply(result=0.25)
+    elif call == "verify":
+        reply(result=None if name == "transformers" else [0.001 * args[1], 9.0, 0.0])
+    elif call == "generate" and args[1] != 13:
+        reply(result=[2.0 if args[2] == "plain" else 1.0, tokens[: args[1]]])
+    elif call == "generate":
+        reply(error="ValueError: thirteen")
+    else:
+        sys.exit("no such call")
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> str:
+    """An interpreter that is no interpreter, but an engine."""
+    path = tmp_path / "fake"
+    path.write_text(FAKE.format(python=sys.executable, calls=str(tmp_path / "calls")))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Callable[[], list[str]]:
+    """What fake engines were asked since the last time."""
+
+    def take() -> list[str]:
+        path = tmp_path / "calls"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    return take
+
+
+# files for llama.cpp
+
+
+def logits(checkpoint: Checkpoint) -> torch.Tensor:
+    model = load_model(checkpoint, "float32")
+    rows = Rows(torch.arange(40).numpy(), 0)
+    hidden, _ = model(Batch.pack([rows], group=model.config.group))
+    return model.logits(hidden)
+
+
+def written(checkpoint: Checkpoint, path: Path, kind: str) -> Checkpoint:
+    write_gguf(checkpoint, path, kind)
+    return open_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_gguf_is_the_same_model(kind: str, tmp_path: Path) -> None:
+    source = RandomCheckpoint(SHAPE)
+    assert torch.equal(logits(written(source, tmp_path / "model.gguf", kind)), logits(source))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.gguf"]
+
+
+def test_gguf_in_eight_bits_is_close(tmp_path: Path) -> None:
+    source = RandomCheckpoint(SHAPE)
+    expected, found = logits(source), logits(written(source, tmp_path / "model.gguf", "Q8_0"))
+    assert 0 < (found - expected).norm() / expected.norm() < 0.03
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gguf_in_four_bits_has_a_head_of_eight(tied: bool, tmp_path: Path) -> None:
+    source = RandomCheckpoint(SHAPE)
+    source.config["tie_word_embeddings"] = tied
+    write_gguf(source, tmp_path / "model.gguf", "Q4_0")
+    tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
+    kinds = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    assert ("output.weight" in kinds) is not tied
+    head = kinds.pop("token_embd.weight" if tied else "output.weight")
+    assert head == "Q8_0"
+    assert {kind for name, kind in kinds.items() if "norm" not in name} == {"Q4_0"}
+    assert {kind for name, kind in kinds.items() if "norm" in name} == {"F32"}
+    down = tensors["blk.1.ffn_down.weight"]
+    with source.open() as read:
+        expected = read("model.layers.1.mlp.down_proj.weight").float()
+    found = torch.from_numpy(dequantize(down.data, down.tensor_type))
+    assert 0 < (found - expected).norm() / expected.norm() < 0.1
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        (
+            "Llama",
+            {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192, "rope_theta": 5e4}},
+        ),
+        ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 32}),
+    ],
+)
+def test_gguf_of_families(family: str, own: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        **own,
+    )
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    for parameter in model.parameters():
+        parameter.data = 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    source = SafetensorsCheckpoint(tmp_path)
+    torch.testing.assert_close(
+        logits(written(source, tmp_path / "model.gguf", "F32")), logits(source), rtol=1e-4, atol=1e-4
+    )
+    ours, theirs = (ModelConfig.from_hf(c.config) for c in (open_checkpoint(tmp_path / "model.gguf"), source))
+    assert (ours.family, ours.rope.kind) == (theirs.family, theirs.rope.kind)
+    assert ours.rope.factor == pytest.approx(theirs.rope.factor)
+
+
+def test_gguf_says_what_it_cannot_write(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with pytest.raises(ModelError, match=r"lm_head\.weight cannot be stored as Q8_0.*\(40\)"):
+        write_gguf(RandomCheckpoint(Shape(1, 40, 2, 1, 64, 64)), path, "Q8_0")
+    other = RandomCheckpoint(SHAPE)
+    other.config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ModelError, match="llama with linear"):
+        write_gguf(other, path, "F32")
+    assert not path.exists()
+
+
+# results
+
+
+def record(engine: str = OURS, item: str = "1", seconds: float = 1.0, **other: Any) -> Record:
+    fixed = {"measure": "decode", "dtype": "int8", "mode": "plain", "tokens": 4}
+    return Record(**fixed | other, engine=engine, item=item, seconds=seconds)
+
+
+def test_results_survive(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first = Results({"model": "a"}, path)
+    first.add(record(output=[1, 2]))
+    first.add(record(item="2"))
+    again = Results({"model": "a"}, path)
+    assert record().key in again
+    assert record(item="3").key not in again
+    assert record(dtype="int4").key not in again
+    with path.open("a") as file:
+        file.write('{"measure": "dec')  # killed while it wrote
+    cut = Results({"model": "a"}, path)
+    cut.add(record(item="3"))
+    assert [json.loads(line).get("item") for line in path.read_text().splitlines()] == [None, "1", "2", "3"]
+    with pytest.raises(SoothsayError, match="another run: other model"):
+        Results({"model": "b"}, path)
+    path.write_text("not of this kind\n")
+    with pytest.raises(SoothsayError, match="does not hold measurements"):
+        Results({"model": "a"}, path)
+
+
+def test_results_are_medians_of_rounds() -> None:
+    results = Results({})
+    for item, seconds in enumerate((1.0, 5.0, 2.0)):
+        results.add(record(item=str(item), seconds=seconds))
+        results.add(record("other", str(item), 2 * seconds))
+        results.add(record("other", str(item), 100.0, dtype="int4"))
+        results.add(record("other", str(item), 100.0, measure="prompt"))
+    assert results.medians("decode", "int8") == {OURS: (2.0, 4), "other": (4.0, 4)}
+
+
+def test_agreement_is_the_median_of_leading_tokens() -> None:
+    assert equal_tokens([1, 2, 3, 4], [1, 2, 9, 4]) == 2
+    assert equal_tokens([], [1]) == 0
+    results = Results({})
+    for item, same in enumerate((0, 30, 32)):
+        results.add(record(item=str(item), output=[5] * 32))
+        results.add(record("other", str(item), output=[5] * same + [6] * (32 - same)))
+    assert results.agreement("int8") == {"other": 30}
+    assert results.agreement("int4") == {}
+
+
+def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
+    results = Results({})
+    for item, task, seconds in (("1", "qa", 1.0), ("2", "qa", 2.0), ("3", "rag", 4.0), ("4", "rag", 8.0)):
+        results.add(record(item=item, seconds=seconds, measure=ANSWER, task=task))
+        if item != "4":
+            results.add(record("other", item, seconds / 2, measure=ANSWER, task=task, mode="lookup"))
+    ours, theirs = (OURS, "plain"), ("other", "lookup")
+    assert results.rates("int8") == {
+        "qa": {ours: 3.0, theirs: 6.0},
+        "rag": {ours: 1.0, theirs: 2.0},
+        "overall": {ours: pytest.approx(7 / 3), theirs: pytest.approx(14 / 3)},
+    }
+
+
+# processes
+
+
+def setup(dtype: str = "float32") -> Setup:
+    return Setup(model=str(open_checkpoint("pilot").path), dtype=dtype, threads=1, context=128)
+
+
+def test_engines_of_this_environment_agree(tmp_path: Path) -> None:
+    with (
+        Client(OURS, setup(), sys.executable, tmp_path / "ours.log") as ours,
+        Client("transformers", setup(), sys.executable, tmp_path / "theirs.log") as theirs,
+    ):
+        assert theirs.version == f"{transformers.__version__}, torch {torch.__version__}"
+        for engine in (ours, theirs):
+            engine.load()
+            seconds, decoded = engine.decode(IDS, 11)
+            assert seconds > 0
+            assert len(decoded) == 12
+            assert all(engine.generate(IDS, 12, mode)[1] == decoded for mode in engine.modes)
+            assert engine.prompt(IDS) > 0
+            passes = engine.verify(IDS, 4, 3)
+            assert passes is not None
+            assert len(passes) == 3
+            assert min(passes) > 0
+        assert ours.modes == ("plain", "prompt-lookup")
+        assert ours.decode(IDS, 11)[1] == theirs.decode(IDS, 11)[1]
+        with pytest.raises(
+            SoothsayError, match=r"soothsay: RequestError: the prompt has token 9999;.*ours\.log"
+        ):
+            ours.generate([9999], 1, "plain")
+        with pytest.raises(SoothsayError, match="drafter 'bogus' is unknown"):
+            ours.generate(IDS, 1, "bogus")
+        assert ours.generate(IDS, 1, "plain")[1] == decoded[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("llama.cpp", "llama_cpp", "llama-cpp-python"),
+        ("openvino", "openvino", "openvino-genai"),
+        ("transformers", "transformers", "transformers"),
+    ],
+)
+def test_a_missing_engine_says_how_to_install_it(
+    name: str, module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{module}.py").write_text("print('noise')\nraise ImportError('gone')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    message = rf"{package} is not installed \(gone\): {re.escape(sys.executable)} -m pip install {package}"
+    with pytest.raises(UnavailableError, match=message):
+        Client(name, setup(), sys.executable, tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "noise\n"
+
+
+def test_an_engine_without_a_dtype_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="transformers runs no int8"):
+        Client("transformers", setup("int8"), sys.executable, tmp_path / "log")
+
+
+def test_a_process_that_fails_says_so(fake: str, tmp_path: Path) -> None:
+    with pytest.raises(SoothsayError, match="cannot be run with /no/python"):
+        Client(OURS, setup(), "/no/python", tmp_path / "log")
+    with Client("llama.cpp", setup(), fake, tmp_path / "log") as client:
+        with pytest.raises(SoothsayError, match=r"llama\.cpp: ValueError: thirteen; see .*log"):
+            client.generate(IDS, 13, "plain")
+        with pytest.raises(SoothsayError, match=r"llama\.cpp ended with no such call; see .*log"):
+            client._call("jump")
+        with pytest.raises(SoothsayError, match=r"ended"):
+            client.prompt(IDS)
+
+
+# the whole
+
+
+QUESTIONS = [("81", "writing"), ("82", "coding"), ("241", "qa"), ("242", "qa"), ("243", "qa"), ("300", "rag")]
+
+
+@pytest.fixture
+def plan(fake: str, tmp_path: Path) -> Plan:
+    questions = tmp_path / "questions.jsonl"
+    texts = {"300": "word " * 3000}
+    questions.write_text(
+        "".join(
+            json.dumps(
+                {"question_id": int(name), "category": kind, "turns": [texts.get(name, f"What is {name}?")]}
+            )
+            + "\n"
+            for name, kind in QUESTIONS
+        )
+    )
+    return Plan(
+        model="pilot",
+        work=tmp_path / "work",
+        threads=1,
+        pythons={"": fake},
+        tokens=8,
+        rounds=2,
+        questions=questions,
+        per_task=2,
+        max_tokens=4,
+    )
+
+
+def test_peers_take_turns_and_a_file_is_continued(
+    plan: Plan, tmp_path: Path, calls: Callable[[], list[str]]
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    path = tmp_path / "out.jsonl"
+    bench = PeerBench(plan, path, lambda *progress: told.append(progress))
+    results = bench.run()
+    assert bench.notes == [
+        "1 of 5 prompts left out: with 4 tokens to answer they are longer than the model's context of 2048",
+        "openvino, bfloat16: openvino-genai is not installed: pip install openvino-genai",
+    ]
+    assert [(one.name, one.task) for one in bench.questions] == [
+        ("81", "conversation"),
+        ("82", "conversation"),
+        ("241", "qa"),
+        ("243", "qa"),
+    ]
+    assert results.medians("decode", "bfloat16")["llama.cpp"] == (0.5, 8)
+    assert results.medians("prompt", "bfloat16")["transformers"] == (0.25, PROMPT)
+    assert results.medians("verify 8", "bfloat16")["llama.cpp"] == (0.008, 8)
+    assert results.medians("verify 8", "bfloat16").keys() == {OURS, "llama.cpp"}
+    assert results.medians("decode", "bfloat16")[OURS][0] > 0
+    assert results.agreement("bfloat16") == {"transformers": 0, "llama.cpp": 0}
+    rates = results.rates("bfloat16")["qa"]
+    assert rates["llama.cpp", "plain"] == 2
+    assert rates["llama.cpp", "lookup"] == 4
+    assert len(rates) == 6
+    steps = [progress for progress in told if progress[0] == "bfloat16: answers"]
+    assert steps == [("bfloat16: answers", done, 24) for done in range(25)]
+    (gguf,) = tmp_path.glob("work/pilot-*/llama.cpp-bfloat16.gguf")
+    assert open_checkpoint(gguf).config["num_hidden_layers"] == 8
+    asked = calls()
+    assert asked.count("llama.cpp bfloat16 decode") == 3  # one to warm up
+    assert asked.count("llama.cpp bfloat16 verify") == 3 * len(VERIFIED)
+    assert asked.count("llama.cpp bfloat16 generate") == 2 * (1 + 4)
+
+    lines = path.read_text().splitlines(keepends=True)
+    assert {one["item"] for one in map(json.loads, lines[1:]) if one["measure"] == "decode"} == {"1", "2"}
+    lost = [line for line in lines if '"243"' in line and '"lookup"' in line]
+    assert len(lost) == 2
+    path.write_text("".join(line for line in lines if line not in lost))
+    before, gguf_time = results.rates("bfloat16"), gguf.stat().st_mtime_ns
+    assert PeerBench(plan, path).run().rates("bfloat16") == before
+    assert calls().count("llama.cpp bfloat16 generate") == 2  # one to warm up, one that was lost
+    assert gguf.stat().st_mtime_ns == gguf_time
+    assert sorted(path.read_text().splitlines()) == sorted("".join(lines).splitlines())
+
+
+def test_each_round_begins_with_another() -> None:
+    assert list(turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+
+def test_peers_get_the_same_prompts(plan: Plan) -> None:
+    bench = PeerBench(plan)
+    assert len(bench.ids) == PROMPT
+    assert bench.context % 16 == 0
+    assert bench.context >= max(CONTEXT + plan.tokens + 1, PROMPT + 1)
+
+
+def test_peers_need_a_directory_and_known_names(tmp_path: Path) -> None:
+    write_gguf(RandomCheckpoint(SHAPE), tmp_path / "model.gguf", "F32")
+    with pytest.raises(ModelError, match="no Hugging Face directory"):
+        PeerBench(Plan(str(tmp_path / "model.gguf"), tmp_path, 1))
+    with pytest.raises(SoothsayError, match="no peer is named vllm; there are transformers, openvino"):
+        PeerBench(Plan("pilot", tmp_path, 1, peers=["vllm"]))
+    with pytest.raises(SoothsayError, match="no peer is named jax"):
+        PeerBench(Plan("pilot", tmp_path, 1, pythons={"jax": "python"}))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", "peers", *arguments], env={"COLUMNS": "160"})
+
+
+def test_command(plan: Plan, tmp_path: Path) -> None:
+    result = run(
+        *("pilot", "--work", str(plan.work), "--peer-python", plan.pythons[""], "--threads", "1"),
+        *("--peer", "llama.cpp", "--peer", "openvino", "--tokens", "4", "--rounds", "1"),
+        *("--spec-bench", str(plan.questions), "--per-task", "1", "--max-tokens", "4"),
+        *("--json", str(tmp_path / "out.jsonl")),
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert re.search(
+        r"one token, context 128 +soothsay +[\d.]+ +[\d.]+ *\n +llama.cpp +125.00 +8.0 +[\d.]+x +0",
+        result.stdout,
+    )
+    assert re.search(
+        r"a pass of 16 rows, context 128 +soothsay +[\d.]+ *\n +llama.cpp +16.00 ", result.stdout
+    )
+    assert "llama.cpp agrees in 0 of 32 leading tokens only: does it run the same model?" in result.stdout
+    assert re.search(r"conversation +qa +overall", result.stdout)
+    assert re.search(r"llama.cpp, lookup +4\.0 +4\.0 +4\.0", result.stdout)
+    assert re.search(r"soothsay, prompt-lookup / plain( +[\d.]+x){3}", result.stdout)
+    assert re.search(r"soothsay's best / the peers' best( +[\d.]+x){3}", result.stdout)
+    assert "openvino, bfloat16: openvino-genai is not installed" in result.stdout
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert records[0]["max_tokens"] == 4
+    assert {one["measure"] for one in records[1:]} == {"decode", "prompt", ANSWER} | {
+        f"verify {m}" for m in VERIFIED
+    }
+
+
+def test_command_refuses() -> None:
+    assert "name what they are" in run("pilot", "--dtype", "auto").stderr
+    assert "choose of auto, float32" in run("pilot", "--dtype", "int3").stderr
+    assert "no peer is named vllm" in run("pilot", "--peer", "vllm").stderr
