@@ -29,6 +29,7 @@ from soothsay.cli import app
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.sampling import SamplingParams
 from soothsay.errors import ModelError, RequestError
+from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats import open_format
 from soothsay.model.gptq import gptq
@@ -237,7 +238,7 @@ def test_files(sources: Sources, tmp_path: Path) -> None:
 def test_shards(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(sources("llama"), tmp_path / "one", method="round")
     whole = tensors(tmp_path / "one")
-    monkeypatch.setattr(module, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(writing, "SHARD_BYTES", 20_000)
     run(sources("llama"), tmp_path / "many", method="round")
     assert all(torch.equal(tensor, whole[name]) for name, tensor in tensors(tmp_path / "many").items())
     index = read_json(tmp_path / "many" / "model.safetensors.index.json")
@@ -504,7 +505,7 @@ def test_places_that_are_taken(sources: Sources, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("mine")
     for out in (file, tmp_path):
-        with pytest.raises(RequestError, match=f"{out.name} is there already"):
+        with pytest.raises(ModelError, match=f"{out.name} exists and is not an empty directory"):
             run(sources("llama"), out, method="round")
     assert file.read_text() == "mine"
 
@@ -524,7 +525,7 @@ def test_nothing_is_left_of_a_failure(
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_copy_files", fail)
+    monkeypatch.setattr(writing.CheckpointWriter, "finish", fail)
     with pytest.raises(KeyboardInterrupt):
         run(sources("llama"), tmp_path / "out", method="round")
     assert not list(tmp_path.iterdir())

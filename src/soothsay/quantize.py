@@ -6,20 +6,15 @@ Embeddings, the head, norms and routers stay what they were.
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import exp
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from soothsay.calibration import Progress, read_samples, write_samples
@@ -33,6 +28,7 @@ from soothsay.model.linear import Dense
 from soothsay.model.load import TensorNames, load_model
 from soothsay.model.quantized import Quantized
 from soothsay.model.transformer import Block, Transformer
+from soothsay.model.writing import CheckpointWriter, require_free, writing
 from soothsay.tokenizer import Tokenizer
 
 IntDType = Literal["int8", "int4"]
@@ -46,12 +42,6 @@ HELD_BACK = 8
 
 ROWS = 2048
 """Tokens that go through a block together while its inputs are measured."""
-
-SHARD_BYTES = 10**9
-"""In one file, unless a single tensor is larger."""
-
-COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
-"""What comes along: tokenizer, chat template, generation settings, licence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +89,10 @@ def quantize(
         progress: called as it goes.
 
     Raises:
-        ModelError: the model cannot be quantized in this way.
-        RequestError: `out` is in use, or the calibration text is of no use.
+        ModelError: the model cannot be quantized in this way, or `out` is in use.
+        RequestError: the calibration text is of no use.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise RequestError(f"{out} is there already; choose another place, or remove it first")
+    require_free(out)
     names, scheme = _plan(checkpoint, dtype, group_size)
     modules = list(_linear_layers(names.config))
     method = method or ("gptq" if dtype == "int4" else "round")
@@ -118,16 +107,14 @@ def quantize(
         _rounded(names, scheme, modules) if walks is None else _compensated(names, scheme, modules, walks)
     )
     errors: dict[str, list[float]] = {}
-    with _appearing(out) as directory:
-        shards = _Shards(directory)
+    with writing(out) as writer:
         for done, layer in enumerate(layers, 1):
             for name, weight in layer.parts.items():
-                shards.add(scheme.write(weight, name))
+                writer.add(scheme.write(weight, name))
             errors.setdefault(layer.kind, []).append(layer.error)
             progress("quantizing", done, len(modules))
-        ignored = _copy_tensors(names, modules, shards)
-        shards.close()
-        _copy_files(checkpoint, scheme.config(ignored), directory)
+        quantization = scheme.config(_copy_tensors(names, modules, writer))
+        writer.finish(checkpoint, {**checkpoint.config, "quantization_config": quantization})
     return Report(
         scheme=scheme,
         method=method,
@@ -339,83 +326,18 @@ class _Walks:
 # files
 
 
-class _Shards:
-    """Tensors into files of about one size, with an index."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.files: list[list[str]] = []  # the names in each
-        self.waiting: dict[str, Tensor] = {}
-        self.bytes = 0  # of those that wait
-        self.total = 0
-
-    def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take tensors; they are written with others."""
-        for name, tensor in tensors.items():
-            if self.waiting and self.bytes + tensor.nbytes > SHARD_BYTES:
-                self._write()
-            self.waiting[name] = tensor
-            self.bytes += tensor.nbytes
-
-    def close(self) -> None:
-        """Write what waits, and name the files, which takes their number."""
-        self._write()
-        count = len(self.files)
-        files: dict[str, str] = {}
-        for number, names in enumerate(self.files, 1):
-            file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
-            self._file(number).rename(self.directory / file)
-            files |= dict.fromkeys(names, file)
-        if count > 1:
-            index = {"metadata": {"total_size": self.total}, "weight_map": files}
-            _write_json(self.directory / "model.safetensors.index.json", index)
-
-    def _write(self) -> None:
-        self.files.append(list(self.waiting))
-        save_file(self.waiting, self._file(len(self.files)), metadata={"format": "pt"})
-        self.total += self.bytes
-        self.waiting, self.bytes = {}, 0
-
-    def _file(self, number: int) -> Path:
-        return self.directory / f"{number}.safetensors"
-
-
-def _copy_tensors(names: TensorNames, modules: Iterable[str], shards: _Shards) -> set[str]:
+def _copy_tensors(names: TensorNames, modules: Iterable[str], writer: CheckpointWriter) -> set[str]:
     """Copy what stays as it is. Returns the matrices among it that may be linear layers."""
     replaced = {f"{part}.weight" for module in modules for part in names.of(module)}
     kept = {"lm_head"}  # also where it is tied, and no tensor of its own
     with names.checkpoint.open() as read:
         for name in sorted(names.all - replaced):
             tensor = read(name)
-            shards.add({name: tensor})
+            writer.add({name: tensor})
             if tensor.dim() == 2 and name not in names.require("embedding"):
                 kept.add(name.removesuffix(".weight"))
     return kept
 
 
-def _copy_files(checkpoint: Checkpoint, quantization: dict[str, Any], directory: Path) -> None:
-    for pattern in COPIED:
-        for file in checkpoint.path.glob(pattern):
-            if file.is_file() and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, directory / file.name)
-    _write_json(directory / "config.json", {**checkpoint.config, "quantization_config": quantization})
-
-
-def _write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-
-
-@contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A directory that takes the name `out` when it is complete, and goes away if something fails."""
-    out = out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
-        directory = Path(temporary, out.name)
-        directory.mkdir()
-        yield directory
-        directory.rename(out)  # which may be an empty directory

@@ -32,9 +32,7 @@ embeddings, in output projections and in the stream's new dimensions.
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -42,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from soothsay.config import ModelConfig
@@ -50,15 +47,7 @@ from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint, Reader
 from soothsay.model.formats import open_format
 from soothsay.model.load import TensorNames
-
-SHARD_BYTES = 10**9
-"""Of one file, unless a single tensor is larger."""
-
-COPIED = (
-    *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*", "generation_config.json", "LICENSE*", "NOTICE*"),
-)
-"""Files of the source that the grown model comes with."""
+from soothsay.model.writing import writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +141,16 @@ def grow(
     """
     config, tensors = _plan(checkpoint, shape)
     total, done = sum(tensor.nbytes for tensor in tensors), 0
-    _prepare(out, total)
-    shards, files = _shards(tensors), {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        made = {}
-        with checkpoint.open() as read:  # opened anew, so that the pages of a shard are given back after it
-            for tensor in shard:
-                made[tensor.name] = tensor.make(read)
-                files[tensor.name] = file
-                done += tensor.nbytes
-                if progress:
-                    progress(done, total)
-        save_file(made, out / file, metadata={"format": "pt"})
-    _write_json(
-        out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files}
-    )
-    for pattern in COPIED:
-        for path in checkpoint.path.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, out / path.name)
-    (out / "README.md").write_text(_card(source or checkpoint.path.name, shape), encoding="utf-8")
-    _write_json(out / "config.json", config)  # last: without it, nobody takes half a model for a whole one
+    with writing(out, total) as writer:
+        for tensor in tensors:
+            with checkpoint.open() as read:  # opened anew, so that the pages are given back after it
+                writer.add({tensor.name: tensor.make(read)})
+            done += tensor.nbytes
+            if progress:
+                progress(done, total)
+        writer.finish(checkpoint, config)
+        card = _card(source or checkpoint.path.name, shape)
+        (writer.directory / "README.md").write_text(card, encoding="utf-8")
     return Grown(out, shape, sum(math.prod(tensor.shape) for tensor in tensors), total)
 
 
@@ -446,32 +423,6 @@ def _tensors(
     yield from tensors("norm", "norm", outer["norm"], names.prefix, "model.")
     if not c.tie_embeddings:
         yield from tensors("head", "head", outer["head"], names.prefix.removesuffix("model."), "")
-
-
-def _shards(tensors: Sequence[_Tensor]) -> list[list[_Tensor]]:
-    """In order, as many in each file as fit."""
-    shards: list[list[_Tensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor.nbytes
-    return shards
-
-
-def _prepare(out: Path, size: int) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out} exists and is not an empty directory; name another one")
-    out.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out).free
-    if free < size:
-        raise ModelError(f"the grown model takes {size / 1e9:.1f} GB, and {out} has {free / 1e9:.1f} GB left")
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _card(source: str, shape: Shape) -> str:

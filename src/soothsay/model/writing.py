@@ -1,0 +1,99 @@
+"""Writing checkpoints: Hugging Face directories that are there when they are complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import Checkpoint
+
+SHARD_BYTES = 10**9
+"""In one file, unless a single tensor is larger."""
+
+COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
+"""What comes along: tokenizer, chat template, generation settings, licence."""
+
+
+class CheckpointWriter:
+    """Tensors into files of about one size with an index, and what belongs beside them."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.total = 0
+        """Bytes of all tensors."""
+        self._files: list[list[str]] = []  # the names in each
+        self._waiting: dict[str, Tensor] = {}
+        self._bytes = 0  # of those that wait
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take tensors; they are written with others, and in memory until then."""
+        for name, tensor in tensors.items():
+            if self._waiting and self._bytes + tensor.nbytes > SHARD_BYTES:
+                self._write()
+            self._waiting[name] = tensor
+            self._bytes += tensor.nbytes
+
+    def finish(self, source: Checkpoint, config: Mapping[str, Any]) -> None:
+        """Write what waits, what comes along from `source`, and config.json."""
+        self._write()
+        count = len(self._files)
+        files: dict[str, str] = {}
+        for number, names in enumerate(self._files, 1):
+            file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+            self._file(number).rename(self.directory / file)
+            files |= dict.fromkeys(names, file)
+        if count > 1:
+            index = {"metadata": {"total_size": self.total}, "weight_map": files}
+            self._write_json("model.safetensors.index.json", index)
+        for pattern in COPIED:
+            for path in source.path.glob(pattern):
+                if path.is_file() and not path.name.endswith(".index.json"):
+                    shutil.copyfile(path, self.directory / path.name)
+        self._write_json("config.json", config)
+
+    def _write(self) -> None:
+        self._files.append(list(self._waiting))
+        save_file(self._waiting, self._file(len(self._files)), metadata={"format": "pt"})
+        self.total += self._bytes
+        self._waiting, self._bytes = {}, 0
+
+    def _file(self, number: int) -> Path:
+        return self.directory / f"{number}.safetensors"
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (self.directory / name).write_text(text, encoding="utf-8")
+
+
+def require_free(out: Path) -> None:
+    """Raises `ModelError` unless `out` is an empty directory or not there yet."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ModelError(f"{out} exists and is not an empty directory; name another one")
+
+
+@contextmanager
+def writing(out: Path, size: int = 0) -> Iterator[CheckpointWriter]:
+    """A checkpoint that appears at `out` when it is complete; if something fails, nothing is left of it.
+
+    Raises `ModelError` if `out` is in use, or if its disk has less than `size` bytes left.
+    """
+    require_free(out)
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    if free < size:
+        raise ModelError(f"{out} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of disk are left")
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
+        directory = Path(temporary, out.name)
+        directory.mkdir()
+        yield CheckpointWriter(directory)
+        directory.rename(out)  # which may be an empty directory
