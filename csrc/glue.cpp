@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t WORTH_THREADS = 1 << 15;  // elements; waking threads costs more than fewer take
+constexpr int64_t WORTH_THREADS = 1 << 13;  // elements; waking threads costs more than fewer take
 
 // 1 / root mean square of n floats (a multiple of LANES).
 template <class T>
@@ -92,7 +92,7 @@ enum Activation { SILU, GELU_TANH };
 
 template <class T>
 void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out) {
-#pragma omp parallel for if (rows * n > WORTH_THREADS / 4)
+#pragma omp parallel for if (rows * n > WORTH_THREADS)
     for (int64_t r = 0; r < rows; ++r) {
         const T *gate = gate_up + 2 * r * n, *up = gate + n;
         for (int j = 0; j < n; j += LANES) {

@@ -26,6 +26,7 @@ constexpr int ROWS = 2;
 template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : COLUMNS / 2 < 4 ? COLUMNS / 2 : 4;
 #endif
 
+typedef int8_t chars __attribute__((vector_size(LANES)));
 typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
 typedef uint16_t ushorts __attribute__((vector_size(4 * LANES)));
 
@@ -290,7 +291,8 @@ void quantize(const T* x, int inputs, int group, int8_t* q, float* scales, int32
         for (int i = begin; i < begin + group; i += LANES) {
             ints v = nearest(load(x + i) * inverse);
             total += v;
-            for (int n = 0; n < LANES; ++n) q[i + n] = int8_t(v[n]);
+            const chars small = __builtin_convertvector(v, chars);
+            std::memcpy(q + i, &small, sizeof small);
         }
         *scales++ = top / 127.0f;
         int32_t all = 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,3 +232,18 @@ def test_a_chain_costs_nothing_to_commit() -> None:
     pool.commit([Move(np.array([1, 0]), [2, 3, 4], 2)])
     pool.commit([])
     assert pool.data._version == version
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
+def test_a_pool_costs_what_is_used_of_it() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    pool = KVPool((4, 4, 64), 8192, 16, torch.float32, torch.device("cpu"))
+    assert pool.data.nbytes == 2**30
+    assert resident() - before < 2**26
+    pool.layers[3][7, -1] = 1
+    assert pool.data.view(-1)[-64:].sum() == 64
+    assert not pool.data[0, 0, :64].any()
+    assert resident() - before < 2**26
