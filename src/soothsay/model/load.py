@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, return_freed_memory
-from soothsay.model.checkpoint import Checkpoint, Reader
+from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.formats import WeightFormat, open_format
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
@@ -24,6 +25,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
 GROUP_SIZES = (128, 64, 32, 16)
 """Of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
+
+MAPPED = 2**25
+"""Bytes of a checkpoint that are read before what was mapped is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ def load_model(
 
     `dtype` "auto" keeps weights that are stored as integers, takes bfloat16 for other 16-bit weights where
     the machine multiplies it fast, and float32 otherwise. "int8" and "int4" round plain weights on loading;
-    `soothsay quantize` does it better. Files are mapped and read once, block by block, so that the peak in
-    memory is the weights and one block.
+    `soothsay quantize` does it better. Files are mapped and read once, layer by layer, so that the peak in
+    memory is the weights and little more.
 
     Raises `ModelError` for an unknown dtype or kind of quantization, for too little memory, and for missing
     tensors or shapes that do not fit the configuration.
@@ -95,10 +99,10 @@ def load_model(
         names.require("head")
     if torch.device(device).type == "cpu":
         check_memory(model, mode, checkpoint)
-    for path in ("embedding", "head", "norm", *(f"blocks.{i}" for i in range(config.num_layers))):
-        with checkpoint.open() as read:  # opened anew, so that a block's pages are given back after it
-            _fill(model, path, _Source(names, read, mode))
-        return_freed_memory()
+    with _Source(names, mode) as source:
+        for name, module in list(model.named_modules()):
+            _fill(model, name, module, source)
+            source.release()
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -221,8 +225,31 @@ class TensorNames:
 class _Source:
     """Reads what a module needs, checks shapes, converts."""
 
-    def __init__(self, names: TensorNames, read: Reader, mode: NumericMode):
-        self.names, self.read, self.mode = names, read, mode
+    def __init__(self, names: TensorNames, mode: NumericMode):
+        self.names, self.mode = names, mode
+        self._opened = ExitStack()
+        self._mapped = 0  # bytes read since it was opened
+
+    def __enter__(self) -> _Source:
+        self._reader = self._opened.enter_context(self.names.checkpoint.open())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+        return_freed_memory()
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of the checkpoint."""
+        tensor = self._reader(name)
+        self._mapped += tensor.nbytes
+        return tensor
+
+    def release(self) -> None:
+        """Give back what was mapped and freed, once it is much."""
+        if self._mapped > MAPPED:
+            self.__exit__()
+            self.__enter__()
+            self._mapped = 0
 
     def tensor(self, module: str, suffix: str, expected: Tensor) -> Tensor:
         names = self.names.require(module, suffix)
@@ -231,11 +258,14 @@ class _Source:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Quantized:
-        """A linear layer's weight, in integers if it is stored so."""
+        """A linear layer's weight, as the layer takes it."""
         stored, parts = self.mode.stored, self.names.of(module)
         quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
         if stored is None or not any(quantized):
-            return self.tensor(module, "weight", expected)
+            plain = self.names.require(module)
+            tensors = [self.read(name) for name in plain]
+            self._check(plain, tensors, expected)
+            return _joined([self.mode.convert(module, tensor) for tensor in tensors])
         if not all(quantized):
             raise ModelError(
                 f"{self.names.checkpoint.path}: of {', '.join(parts)}, which are multiplied as one, some are "
@@ -245,7 +275,7 @@ class _Source:
             self.names.check(name)
         weights = [stored.read(self.read, part) for part in parts]
         self._check(parts, weights, expected)
-        return Quantized.cat(weights)
+        return self.mode.convert(module, Quantized.cat(weights))
 
     def _check(self, names: list[str], parts: Sequence[Tensor | Quantized], expected: Tensor) -> None:
         shapes = [tuple(part.shape) for part in parts]
@@ -259,19 +289,26 @@ class _Source:
             )
 
 
-def _fill(model: Transformer, path: str, source: _Source) -> None:
-    """Give real weights to every leaf module at `path` or below it."""
+def _joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
+    """Weights of one kind, one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    integers = [part for part in parts if isinstance(part, Quantized)]
+    return Quantized.cat(integers) if integers else torch.cat([p for p in parts if isinstance(p, Tensor)])
+
+
+def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> None:
+    """Give real weights to the module called `name`, if it has any of its own."""
     dtype = source.mode.dtype
-    for name, module in list(model.get_submodule(path).named_modules(prefix=path)):
-        if isinstance(module, Dense):
-            weight = source.mode.convert(name, source.weight(name, module.weight))
-            bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
-            out = torch.float32 if name == "head" else dtype
-            model.set_submodule(name, model.kernels.linear(weight, bias, out))
-        elif isinstance(module, RMSNorm):
-            scale = source.tensor(name, "weight", module.weight).float()
-            module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
-        elif isinstance(module, Embedding):  # stays a view of the file: only the rows in use are ever read
-            table = source.tensor(name, "weight", module.weight)
-            module.weight = nn.Parameter(table, requires_grad=False)
-            module.scale = float(torch.tensor(module.scale, dtype=table.dtype))  # as it was trained
+    if isinstance(module, Dense):
+        weight = source.weight(name, module.weight)
+        bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
+        out = torch.float32 if name == "head" else dtype
+        model.set_submodule(name, model.kernels.linear(weight, bias, out))
+    elif isinstance(module, RMSNorm):
+        scale = source.tensor(name, "weight", module.weight).float()
+        module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
+    elif isinstance(module, Embedding):  # stays a view of the file: only the rows in use are ever read
+        table = source.tensor(name, "weight", module.weight)
+        module.weight = nn.Parameter(table, requires_grad=False)
+        module.scale = float(torch.tensor(module.scale, dtype=table.dtype))  # as it was trained

@@ -69,12 +69,12 @@ def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -
     if size % group_size:
         raise ValueError(f"{size} inputs cannot be cut into groups of {group_size}")
     end, slab = 2 ** (bits - 1) - 1, max(SLAB // size, 1)
-    values, scales = [], []
+    values = torch.empty(weight.shape, dtype=torch.uint8)
+    scales = torch.empty(len(weight), size // group_size)
     for begin in range(0, len(weight), slab):
-        rows = weight[begin : begin + slab]
-        groups = rows.float().view(len(rows), -1, group_size)
-        scale = groups.abs().amax(-1) / end
-        nearest = (groups / scale.clamp_min(1e-30)[..., None]).round_().clamp_(-end, end) + (end + 1)
-        values.append(nearest.to(torch.uint8).view(len(rows), size))
-        scales.append(scale)
-    return Quantized(bits, torch.cat(values), torch.cat(scales))
+        rows = slice(begin, begin + slab)
+        groups = weight[rows].float().view(-1, size // group_size, group_size)
+        scales[rows] = groups.abs().amax(-1) / end
+        nearest = (groups / scales[rows].clamp_min(1e-30)[..., None]).round_().clamp_(-end, end) + (end + 1)
+        values[rows] = nearest.flatten(1).to(torch.uint8)
+    return Quantized(bits, values, scales)
