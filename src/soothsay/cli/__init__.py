@@ -1,4 +1,4 @@
-"""The command line: `soothsay generate | chat | demo | inspect | bench`.
+"""The command line: `soothsay generate | chat | demo | inspect | quantize | verify | grow | bench`.
 
 One file a command. Nothing here imports torch before a command runs, so that `--help` answers at once.
 """
@@ -69,7 +69,7 @@ def _soothsay(
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0, 1 (demo: tokens differ), 2 (bad usage or model), 130 (Ctrl-C)."""
+    """Run the command line. Exit codes: 0, 1 (demo, verify: answers differ), 2 (bad input), 130 (Ctrl-C)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal has not must not end it all
             stream.reconfigure(errors="replace")
