@@ -15,3 +15,7 @@ class RequestError(SoothsayError, ValueError):
 
 class DrafterError(SoothsayError, ValueError):
     """A drafter is unknown, misconfigured or does not fit its target."""
+
+
+class TrainingError(SoothsayError):
+    """A training cannot start, go on or be written: its data, its checkpoint or its numbers."""

@@ -158,9 +158,9 @@ class LLM:
 
     Example:
         >>> from soothsay import LLM, SamplingParams
-        >>> llm = LLM("pilot", drafter="prompt-lookup")
+        >>> llm = LLM("sibyl", drafter="prompt-lookup")
         >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
-        [289, 1102, 262, 671, 4176]
+        [17, 266, 5524, 17, 266]
     """
 
     def __init__(
@@ -181,16 +181,18 @@ class LLM:
             unknown = next(name for name in engine_options if name not in known)
             raise TypeError(f"LLM has no option {unknown!r}; the engine's are {', '.join(known)}") from None
         self.eos_ids: tuple[int, ...] = ()
+        path = None
         if isinstance(model, Transformer):
             self.model = model
         else:
             checkpoint = open_checkpoint(model)
+            path = checkpoint.path
             tokenizer = tokenizer or checkpoint.tokenizer()
             self.eos_ids = checkpoint.eos_ids
             self.model = load_model(checkpoint, dtype, device)
         self.tokenizer = tokenizer
         self.config = _complete(config, self.model)
-        self.engine = Engine(self.model, tokenizer, self.config)
+        self.engine = Engine(self.model, tokenizer, self.config, path)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter = drafter
         self._drafter(drafter)
@@ -351,6 +353,8 @@ class LLM:
         return limit
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
+        if isinstance(spec, Drafter):
+            return spec
         if spec not in self._drafters:
             self._drafters[spec] = build_drafter(spec, self.engine.target)
         return self._drafters[spec]

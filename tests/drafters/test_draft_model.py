@@ -290,7 +290,7 @@ def test_what_it_has_run_for_one_request_it_does_not_run_again_for_another(depth
 
 def test_a_request_that_has_ended_is_forgotten(tiny: Make) -> None:
     drafter, _, _ = serve(tiny(0), model=tiny(1))
-    assert not drafter._states
+    assert not drafter.context.states
 
 
 class TestPaddedVocabulary:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +21,8 @@ from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError
 
 if TYPE_CHECKING:
+    from soothsay.drafters import Target
+    from soothsay.drafters.checkpoints import StoredHead
     from soothsay.model.checkpoint import Checkpoint
     from soothsay.model.transformer import Transformer
     from soothsay.tokenizer import Tokenizer
@@ -28,7 +32,7 @@ def inspect(
     model: Annotated[
         str,
         typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name."),
-    ] = "pilot",
+    ] = "sibyl",
     context: Annotated[
         int | None,
         typer.Option(min=2, show_default="the model's", help="Tokens of a request, to reckon its memory."),
@@ -37,7 +41,12 @@ def inspect(
         int, typer.Option(min=1, help="Requests at a time, to reckon their memory.")
     ] = EngineConfig.max_requests,
     drafter: Annotated[
-        str | None, typer.Option("--drafter", "-d", help="Does this one fit? It is built to find out.")
+        str | None,
+        typer.Option(
+            "--drafter",
+            "-d",
+            help="Does this one fit? A spec, which is built, or a trained drafter's directory.",
+        ),
     ] = None,
     dtype: DTypeOption = "auto",
 ) -> None:
@@ -48,6 +57,7 @@ def inspect(
     with notice(f"inspecting {model} ..."):
         import torch
 
+        from soothsay.drafters import Target
         from soothsay.model.checkpoint import open_checkpoint
         from soothsay.model.transformer import Transformer
 
@@ -56,12 +66,13 @@ def inspect(
         with torch.device("meta"):
             shapes = Transformer(config)
         context = context or config.max_positions
+        engine = EngineConfig(max_context=context)
         rows = [
             *_architecture(config),
             *_files(checkpoint),
             *_texts(checkpoint, tokenizer),
             *_needs(checkpoint, shapes, dtype, context, requests),
-            *_drafters(shapes, tokenizer, context, drafter),
+            *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), drafter),
         ]
     table = Table.grid(padding=(0, 2))
     for name, fact in rows:
@@ -133,11 +144,13 @@ def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: in
     yield "KV cache", one + (many if requests > 1 else "")
 
 
-def _drafters(model: Transformer, tokenizer: Tokenizer | None, context: int, asked: str | None) -> Rows:
-    """What can be built for a target without weights. Raises `DrafterError` if the one asked for cannot."""
-    from soothsay.drafters import Target, build_drafter
+def _drafters(target: Target, asked: str | None) -> Rows:
+    """What can be had for a target without weights. Raises `DrafterError` if the one asked for cannot."""
+    from soothsay.drafters import REGISTRY, build_drafter
 
-    target = Target(model, tokenizer, EngineConfig(max_context=context), num_blocks=1)
+    if asked and asked not in REGISTRY and Path(asked).expanduser().is_dir():
+        yield from _trained(target, asked)
+        return
     built = {asked: build_drafter(asked, target)} if asked else try_drafters(target)
     lines = []
     for name, drafter in built.items():
@@ -147,6 +160,32 @@ def _drafters(model: Transformer, tokenizer: Tokenizer | None, context: int, ask
             nodes = min(drafter.max_nodes, EngineConfig.max_tree)
             lines.append(f"✓ {name}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"))
     yield "drafters", "\n".join(lines)
+
+
+def _trained(target: Target, path: str) -> Rows:
+    """A trained drafter, its weights left unread. Raises `DrafterError` if it does not fit."""
+    from soothsay.drafters.checkpoints import open_head
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with open_head(path, target) as found:
+            facts = [*_facts(found, path)]
+    yield from facts
+    if caught:
+        yield "note", "\n".join(str(warning.message) for warning in caught)
+
+
+def _facts(found: StoredHead, path: str) -> Rows:
+    config = found.fit.config  # the target's, or that of the model which it was grown from
+    yield "drafter", f"{found.method}: {found.layout}"
+    yield "its weights", f"{_short(found.parameters)} parameters, stored as {found.dtype}"
+    taps = [f"what goes into layer {tap}" for tap in found.head.taps if tap < config.num_layers]
+    taps += ["what comes out of the last layer"] * (config.num_layers in found.head.taps)
+    yield "reads", ", ".join(taps)
+    if found.draft_vocabulary is not None:
+        yield "can say", f"{found.draft_vocabulary:,} of {config.vocab_size:,} tokens"
+    methods = ("eagle", "eagle2") if found.method == "eagle" else (found.method,)
+    yield "drafters", "\n".join(f"✓ fits: --drafter '{method}(model={path})'" for method in methods)
 
 
 def _short(count: int) -> str:

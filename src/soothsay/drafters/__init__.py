@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
+from soothsay.drafters.block import BlockDrafter
 from soothsay.drafters.draft_model import DraftModel
+from soothsay.drafters.eagle import Eagle, Eagle2
+from soothsay.drafters.eagle3 import Eagle3
+from soothsay.drafters.hydra import Hydra
+from soothsay.drafters.medusa import Medusa
+from soothsay.drafters.mtp import MTP
 from soothsay.drafters.prompt_lookup import PromptLookup
 from soothsay.errors import DrafterError
 
@@ -23,6 +29,13 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "none": NoDrafter,
     "prompt-lookup": PromptLookup,
     "draft-model": DraftModel,
+    "eagle": Eagle,
+    "eagle2": Eagle2,
+    "eagle3": Eagle3,
+    "mtp": MTP,
+    "medusa": Medusa,
+    "hydra": Hydra,
+    "block": BlockDrafter,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ class Target:
     tokenizer: Tokenizer | None
     config: EngineConfig
     num_blocks: int  # of the KV pool; a drafter's own pool has as many, addressed alike
+    path: Path | None = None  # where the model came from; its trained drafters are looked for there
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class Drafter(ABC):
 
     max_nodes: int = 1
     """The largest tree it proposes, the root included."""
+
+    trained: bool = False
+    """Whether it was made for its target: guesses that are never right then mean that something is wrong."""
 
     @abstractmethod
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:

@@ -36,6 +36,7 @@ class Rows:
     table: IntArray | None = None  # the blocks of the request; None: KV lives in the pass itself
     tree: DraftTree | None = None  # None: no logits are asked for
     first: int = 1  # nodes before this one have their KV already (a tree grown level by level)
+    first_key: int = 0  # keys at offsets below are not visible to any of the rows; at most `start`
 
     @property
     def num_rows(self) -> int:
@@ -109,6 +110,10 @@ class _Packer:
     num_rows: int = 0
 
     def add(self, request: Rows) -> None:
+        if request.first_key > request.start:
+            raise ValueError(
+                f"a row at offset {request.start} sees no keys below {request.first_key}: not itself"
+            )
         base, pending, ctx = self.num_rows, len(request.tokens), request.start + len(request.tokens) - 1
         positions = offsets = np.arange(request.start, ctx + 1)
         tokens = request.tokens
@@ -134,12 +139,13 @@ class _Packer:
         """One for each leaf of the tree; a node on several paths is computed in the first."""
         if not len(positions):
             return
-        pending, first = len(request.tokens), request.first
+        pending, first, hidden = len(request.tokens), request.first, request.first_key
+        positions = positions - hidden  # to a path, the first visible key is the first there is
         if request.tree is None or len(request.tree) == max(request.tree.depths) + 1:  # a chain
-            keys = self._slots(request, base, np.arange(int(positions[-1]) + 1))
+            keys = self._slots(request, base, np.arange(hidden, hidden + int(positions[-1]) + 1))
             self.paths.append(Path(range(base, base + len(positions)), positions, keys))
             return
-        context = self._slots(request, base, np.arange(ctx + 1))
+        context = self._slots(request, base, np.arange(hidden, ctx + 1))
         placed = set(range(first))
         lead = range(base, base + pending)  # the pending tokens go with the first path
         for path in request.tree.paths():

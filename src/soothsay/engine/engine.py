@@ -6,6 +6,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.scheduler import Scheduler, Share
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Verdict, match
+from soothsay.engine.watch import Watch
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 
@@ -36,7 +39,13 @@ class _Pass:
 class Engine:
     """Runs requests on a target model. Any thread may add, cancel and step; steps exclude each other."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer | None, config: EngineConfig):
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer | None,
+        config: EngineConfig,
+        path: Path | None = None,
+    ):
         if config.kv_tokens is None or config.max_context is None:
             raise ValueError("an engine needs a configuration with kv_tokens and max_context filled in")
         self.model = model
@@ -44,10 +53,11 @@ class Engine:
         num_blocks = config.kv_tokens // config.block_size
         self.allocator = BlockAllocator(num_blocks, config.block_size, share=config.prefix_caching)
         self.cache = model.new_cache(num_blocks, config.block_size)
-        self.target = Target(model, tokenizer, config, num_blocks)
+        self.target = Target(model, tokenizer, config, num_blocks, path)
         self.scheduler = Scheduler(
             config, self.allocator, on_evict=lambda request: request.drafter.release(request)
         )
+        self._watched: WeakKeyDictionary[Drafter, Watch] = WeakKeyDictionary()
         self._lock = threading.RLock()
 
     @property
@@ -191,6 +201,8 @@ class Engine:
                 emitted = request.emit(verdict.tokens, accepted, logprobs)
                 request.cached += accepted
                 request.stats.record(len(tree) - 1, max(tree.depths), min(accepted, emitted), emitted)
+                if len(tree) > 1 and request.drafter.trained:
+                    self._watched.setdefault(request.drafter, Watch()).see(request.drafter, accepted)
             if request.finish_reason is not None:
                 request.cached = min(request.cached, len(request.tokens))
             for block in range(known, request.cached // size):

@@ -55,6 +55,7 @@ class SpeculationStats:
 
     steps: int = 0  # forward passes of the target that emitted tokens
     emitted: int = 0  # tokens, the bonus token of each step included
+    first: int = 0  # of them, those of the first step, which reads the prompt
     drafted: int = 0  # nodes verified, roots not counted
     accepted: int = 0  # of them, right
     drafted_at: list[int] = field(default_factory=list)  # steps whose tree reached this depth
@@ -66,12 +67,19 @@ class SpeculationStats:
         return self.emitted / self.steps if self.steps else 0.0
 
     @property
+    def behind_prompt(self) -> tuple[int, int]:
+        """Tokens and steps without those of the pass over the prompt, in which most drafters know nothing."""
+        return self.emitted - self.first, max(self.steps - 1, 0)
+
+    @property
     def acceptance(self) -> list[float]:
         """By depth: of the steps that guessed this deep, the share that was right so deep."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
 
     def record(self, drafted: int, depth: int, accepted: int, emitted: int) -> None:
         """Count one step with a tree of `drafted` nodes and this depth."""
+        if self.steps == 0:
+            self.first = emitted
         self.steps += 1
         self.emitted += emitted
         self.drafted += drafted

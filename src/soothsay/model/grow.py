@@ -128,11 +128,14 @@ def grow(
     Weights keep their dtype, and in 16 bits none is rounded; norms are scaled, and therefore stored in
     float32. Equal checkpoints give equal files. One file's weights are in memory at a time.
 
+    Its config.json names the small model and where its blocks went (`grown_from`), so that drafters which
+    were trained for that one can serve this one.
+
     Args:
         checkpoint: a directory with weights of floating point, of any family without experts.
         shape: no smaller than the model anywhere; see `Shape.parse`.
         out: a directory that is empty or not there yet.
-        source: what the model card calls the checkpoint; None: its directory's name.
+        source: the name that the checkpoint was opened by, for the model card; None: its directory's.
         progress: called with the bytes made so far and in all.
 
     Raises:
@@ -140,6 +143,7 @@ def grow(
             its disk is too small.
     """
     config, tensors = _plan(checkpoint, shape)
+    config["grown_from"] = _grown_from(checkpoint, source, shape)
     total, done = sum(tensor.nbytes for tensor in tensors), 0
     with writing(out, total) as writer:
         for tensor in tensors:
@@ -152,6 +156,16 @@ def grow(
         card = _card(source or checkpoint.path.name, shape)
         (writer.directory / "README.md").write_text(card, encoding="utf-8")
     return Grown(out, shape, sum(math.prod(tensor.shape) for tensor in tensors), total)
+
+
+def _grown_from(checkpoint: Checkpoint, source: str | None, shape: Shape) -> dict[str, Any]:
+    """The small model by a name that can be opened from anywhere, and the new place of each old block."""
+    named = source is not None and not Path(source).expanduser().exists()
+    origins = _origins(ModelConfig.from_hf(checkpoint.config), shape)
+    return {
+        "model": source if named else str(checkpoint.path.resolve()),
+        "layers": [origins.index(layer) for layer in range(origins[-1] + 1)],
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,12 @@ def group_size(bits: int, size: int) -> int | None:
 
 
 def load_model(
-    checkpoint: Checkpoint, dtype: DType = "auto", device: torch.device | str = "cpu"
+    checkpoint: Checkpoint,
+    dtype: DType = "auto",
+    device: torch.device | str = "cpu",
+    kernels: Kernels | None = None,
 ) -> Transformer:
-    """Build the model that `checkpoint` holds.
+    """Build the model that `checkpoint` holds, on `kernels` or the fastest that fit.
 
     `dtype` "auto" keeps weights that are stored as integers, takes bfloat16 for other 16-bit weights where
     the machine multiplies it fast, and float32 otherwise. "int8" and "int4" round plain weights on loading;
@@ -94,7 +97,7 @@ def load_model(
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
-        model = Transformer(config, best_kernels(config, device))
+        model = Transformer(config, kernels or best_kernels(config, device))
     if not config.tie_embeddings:
         names.require("head")
     if torch.device(device).type == "cpu":

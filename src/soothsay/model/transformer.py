@@ -30,21 +30,24 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; q, k and v in one product."""
+    """Grouped-query attention with rotary positions; q, k and v in one product.
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
+    `in_features` is the size of its rows where that is not the configuration's hidden size.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
         self.config = c = config
         self.kernels = kernels
         self.window = config.windows[layer]
         width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-        self.qkv: nn.Module = Dense.random(c.hidden_size, width, bias=c.qkv_bias)
+        self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
         self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`. Writes keys and values into `kv` `[2 * H_kv, S, d]` first."""
+        """`[N, in] -> [N, hidden]`. Writes keys and values into `kv` `[2 * H_kv, S, d]` first."""
         c = self.config
         qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
         if kv is None:  # it lives in the pass: row i in slot i

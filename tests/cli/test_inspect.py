@@ -1,0 +1,73 @@
+"""`soothsay inspect TARGET --drafter DIRECTORY`: what a trained drafter is, and whether it fits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from soothsay.cli import app
+from soothsay.config import ModelConfig
+from soothsay.drafters.checkpoints import write_head
+from soothsay.drafters.eagle import EagleConfig, EagleHead
+from soothsay.drafters.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.medusa import MedusaConfig, MedusaHead
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.kernels import StockKernels
+
+
+@pytest.fixture(scope="module")
+def config() -> ModelConfig:
+    """Of a block for the bundled model."""
+    whole = ModelConfig.from_hf(open_checkpoint("sibyl").config)
+    return replace(whole, num_layers=1, windows=(None,), tie_embeddings=False)
+
+
+def inspect(*args: str) -> Result:
+    return CliRunner().invoke(app, ["inspect", *args], env={"COLUMNS": "300"})
+
+
+def facts(result: Result) -> dict[str, str]:
+    assert result.exit_code == 0, result.output
+    lines = [re.split(r"  +", line.rstrip(), maxsplit=1) for line in result.stdout.splitlines()]
+    return {line[0] or f"{lines[i - 1][0]}, more": line[-1] for i, line in enumerate(lines)}
+
+
+def test_an_eagle3_head(config: ModelConfig, tmp_path: Path) -> None:
+    head = Eagle3Head(Eagle3Config(config, 384, 512, (2, 4, 8)), StockKernels())
+    write_head(head, tmp_path / "eagle3", "sibyl", "speculators")
+    told = facts(inspect("sibyl", "--drafter", str(tmp_path / "eagle3")))
+    weights = sum(p.numel() for p in head.parameters())
+    assert told["drafter"] == "eagle3: EAGLE-3 (speculators)"
+    assert told["its weights"] == f"{weights / 1e6:.3g}M parameters, stored as bfloat16"
+    assert told["reads"] == "what goes into layer 2, what goes into layer 4, what comes out of the last layer"
+    assert told["can say"] == "512 of 8,192 tokens"
+    assert told["drafters"] == f"✓ fits: --drafter 'eagle3(model={tmp_path / 'eagle3'})'"
+    assert told["family"] == "llama"
+    assert "note" not in told
+
+
+def test_eagle_serves_two_methods_and_a_short_context_is_noted(config: ModelConfig, tmp_path: Path) -> None:
+    short = replace(config, max_positions=512)
+    write_head(EagleHead(EagleConfig(short, True, 8), StockKernels()), tmp_path / "eagle", "sibyl")
+    told = facts(inspect("sibyl", "-d", str(tmp_path / "eagle")))
+    assert told["reads"] == "what comes out of the last layer"
+    assert told["drafters, more"] == f"✓ fits: --drafter 'eagle2(model={tmp_path / 'eagle'})'"
+    assert "was made for contexts of 512 tokens, requests may have 2,048" in told["note"]
+    assert "note" not in facts(inspect("sibyl", "-d", str(tmp_path / "eagle"), "--context", "500"))
+
+
+def test_what_does_not_fit_ends_with_the_reason(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    write_head(MedusaHead(MedusaConfig(64, 8192, 8, 2)), tmp_path / "medusa", "another")
+    result = inspect("sibyl", "-d", str(tmp_path / "medusa"))
+    assert result.exit_code == 2
+    assert "made for a model of hidden size 64; the target's is 384" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    (tmp_path / "empty").mkdir()
+    result = inspect("sibyl", "-d", str(tmp_path / "empty"))
+    assert (result.exit_code, "has no config.json" in result.stderr) == (2, True)

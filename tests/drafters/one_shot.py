@@ -1,0 +1,223 @@
+"""What tests of drafters that read the target's features share: requests under stress, and plain formulas."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
+from soothsay.drafters.base import Observation
+from soothsay.engine.batch import Batch, Rows
+from soothsay.engine.request import Request
+from soothsay.engine.sampling import Nodes, perturb
+from soothsay.llm import Result
+from soothsay.model.transformer import Transformer
+
+VOCAB = 97
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.9)
+GREEDY = SamplingParams(max_tokens=24, temperature=0)
+PENALIZED = replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.2, top_p=0.95)
+MANY = [replace(p, seed=i) for i, p in enumerate([SAMPLED, GREEDY, PENALIZED] * 2)] + [
+    GREEDY,
+    replace(SAMPLED, seed=6),
+]
+
+STRESSES: dict[str, dict[str, Any]] = {
+    "at ease": {},
+    "preempted": {"kv_tokens": 150, "block_size": 8},
+    "in chunks": {"max_rows": 11},
+    "after prefix hits": {"block_size": 8},
+    "small trees": {"max_tree": 3},
+}
+
+
+def prompts(lengths: Sequence[int] = (40, 3, 17, 64, 30, 8, 1, 50)) -> list[list[int]]:
+    """The longer ones begin like the first."""
+    common = np.random.default_rng(9).integers(0, VOCAB, 24).tolist()
+    return [
+        [
+            *common[: length - 1],
+            *np.random.default_rng(length).integers(0, VOCAB, max(length - 24, 1)).tolist(),
+        ]
+        for length in lengths
+    ]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One proposal, and the request as it was."""
+
+    request: Request
+    max_nodes: int
+    max_depth: int
+    tree: DraftTree
+    first_key: int  # of the drafter's context; -1: none
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.request.tokens.tolist()
+
+
+class Watched(Drafter):
+    """Notes what another drafter proposes."""
+
+    def __init__(self, drafter: Any):
+        self.drafter, self.taps, self.max_nodes = drafter, drafter.taps, drafter.max_nodes
+        self.guesses: list[Guess] = []
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        trees = self.drafter.propose(requests)
+        for request, tree in zip(requests, trees, strict=True):
+            was, state = copy.copy(request), self.drafter.context.states.get(request)
+            first_key = -1 if state is None else state.first_key
+            self.guesses.append(Guess(was, request.max_nodes, request.max_depth, tree, first_key))
+        return trees
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self.drafter.observe(observations)
+
+    def release(self, request: Request) -> None:
+        self.drafter.release(request)
+
+
+def serve(
+    target: Transformer, make: Callable[[Target], Drafter], stress: str = "at ease"
+) -> tuple[Watched, list[Result]]:
+    """Answer all prompts together with a watched drafter; what comes out is what plain decoding says."""
+    plain = LLM(target, drafter="none", kv_tokens=4096).generate(prompts(), MANY)
+    llm = LLM(target, drafter="none", **{"kv_tokens": 4096, **STRESSES[stress]})
+    drafter = Watched(make(llm.engine.target))
+    if stress == "after prefix hits":
+        llm.generate(prompts()[:3], GREEDY)  # nobody drafts: these blocks the drafter has never seen
+        llm.generate(prompts()[3:5], GREEDY, drafter=drafter)
+    hits: list[int] = []
+    preemptions: list[int] = []
+    remove = llm.engine.scheduler.remove
+
+    def note(request: Request) -> None:
+        hits.append(request.num_prefix_hits)
+        preemptions.append(request.num_preemptions)
+        remove(request)
+
+    llm.engine.scheduler.remove = note  # type: ignore[method-assign]
+    results = llm.generate(prompts(), MANY, drafter=drafter)
+    assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+    assert not drafter.drafter.context.states, "requests that have ended are forgotten"
+    assert stress != "preempted" or sum(preemptions) > 0
+    assert stress != "after prefix hits" or sum(hits) > 100
+    return drafter, results
+
+
+def made(drafter: Watched) -> list[Guess]:
+    """Its trees of more than a root, which are nearly all that were wanted."""
+    wanted = [guess for guess in drafter.guesses if guess.max_nodes > 1]
+    trees = [guess for guess in wanted if len(guess.tree) > 1]
+    assert len(trees) > 0.8 * len(wanted) > 20
+    return trees
+
+
+def randomize(head: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights that say something, in place of those that training starts from."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in head.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        with torch.no_grad():
+            if "norm" in name:
+                parameter.copy_(1 + 0.2 * noise)
+            else:
+                parameter.copy_(noise * (2.0 / parameter.shape[-1] ** 0.5))
+    return head.requires_grad_(False)
+
+
+def features(target: Transformer, tokens: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, ...]:
+    """`[tokens, H]` for each tap, of one pass over the whole sequence."""
+    rows = Rows(np.array(tokens), 0)
+    batch = Batch.pack([rows], group=target.config.group, windows=target.config.windows)
+    return target(batch, taps=taps)[1]
+
+
+def rms_norm(x: Tensor, norm: Any) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def log_probs(guess: Guess, logits: Tensor) -> Tensor:
+    """`[D, V]` under the request's parameters and noise, of logits by depth."""
+    chain = DraftTree(guess.tokens[-1])
+    chain.extend(logits.argmax(-1).tolist()[:-1])
+    return perturb(logits, [Nodes(guess.request, chain, range(len(logits)))]).log_softmax(-1)
+
+
+def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> None:
+    """That `guess` is the best tree of independent guesses, by looking at all paths. `scores` is `[D, V]`."""
+    tree = guess.tree
+    for node in range(1, len(tree)):
+        above = tree.parents[node]
+        own = scores[tree.depths[above], tree.tokens[node]].item()
+        assert abs(tree.scores[node] - tree.scores[above] - own) < 1e-3
+    likeliest = scores[: guess.max_depth].topk(branch).values.tolist()
+    every = [sum(path) for d in range(1, len(likeliest) + 1) for path in product(*likeliest[:d])]
+    best = sorted((score for score in every if score > -1e30), reverse=True)
+    expected = best[: min(size, guess.max_nodes - 1)]
+    assert len(tree) == 1 + len(expected)
+    assert np.allclose(sorted(tree.scores[1:], reverse=True), expected, atol=1e-3)
+
+
+def check_grown_tree(
+    guess: Guess, logits_below: Callable[[list[int]], Tensor], width: int, branch: int, depth: int
+) -> None:
+    """That `guess` has grown by confidence from what `logits_below` says of paths from the root on."""
+    tree = guess.tree
+    for node, children in enumerate(tree.children):
+        if not children:
+            continue
+        path = [tree.tokens[above] for above in tree.path(node)]
+        scores = perturb(logits_below(path)[None], [Nodes(guess.request, tree, [node])]).log_softmax(-1)[0]
+        values, tokens = scores.topk(branch)
+        likeliest = {t for t, value in zip(tokens.tolist(), values.tolist(), strict=True) if value > -1e30}
+        assert set(children) == likeliest
+        for token, child in children.items():
+            assert abs(tree.scores[child] - tree.scores[node] - scores[token].item()) < 1e-3
+    for level in range(1, min(depth, guess.max_depth)):
+        nodes = [node for node in range(len(tree)) if tree.depths[node] == level]
+        grown = sorted((tree.scores[node] for node in nodes if tree.children[node]), reverse=True)
+        assert grown == sorted((tree.scores[node] for node in nodes), reverse=True)[: len(grown)]
+        assert len(grown) <= width
+    assert len(tree) > 1
+    assert max(tree.depths) <= min(depth, guess.max_depth)
+
+
+def counting_model(vocab: int, step: int = 1) -> Transformer:
+    """A target that always says its last token plus `step`, as sharply as one likes to make it: features are
+    the tokens themselves.
+    """
+    from conftest import TINY
+
+    config = replace(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=1, windows=(None,))
+    model = Transformer(config).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("attention.o.weight", "mlp.down.weight")):
+            parameter.zero_()
+    model.embedding.weight.copy_(torch.eye(vocab))
+    model.head.weight.copy_(torch.eye(vocab).roll(step, 0) * 2)
+    return model
+
+
+def most_features_kept(target: Transformer, make: Callable[[Target], Any]) -> int:
+    """By a drafter that is never asked for guesses, of a prompt of 40 tokens and an answer of 60."""
+    llm = LLM(target, drafter="none", kv_tokens=512, block_size=8, max_tree=1)
+    drafter = make(llm.engine.target)
+    stream = llm.stream(prompts()[0], replace(GREEDY, max_tokens=60), drafter=drafter)
+    lengths = [sum(len(state.features) for state in drafter.context.states.values()) for _ in stream]
+    assert stream.result.stats.drafted == 0
+    return max(lengths[2:])
