@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from soothsay.config import EngineConfig
+from soothsay.corpus import has_lines, parse, plain, read_lines, read_text
 from soothsay.engine.sampling import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.llm import LLM
@@ -29,8 +27,8 @@ AT_ONCE = 32
 def read_samples(file: Path, tokenizer: Tokenizer | None, count: int, tokens: int) -> Tensor:
     """Up to `count` samples from a file, `[n, tokens]` int64: its texts, shuffled, joined and cut up.
 
-    A file named `.jsonl` has an object in each line, with `messages` for the chat template or with `text`;
-    any other is one plain text. Either may be packed, with `.gz` behind its name.
+    A file named `.jsonl` (or `.json`) has an object in each line, with `messages` for the chat template or
+    with `text`; any other is one plain text. Either may be packed, with `.gz` behind its name.
 
     Raises `RequestError` for a line that cannot be used, by its number, and if there is not one whole sample.
     """
@@ -89,11 +87,10 @@ def _opening(llm: LLM, seed: int) -> list[int]:
 
 def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
     """The token ids of each text."""
-    content = _read(file)
-    if not file.name.removesuffix(".gz").endswith(".jsonl"):
-        yield tokenizer.encode(content)
+    if not has_lines(file):
+        yield tokenizer.encode(read_text(file))
         return
-    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    lines = list(read_lines(file))
     random.Random(0).shuffle(lines)  # files are often sorted by source
     for number, line in lines:
         try:
@@ -102,30 +99,11 @@ def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
             raise RequestError(f"{file}, line {number}: {error}") from None
 
 
-def _read(file: Path) -> str:
-    try:
-        packed = file.read_bytes()
-        return (gzip.decompress(packed) if file.suffix == ".gz" else packed).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise RequestError(f"{file} cannot be read as text ({error})") from None
-
-
-def _encode(line: str, tokenizer: Tokenizer) -> list[int]:
+def _encode(line: bytes, tokenizer: Tokenizer) -> list[int]:
     """Raises `ValueError` for a line that is neither a conversation nor a text."""
-    try:
-        entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"a JSON object is expected, not {line.strip()[:40]!r}")
-    text, messages = entry.get("text"), entry.get("messages")
-    if isinstance(text, str):
-        return tokenizer.encode(text)
-    if not isinstance(messages, list) or not all(
-        isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in messages
-    ):
-        raise ValueError("neither a 'text' nor 'messages' with 'role' and 'content'")
+    entry = parse(line)
+    if isinstance(entry, str):
+        return tokenizer.encode(entry)
     if tokenizer.has_chat_template:
-        return tokenizer.encode_chat(messages, add_generation_prompt=False)
-    return tokenizer.encode("\n\n".join(message["content"] for message in messages))
+        return tokenizer.encode_chat(entry, add_generation_prompt=False)
+    return tokenizer.encode(plain(entry))

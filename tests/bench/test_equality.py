@@ -25,17 +25,17 @@ TEXTS = [
     "The river rises in the hills. In spring the river floods the meadows. " * 3,
     "Hello!",
 ]
-WRONG = 7  # a token that the pilot never says here
+WRONG = 7  # a token that the sibyl never says here
 
 
 @pytest.fixture(scope="module")
-def pilot_tokens(pilot: LLM) -> list[list[int]]:
-    assert pilot.tokenizer is not None
-    return [pilot.tokenizer.encode(text) for text in TEXTS]
+def pilot_tokens(sibyl: LLM) -> list[list[int]]:
+    assert sibyl.tokenizer is not None
+    return [sibyl.tokenizer.encode(text) for text in TEXTS]
 
 
 def make(batch: int = 4, **options: object) -> LLM:
-    return LLM("pilot", dtype="float32", drafter="none", max_requests=batch, **{"kv_tokens": 2048, **options})
+    return LLM("sibyl", dtype="float32", drafter="none", max_requests=batch, **{"kv_tokens": 2048, **options})
 
 
 def watch(llm: LLM) -> list[Request]:
@@ -92,7 +92,7 @@ def test_nothing_differs_where_the_guarantee_is_kept(
     seen = watch(llm)
     drafters = {
         "lookup": "prompt-lookup(min_ngram=1)",
-        "tree": "draft-model(model=pilot, dtype=float32, depth=3, width=2, branch=2)",
+        "tree": "draft-model(model=sibyl, dtype=float32, depth=3, width=2, branch=2)",
     }
     answers: list[int] = []
     report = compare(llm, pilot_tokens, drafters, params, advance=answers.append)
@@ -150,11 +150,11 @@ def test_a_fresh_seed_is_reported(pilot_tokens: list[list[int]]) -> None:
     assert first.seed != second.seed
 
 
-def test_answers_end_where_they_end(pilot: LLM) -> None:
-    prompt = pilot.chat_prompt([{"role": "user", "content": "Hello!"}])
-    plain = pilot.generate(prompt, replace(GREEDY, ignore_eos=False, max_tokens=60))
+def test_answers_end_where_they_end(sibyl: LLM) -> None:
+    prompt = sibyl.chat_prompt([{"role": "user", "content": "Hello!"}])
+    plain = sibyl.generate(prompt, replace(GREEDY, ignore_eos=False, max_tokens=60))
     assert plain.finish_reason == "stop"
-    drafters = {"tree": "draft-model(model=pilot, dtype=float32)"}
+    drafters = {"tree": "draft-model(model=sibyl, dtype=float32)"}
     for max_tokens in (60, None):
         report = compare(make(), [prompt], drafters, replace(GREEDY, ignore_eos=False, max_tokens=max_tokens))
         assert report.divergences == []
@@ -219,11 +219,11 @@ def test_a_layer_whose_rows_depend_on_their_number(
     assert found.token.drafted.margin > 900
 
 
-def test_margins_are_those_of_the_logits(pilot: LLM, pilot_tokens: list[list[int]]) -> None:
+def test_margins_are_those_of_the_logits(sibyl: LLM, pilot_tokens: list[list[int]]) -> None:
     llm = make(batch=1)
     llm.model.head = RowsMatter(llm.model.head)
     found = only(compare(llm, pilot_tokens[:1], {"late": Late}, GREEDY), "late")
-    logprobs = pilot.generate(pilot_tokens[0], replace(GREEDY, logprobs=2)).logprobs
+    logprobs = sibyl.generate(pilot_tokens[0], replace(GREEDY, logprobs=2)).logprobs
     assert logprobs is not None
     for difference in (found.first, found.token):
         assert difference is not None
@@ -320,7 +320,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_the_command_shows_one_table_where_all_is_equal(questions: Path) -> None:
-    result = verify("pilot", "-d", "prompt-lookup", "-n", "8", "--prompts", str(questions))
+    result = verify("sibyl", "-d", "prompt-lookup", "-n", "8", "--prompts", str(questions))
     assert (result.exit_code, result.stderr) == (0, "")
     assert re.search(r"none +3 +(\d+) +1\.00 +0 *\n +prompt-lookup +3 +\1 +[\d.]+ +0", result.stdout)
     assert (
@@ -349,9 +349,7 @@ def test_the_command_skips_and_says_so(tmp_path: Path) -> None:
 
 def test_the_command_fails_loudly_and_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
-    file.write_text(
-        '{"question_id": 81, "category": "counting", "turns": ["Repeat: one two one two one two"]}\n'
-    )
+    file.write_text('{"question_id": 81, "category": "counting", "turns": ["Count: one two one two"]}\n')
     monkeypatch.setattr("soothsay.engine.engine.match", accept_first_guess)
     result = verify("-d", "prompt-lookup(min_ngram=1)", "-n", "24", "--prompts", str(file))
     assert result.exit_code == 1

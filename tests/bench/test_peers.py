@@ -256,7 +256,7 @@ def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
 
 
 def setup(dtype: str = "float32") -> Setup:
-    return Setup(model=str(open_checkpoint("pilot").path), dtype=dtype, threads=1, context=128)
+    return Setup(model=str(open_checkpoint("sibyl").path), dtype=dtype, threads=1, context=128)
 
 
 def test_engines_of_this_environment_agree(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def plan(fake: str, tmp_path: Path) -> Plan:
         )
     )
     return Plan(
-        model="pilot",
+        model="sibyl",
         work=tmp_path / "work",
         threads=1,
         pythons={"": fake},
@@ -384,7 +384,7 @@ def test_peers_take_turns_and_a_file_is_continued(
     assert len(rates) == 6
     steps = [progress for progress in told if progress[0] == "bfloat16: answers"]
     assert steps == [("bfloat16: answers", done, 24) for done in range(25)]
-    (gguf,) = tmp_path.glob("work/pilot-*/llama.cpp-bfloat16.gguf")
+    (gguf,) = tmp_path.glob("work/sibyl-*/llama.cpp-bfloat16.gguf")
     assert open_checkpoint(gguf).config["num_hidden_layers"] == 8
     asked = calls()
     assert asked.count("llama.cpp bfloat16 decode") == 3  # one to warm up
@@ -419,9 +419,9 @@ def test_peers_need_a_directory_and_known_names(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no Hugging Face directory"):
         PeerBench(Plan(str(tmp_path / "model.gguf"), tmp_path, 1))
     with pytest.raises(SoothsayError, match="no peer is named vllm; there are transformers, openvino"):
-        PeerBench(Plan("pilot", tmp_path, 1, peers=["vllm"]))
+        PeerBench(Plan("sibyl", tmp_path, 1, peers=["vllm"]))
     with pytest.raises(SoothsayError, match="no peer is named jax"):
-        PeerBench(Plan("pilot", tmp_path, 1, pythons={"jax": "python"}))
+        PeerBench(Plan("sibyl", tmp_path, 1, pythons={"jax": "python"}))
 
 
 def run(*arguments: str) -> Result:
@@ -430,7 +430,7 @@ def run(*arguments: str) -> Result:
 
 def test_command(plan: Plan, tmp_path: Path) -> None:
     result = run(
-        *("pilot", "--work", str(plan.work), "--peer-python", plan.pythons[""], "--threads", "1"),
+        *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[""], "--threads", "1"),
         *("--peer", "llama.cpp", "--peer", "openvino", "--tokens", "4", "--rounds", "1"),
         *("--spec-bench", str(plan.questions), "--per-task", "1", "--max-tokens", "4"),
         *("--json", str(tmp_path / "out.jsonl")),
@@ -458,6 +458,6 @@ def test_command(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_command_refuses() -> None:
-    assert "name what they are" in run("pilot", "--dtype", "auto").stderr
-    assert "choose of auto, float32" in run("pilot", "--dtype", "int3").stderr
-    assert "no peer is named vllm" in run("pilot", "--peer", "vllm").stderr
+    assert "name what they are" in run("sibyl", "--dtype", "auto").stderr
+    assert "choose of auto, float32" in run("sibyl", "--dtype", "int3").stderr
+    assert "no peer is named vllm" in run("sibyl", "--peer", "vllm").stderr

@@ -232,7 +232,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["pilot", "--shape", "1.1B"], "not both"),
+        (["sibyl", "--shape", "1.1B"], "not both"),
         (["--rows", "1,x"], "--rows 1,x"),
         (["--rows", "0"], "--rows 0"),
         (["--dtype", "int3"], "--dtype int3: choose of auto, float32"),

@@ -1,4 +1,4 @@
-"""The command line: `soothsay generate | chat | demo | inspect | quantize | verify | grow | bench`.
+"""The command line: `soothsay generate | chat | demo | inspect | quantize | verify | grow | train | bench`.
 
 One file a command. Nothing here imports torch before a command runs, so that `--help` answers at once.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from soothsay.cli import bench, chat, demo, generate, grow, inspect, quantize, verify
+from soothsay.cli import bench, chat, demo, generate, grow, inspect, quantize, train, verify
 from soothsay.cli.terminal import report
 from soothsay.errors import SoothsayError
 
@@ -48,6 +48,7 @@ for command in (
     verify.verify,
 ):
     app.command()(command)
+app.add_typer(train.train, name="train")
 app.add_typer(bench.bench, name="bench")
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench import decode, peers, step
+from soothsay.cli.bench import accepted, decode, peers, step
 
 __all__ = ["bench"]
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed: contenders take turns in one run.")
-for command in (decode.decode, step.step, peers.peers):
+bench = typer.Typer(
+    no_args_is_help=True, help="Measure speed, contenders taking turns in one run, and how good guesses are."
+)
+for command in (decode.decode, step.step, peers.peers, accepted.accepted):
     bench.command()(command)

@@ -14,7 +14,7 @@ from soothsay.cli.terminal import notice
 
 
 def decode(
-    model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")] = "pilot",
+    model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")] = "sibyl",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens that each run makes.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each contender; ratios are medians.")] = 7,
     batch: Annotated[int, typer.Option(min=2, max=32, help="Requests in the batch.")] = 16,

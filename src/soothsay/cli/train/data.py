@@ -1,0 +1,96 @@
+"""`soothsay train data`: what a model itself answers, for its drafters to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.options import (
+    DrafterOption,
+    DTypeOption,
+    MaxContextOption,
+    MaxTokensOption,
+    TemperatureOption,
+)
+from soothsay.cli.progress import progress_bar
+from soothsay.cli.terminal import PLAIN, notice
+
+if TYPE_CHECKING:
+    from soothsay.corpus import Tally
+    from soothsay.train.answers import Report
+
+
+def data(
+    model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")],
+    prompts: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            help="Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the "
+            "package 'datasets'. What assistants say in them is left out.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            dir_okay=False,
+            help="JSON lines with 'messages'; a file that is there is continued.",
+        ),
+    ],
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="all", help="Take so many conversations, drawn from the whole file."
+        ),
+    ] = None,
+    temperature: TemperatureOption = 0.7,
+    max_tokens: MaxTokensOption = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of all answers.")] = 0,
+    drafter: DrafterOption = PLAIN,
+    dtype: DTypeOption = "auto",
+    max_context: MaxContextOption = None,
+) -> None:
+    """Let a model answer the users of a file of conversations, each turn behind its own earlier answers.
+
+    Conversations are written as they end. After an interruption, the same command goes on where it was.
+    """
+    with notice(f"reading {prompts} ..."):
+        from soothsay.train.answers import read_questions, write_answers
+
+        asked, tally = read_questions(prompts)
+    with notice(f"loading {model} ..."):
+        from soothsay import LLM, SamplingParams
+
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        llm = LLM(model, drafter=drafter, dtype=dtype, max_context=max_context, max_requests=batch)
+    with progress_bar("answering", "conversations") as progress:
+        report = write_answers(llm, asked, out, params, limit=limit, progress=progress)
+    _show(report, tally, out)
+
+
+def _show(report: Report, tally: Tally, out: Path) -> None:
+    table = Table.grid(padding=(0, 2))
+    held = report.before + report.written
+    before = f", {report.before:,} of them from before" if report.before else ""
+    table.add_row(Text("written", "dim"), Text(f"{out}: {held:,} conversations{before}"))
+    table.add_row(Text("answers", "dim"), f"{report.answers:,}, of {report.tokens:,} tokens")
+    losses = {
+        "answers cut, by --max-tokens or the context": report.cut,
+        "conversations without their later turns": report.unfinished,
+        "conversations left out": report.left_out,
+        f"of {tally.read:,} entries cannot be used": tally.bad,
+    }
+    for what, count in losses.items():
+        if count:
+            table.add_row("", f"{count:,} {what}")
+    for reason in (*report.reasons, *tally.named):
+        table.add_row("", Text(reason, "dim"))
+    Console(highlight=False, soft_wrap=True).print(table)

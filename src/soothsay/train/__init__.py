@@ -1,0 +1,1 @@
+"""Training: language models, and every drafter that learns from its target."""

@@ -1,0 +1,159 @@
+"""A language model, with modules that predict further ahead (DeepSeek-V3, 2024, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.drafters.checkpoints import write_head
+from soothsay.drafters.head import Shared
+from soothsay.drafters.mtp import MTPConfig, MTPHead
+from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.load import TensorNames, load_model
+from soothsay.model.transformer import Transformer
+from soothsay.model.writing import writing
+from soothsay.train.data import Example
+from soothsay.train.losses import cross_entropy
+from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
+
+MTP_WEIGHT = 0.3
+"""Of the modules' loss beside the model's own, as DeepSeek-V3 has it for most of its training."""
+
+
+class LanguageModel:
+    """Trains the model of `checkpoint` further, or from random weights, on all tokens of the examples."""
+
+    name = "lm"
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        held_out: Sequence[Example],
+        *,
+        fresh: bool = False,
+        mtp_modules: int = 1,
+        seed: int = 0,
+        device: str = "cpu",
+    ):
+        torch.manual_seed(seed)
+        self.checkpoint, self.held_out, self.device = checkpoint, held_out, device
+        kernels = TrainingKernels()
+        self.model = (
+            Transformer(ModelConfig.from_hf(checkpoint.config), kernels)
+            if fresh
+            else trainable(load_model(checkpoint, "float32", device, kernels))
+        ).to(device)
+        c = self.model.config
+        self.mtp = None
+        if mtp_modules:
+            block = replace(c, num_layers=mtp_modules, windows=(None,) * mtp_modules)
+            self.mtp = MTPHead(MTPConfig(block, c.num_layers), kernels).to(device)
+        parts: dict[str, nn.Module] = {"model": self.model}
+        self.trained: nn.Module = nn.ModuleDict(parts if self.mtp is None else {**parts, "mtp": self.mtp})
+
+    def modules(self) -> Sequence[nn.Module]:
+        """See `Recipe`."""
+        return [self.trained]
+
+    def losses(self, examples: Sequence[Example], generator: torch.Generator) -> dict[str, Tensor]:
+        """See `Recipe`."""
+        batch = Sequences.of(examples, self.device)
+        hidden, _ = self.model(batch)
+        losses = {"lm": self._next_token(hidden, batch, 1)}
+        losses["loss"] = losses["lm"]
+        if self.mtp is not None:
+            shared = Shared.of(self.model)
+            rows, feature = batch.rows(slice(1, None)), hidden.view(*batch.shape, -1)[:, :-1]
+            embedded = shared.embed(rows.tokens)
+            for step in range(len(self.mtp.steps)):
+                out = self.mtp(embedded, feature.reshape(len(rows.tokens), -1), rows, None, step)
+                losses[f"mtp_{step + 1}"] = self._next_token(out, rows, 1)
+                losses["loss"] = losses["loss"] + MTP_WEIGHT / len(self.mtp.steps) * losses[f"mtp_{step + 1}"]
+                feature = out.view(*rows.shape, -1)[:, :-1]
+                rows = rows.rows(slice(1, None))
+                embedded = shared.embed(rows.tokens)
+        return losses
+
+    def _next_token(self, hidden: Tensor, batch: Sequences, ahead: int) -> Tensor:
+        """Cross entropy of the tokens that stand `ahead` of each row."""
+        b, t = batch.shape
+        real = batch.real[:, ahead:]
+        labels = batch.tokens.view(b, t)[:, ahead:][real]
+        return cross_entropy(hidden.view(b, t, -1)[:, : t - ahead][real], weight_of(self.model.head), labels)
+
+    def evaluate(self, directory: Path) -> dict[str, float]:
+        """Loss on held-out examples, nats a token; the score is that of the model alone, negated."""
+        sums: dict[str, float] = {}
+        count = 0
+        for first in range(0, len(self.held_out), 16):
+            examples = self.held_out[first : first + 16]
+            tokens = sum(len(example.tokens) - 1 for example in examples)
+            with torch.autocast(self.device, torch.bfloat16), torch.no_grad():
+                losses = self.losses(examples, torch.Generator())
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * tokens
+            count += tokens
+        means = {f"held_out_{name}": value / count for name, value in sums.items()}
+        return {**means, "score": -means["held_out_lm"]}
+
+    def save(self, directory: Path) -> None:
+        """The model as a Hugging Face directory, its modules in `drafters/mtp` beside it."""
+        write_model(self.model, self.checkpoint, self.checkpoint.config, directory)
+        if self.mtp is not None:
+            write_head(self.mtp, directory / "drafters" / "mtp", self.checkpoint.path.name)
+
+    def identity(self) -> Mapping[str, Any]:
+        """See `Recipe`."""
+        c = self.model.config
+        return {
+            "recipe": self.name,
+            "layers": c.num_layers,
+            "hidden_size": c.hidden_size,
+            "vocabulary": c.vocab_size,
+            "mtp_modules": 0 if self.mtp is None else len(self.mtp.steps),
+        }
+
+
+def trainable(model: Transformer) -> Transformer:
+    """A loaded model whose weights can change: in float32, a tied head sharing the embedding's table."""
+    model.embedding.weight = nn.Parameter(model.embedding.weight.detach().float().clone())
+    if model.config.tie_embeddings:
+        model.head.weight = model.embedding.weight
+    return model.requires_grad_(True)
+
+
+def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any], directory: Path) -> None:
+    """Write a model in bfloat16 as a Hugging Face directory, with the tokenizer of `like`."""
+    with writing(directory) as writer:
+        tensors = named_tensors(model, like)
+        writer.add({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
+        writer.finish(like, {**config, "dtype": "bfloat16"})
+
+
+def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of `model` under the names that they have in `checkpoint`, which it was made from."""
+    names = TensorNames(model.config, checkpoint)
+    rows = {"attention.qkv": _heads(model.config), "mlp.gate_up": [0.5, 0.5]}
+    out: dict[str, Tensor] = {}
+    for full, tensor in model.state_dict().items():
+        module, _, suffix = full.rpartition(".")
+        if module == "head" and model.config.tie_embeddings:
+            continue
+        parts = names.of(module)
+        shares = next((share for end, share in rows.items() if module.endswith(end)), [1.0])
+        sizes = [round(share * tensor.shape[0]) for share in shares]
+        values = tensor - 1 if model.config.zero_centred_norms and module.endswith("norm") else tensor
+        for part, value in zip(parts, values.split(sizes), strict=True):
+            out[f"{part}.{suffix}"] = value.detach().clone()
+    return out
+
+
+def _heads(c: ModelConfig) -> list[float]:
+    total = c.num_heads + 2 * c.num_kv_heads
+    return [c.num_heads / total, c.num_kv_heads / total, c.num_kv_heads / total]

@@ -1,0 +1,287 @@
+"""The loop that trains: steps, a schedule, and checkpoints that resume to the same bits."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from soothsay.errors import TrainingError
+from soothsay.train.data import Example, batches
+from soothsay.train.sequences import compile_blocks
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The numbers of a training."""
+
+    steps: int
+    """Optimizer steps, each over `batch_tokens`."""
+
+    batch_tokens: int = 8192
+    """Tokens of a step, padding counted."""
+
+    parts: int = 2
+    """Forward and backward passes that a step is cut into, to bound memory."""
+
+    learning_rate: float = 1e-3
+    """Of embeddings, norms, biases and output heads, by AdamW (Loshchilov and Hutter 2017, arXiv
+    1711.05101)."""
+
+    matrix_learning_rate: float = 3e-3
+    """Of matrices within layers, by Muon (Jordan et al. 2024), scaled to move as much as AdamW would."""
+
+    weight_decay: float = 0.01
+    warmup: float = 0.02
+    """Share of the steps in which the learning rate rises."""
+
+    decay: float = 0.5
+    """Share of the steps, at the end, in which it falls to nothing."""
+
+    clip: float = 1.0
+    """Largest norm of all gradients together."""
+
+    evaluate_every: int = 200
+    save_every: int = 100
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """The learning rate's factor in `step`, of 0 to 1."""
+        warmup, decay = max(self.warmup * self.steps, 1), max(self.decay * self.steps, 1)
+        return min(1.0, (step + 1) / warmup, (self.steps - step) / decay)
+
+
+class Recipe(Protocol):
+    """What is trained, and what its loss is."""
+
+    name: str
+    trained: nn.Module
+    """Only its parameters change."""
+
+    def modules(self) -> Sequence[nn.Module]:
+        """All that a step runs, frozen modules too."""
+
+    def losses(self, examples: Sequence[Example], generator: torch.Generator) -> dict[str, Tensor]:
+        """Scalars; `loss` is what is descended."""
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint that can be loaded into `directory`, which is not there yet."""
+
+    def evaluate(self, directory: Path) -> dict[str, float]:
+        """How good it is by now, just saved in `directory`; `score` is what the best has most of."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """What a checkpoint must agree with to go on from it."""
+
+
+Report = Callable[[int, Mapping[str, float]], None]
+"""Called with the number of finished steps and what was measured."""
+
+
+class Trainer:
+    """Trains `recipe` on `examples`; what it knows is in `directory`, so that a new one goes on from there.
+
+    `directory/training` holds `state.safetensors` (weights and the optimizers' memory), `state.json` and
+    `metrics.jsonl`; the best checkpoint by score stands in `directory` itself.
+
+    Raises `TrainingError` where the directory holds the state of another training.
+    """
+
+    def __init__(self, recipe: Recipe, examples: Sequence[Example], config: TrainingConfig, directory: Path):
+        self.recipe, self.examples, self.config, self.directory = recipe, examples, config, directory
+        self.step = 0
+        self.best: float | None = None
+        self.device = next(recipe.trained.parameters()).device
+        self.optimizers = _optimizers(recipe.trained, config)
+        if self.device.type == "cuda":
+            for module in recipe.modules():
+                compile_blocks(module)
+        self._state = directory / "training"
+        self.metrics = self._state / "metrics.jsonl"
+        self._state.mkdir(parents=True, exist_ok=True)
+        if (self._state / "state.json").is_file():
+            self._resume()
+
+    def run(self, report: Report, stop_after: int | None = None) -> None:
+        """Train to the end, or `stop_after` more steps. An interrupt loses what came since the last save."""
+        config = self.config
+        stream = batches(self.examples, config.batch_tokens // config.parts, config.seed)
+        parts = islice(stream, self.step * config.parts, None)
+        last = config.steps if stop_after is None else min(config.steps, self.step + stop_after)
+        while self.step < last:
+            begin = time.monotonic()
+            measured = self._step(parts)
+            self.step += 1
+            measured["tokens_per_second"] = measured.pop("tokens") / (time.monotonic() - begin)
+            if self.step % config.evaluate_every == 0 or self.step == config.steps:
+                measured |= self._evaluate()
+            self._note(measured)
+            if self.step % config.save_every == 0 or self.step == last:
+                self.save()
+            report(self.step, measured)
+
+    def _step(self, parts: Iterator[list[Example]]) -> dict[str, float]:
+        config, device = self.config, self.device
+        self.recipe.trained.train()
+        sums: dict[str, float] = {}
+        tokens = 0
+        for part in range(config.parts):
+            examples = next(parts)
+            tokens += sum(len(example.tokens) for example in examples)
+            generator = torch.Generator(device).manual_seed(
+                config.seed * 1_000_003 + self.step * config.parts + part
+            )
+            with torch.autocast(device.type, torch.bfloat16):
+                losses = self.recipe.losses(examples, generator)
+            (losses["loss"] / config.parts).backward()  # type: ignore[no-untyped-call]
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach()) / config.parts
+        if not math.isfinite(sums["loss"]):
+            raise TrainingError(
+                f"the loss is {sums['loss']} in step {self.step + 1}: lower the learning rate and go on from "
+                f"the last checkpoint, which is in {self.directory}"
+            )
+        norm = nn.utils.clip_grad_norm_(self.recipe.trained.parameters(), config.clip)
+        rate = config.rate(self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_rate"] * rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return {**sums, "gradient_norm": float(norm), "rate": rate, "tokens": tokens}
+
+    def _evaluate(self) -> dict[str, float]:
+        self.recipe.trained.eval()
+        with TemporaryDirectory(prefix=".evaluating-", dir=self.directory) as temporary, torch.no_grad():
+            saved = Path(temporary, self.directory.name)
+            try:
+                self.recipe.save(saved)
+            except (OSError, SafetensorError) as error:
+                raise TrainingError(f"{self.directory} could not be written: {error}") from error
+            measured = self.recipe.evaluate(saved)
+            if self.best is None or measured["score"] > self.best:
+                self.best = measured["score"]
+                for file in [path for path in saved.rglob("*") if path.is_file()]:
+                    place = self.directory / file.relative_to(saved)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(file, place)
+        return measured
+
+    def save(self) -> None:
+        """Write all that is needed to go on; the state before stays until the new one is complete."""
+        tensors = {f"weights.{name}": t for name, t in self.recipe.trained.state_dict().items()}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{index}.{key}": value for key, value in state.items()}
+        content = {
+            "recipe": dict(self.recipe.identity()),
+            "config": asdict(self.config),
+            "step": self.step,
+            "best": self.best,
+        }
+        tensors = {name: t.detach().contiguous() for name, t in tensors.items()}
+        _replace(
+            self._state / "state.safetensors",
+            lambda file: save_file(_unshared(tensors), file, metadata={"step": str(self.step)}),
+        )
+        _replace(self._state / "state.json", lambda file: file.write_text(json.dumps(content, indent=2)))
+
+    def _resume(self) -> None:
+        file = self._state / "state.json"
+        content = json.loads(file.read_text())
+        own = json.loads(json.dumps(dict(self.recipe.identity())))
+        for key, value in {**content["recipe"], **own}.items():
+            if content["recipe"].get(key) != own.get(key):
+                raise TrainingError(
+                    f"{self.directory} holds a training with {key} {content['recipe'].get(key)!r}, not "
+                    f"{own.get(key)!r}: name another directory, or remove this one; {value!r} cannot go on"
+                )
+        with safe_open(self._state / "state.safetensors", framework="pt") as tensors:
+            if tensors.metadata()["step"] != str(content["step"]):
+                raise TrainingError(f"{file} and state.safetensors are of different steps: remove them")
+            weights = {
+                name.removeprefix("weights."): tensors.get_tensor(name)
+                for name in tensors.keys()  # noqa: SIM118 - no mapping
+                if name.startswith("weights.")
+            }
+            self.recipe.trained.load_state_dict(weights, strict=False)
+            for i, optimizer in enumerate(self.optimizers):
+                state: dict[int, dict[str, Tensor]] = {}
+                for name in tensors.keys():  # noqa: SIM118
+                    kind, *rest = name.split(".")
+                    if kind == "optimizer" and int(rest[0]) == i:
+                        state.setdefault(int(rest[1]), {})[rest[2]] = tensors.get_tensor(name)
+                optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        self.step, self.best = content["step"], content["best"]
+        if self.metrics.is_file():  # what came after the last save will come again
+            lines = self.metrics.read_text().splitlines()[: self.step]
+            _replace(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in lines)))
+
+    def _note(self, measured: Mapping[str, float]) -> None:
+        with open(self.metrics, "a") as file:
+            file.write(json.dumps({"step": self.step, **measured}) + "\n")
+
+
+def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices within layers, AdamW for all else."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in trained.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        inner = parameter.ndim == 2 and "embedding" not in name and ".head" not in f".{name}"
+        (matrices if inner else others).append(parameter)
+    made: list[torch.optim.Optimizer] = []
+    if matrices:
+        made.append(
+            torch.optim.Muon(
+                matrices,
+                lr=config.matrix_learning_rate,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    if others:
+        made.append(
+            torch.optim.AdamW(
+                others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
+            )
+        )
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["base_rate"] = group["lr"]
+    return made
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each memory once: a tied head is its embedding."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() not in seen or tensor.numel() < 2:
+            seen.add(tensor.data_ptr())
+            out[name] = tensor
+    return out
+
+
+def _replace(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = file.with_name(f".{file.name}")
+    try:
+        write(temporary)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise TrainingError(f"{file} could not be written ({error}); the state before it is kept") from error
+    os.replace(temporary, file)

@@ -1,0 +1,170 @@
+"""What training descends, without ever holding the logits of all rows.
+
+Logits of a vocabulary are by far the largest tensors of a training step. Here they exist for `CHUNK` rows at
+a time, and the gradients are computed on the way, in closed form; so a loss can be differentiated once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+CHUNK = 256
+"""Rows whose logits exist at a time: small enough that they stay in the processor's cache."""
+
+Divergence = Literal["forward-kl", "reverse-kl", "total-variation"]
+"""Between the teacher's p and the student's q: KL(p || q), KL(q || p) or sum |p - q| / 2, whose complement is
+the rate at which speculative sampling accepts. All three are studied in DistillSpec (Zhou et al. 2023, arXiv
+2310.08461)."""
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of labels under an output head, nats a row.
+
+    Args:
+        hidden: `[M, H]`.
+        weight: `[V, H]` of the head; multiplied in bfloat16 where autocast is on.
+        labels: `[M]` int64.
+
+    Returns:
+        A scalar, float32.
+    """
+    loss: Tensor = _CrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def log_probs(hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+    """What a teacher's output head says: `[M, H]`, `[V, H]` -> log p, `[M, V]` bfloat16.
+
+    Where `weight` has a part of the vocabulary only, p is renormalized over it.
+    """
+    dtype = _dtype(hidden)
+    x, w = hidden.to(dtype), weight.to(dtype)
+    out = torch.empty(len(x), len(w), dtype=torch.bfloat16, device=x.device)
+    for begin in range(0, len(x), CHUNK):
+        rows = slice(begin, begin + CHUNK)
+        out[rows] = ((x[rows] @ w.t()).float() / temperature).log_softmax(-1)
+    return out
+
+
+def distillation(
+    hidden: Tensor, weight: Tensor, teacher: Tensor, rows: Tensor, divergence: Divergence = "forward-kl"
+) -> tuple[Tensor, Tensor]:
+    """How far an output head is from its teacher.
+
+    Args:
+        hidden: `[M, H]` of the student.
+        weight: `[V, H]` of the student's head; has a gradient only if it requires one.
+        teacher: `[K, V]` log p of the same V tokens, constant; see `log_probs`.
+        rows: `[M]` int64, the teacher's row for each of the student's.
+        divergence: what is measured.
+
+    Returns:
+        The mean divergence, nats a row (total variation: 0 to 1), and the share of rows whose likeliest token
+        is the teacher's, without gradient. Scalars, float32.
+    """
+    loss, agreement = _Distillation.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, teacher, rows, divergence
+    )
+    return loss, agreement.detach()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        dtype = _dtype(hidden)
+        x, w = hidden.to(dtype), weight.to(dtype)
+        loss = torch.zeros((), device=hidden.device)
+        gradient = _Gradient(x, w, hidden.requires_grad, weight.requires_grad)
+        for begin in range(0, len(labels), CHUNK):
+            rows = slice(begin, begin + CHUNK)
+            label = labels[rows, None]
+            log_q = (x[rows] @ w.t()).float().log_softmax(-1)
+            loss -= log_q.gather(1, label).sum()
+            error = log_q.exp_()
+            error.scatter_add_(1, label, torch.full_like(label, -1.0, dtype=torch.float32))
+            gradient.add(rows, error)
+        gradient.keep(ctx, hidden, weight)
+        return loss / max(len(labels), 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return *_Gradient.give(ctx, grad), None
+
+
+class _Distillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        teacher: Tensor,
+        rows_of: Tensor,
+        divergence: Divergence,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = _dtype(hidden)
+        x, w = hidden.to(dtype), weight.to(dtype)
+        loss, agree = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
+        gradient = _Gradient(x, w, hidden.requires_grad, weight.requires_grad)
+        for begin in range(0, len(x), CHUNK):
+            rows = slice(begin, begin + CHUNK)
+            log_q = (x[rows] @ w.t()).float().log_softmax(-1)
+            log_p = teacher[rows_of[rows]].float()
+            agree += (log_q.argmax(-1) == log_p.argmax(-1)).sum()
+            values, error = _diverge(log_p, log_q, divergence)
+            loss += values.sum()
+            gradient.add(rows, error)
+        gradient.keep(ctx, hidden, weight)
+        count = max(len(x), 1)
+        return loss / count, agree / count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+        return *_Gradient.give(ctx, grad), None, None, None
+
+
+def _diverge(log_p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
+    """`[M]` divergences, and their gradients by the student's logits, `[M, V]`."""
+    q = log_q.exp()
+    if divergence == "forward-kl":
+        p = log_p.exp()
+        return (p * (log_p - log_q)).sum(-1), q - p
+    slope = log_q - log_p if divergence == "reverse-kl" else (q - log_p.exp()).sign() / 2
+    mean = (q * slope).sum(-1, keepdim=True)
+    values = mean[:, 0] if divergence == "reverse-kl" else (q - log_p.exp()).abs().sum(-1) / 2
+    return values, q * (slope - mean)
+
+
+class _Gradient:
+    """Sums up the gradients of a mean over rows, from those by the logits."""
+
+    def __init__(self, x: Tensor, w: Tensor, of_hidden: bool, of_weight: bool):
+        self.x, self.w = x, w
+        self.hidden = torch.empty_like(x) if of_hidden else None
+        self.weight = torch.zeros_like(w, dtype=torch.float32) if of_weight else None
+
+    def add(self, rows: slice, error: Tensor) -> None:
+        error = error.to(self.x.dtype)
+        if self.hidden is not None:
+            self.hidden[rows] = error @ self.w
+        if self.weight is not None:
+            self.weight += error.t() @ self.x[rows]
+
+    def keep(self, ctx: Any, hidden: Tensor, weight: Tensor) -> None:
+        ctx.save_for_backward(self.hidden, self.weight)
+        ctx.count, ctx.dtypes = max(len(hidden), 1), (hidden.dtype, weight.dtype)
+
+    @staticmethod
+    def give(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+        scale = grad / ctx.count
+        return [
+            None if part is None else (part * scale).to(dtype)
+            for part, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32

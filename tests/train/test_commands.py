@@ -1,0 +1,93 @@
+"""Every `soothsay train` command for a few steps: it resumes to the same bits, and its drafter is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from soothsay import LLM, SamplingParams
+from soothsay.cli import app
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # four steps teach little
+
+COMMANDS = {
+    "lm": "",
+    "mtp": "--depth 2",
+    "medusa": "--heads 2",
+    "hydra": "--heads 2",
+    "eagle": "--depth 2",
+    "eagle3": "--depth 2 --vocabulary 512",
+    "block": "--size 3 --markov-rank 4",
+    "draft": "--layers 1 --hidden 64 --heads 2 --intermediate 64 --on-policy 0.5",
+}
+DRAFTERS = {name: name for name in COMMANDS} | {"lm": "draft-model", "draft": "draft-model"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "chat.jsonl"
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Count from {i} to {i + 3}."},
+                {"role": "assistant", "content": f"{i}, {i + 1}, {i + 2} and {i + 3}."},
+            ]
+        }
+        for i in range(20)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def train(name: str, data: Path, out: Path, *more: str) -> str:
+    options = f"--steps 4 --batch-tokens 128 --held-out 2 --save-every 2 --seed 3 {COMMANDS[name]}"
+    command = ["train", name, "sibyl", str(data), "--out", str(out), *options.split(), *more]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_resumes_to_the_same_bits_and_is_served(name: str, data: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    output = train(name, data, whole)
+    assert "step 4: loss" in output
+    train(name, data, parts, "--stop-after", "2")
+    assert not (parts / "config.json").exists()  # nothing has been evaluated
+    assert "going on from step 2" in train(name, data, parts)
+    ours, theirs = (load_file(path / "training" / "state.safetensors") for path in (whole, parts))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert (whole / "training" / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    llm = LLM("sibyl", drafter=f"{DRAFTERS[name]}(model={whole})", max_context=64)
+    answer = llm.generate("Count", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert answer.token_ids == llm.generate("Count", answer_params(), drafter="none").token_ids
+
+
+def answer_params() -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def test_weights_change_and_the_target_does_not(data: Path, tmp_path: Path) -> None:
+    train("medusa", data, tmp_path / "out")
+    first = load_file(tmp_path / "out" / "training" / "state.safetensors")
+    assert any(tensor.abs().sum() > 0 for name, tensor in first.items() if name.startswith("weights."))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--held-out", "20"], "20 conversations, of which 20 would be held out"),
+        (["--max-tokens", "8"], "nothing to train on"),
+    ],
+)
+def test_too_little_data_is_an_error(arguments: list[str], reason: str, data: Path, tmp_path: Path) -> None:
+    command = ["train", "medusa", "sibyl", str(data), "--out", str(tmp_path / "out"), *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert reason in " ".join(result.output.split())

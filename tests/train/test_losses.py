@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from soothsay.train import losses
+from soothsay.train.losses import Divergence, cross_entropy, distillation, log_probs
+
+DIVERGENCES: list[Divergence] = ["forward-kl", "reverse-kl", "total-variation"]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK", 7)
+
+
+def rows(count: int, size: int, *, seed: int, grad: bool = False) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
+
+
+def distilled(
+    x: Tensor, w: Tensor, y: Tensor, u: Tensor, divergence: Divergence = "forward-kl"
+) -> list[Tensor]:
+    """With the teacher's rows in another order, one of them never asked for."""
+    teacher = (torch.cat([y.flip(0), y[:1]]) @ u.t()).log_softmax(-1)
+    return list(distillation(x, w, teacher, torch.arange(len(y)).flip(0), divergence))
+
+
+def by_torch(q: Tensor, p: Tensor, divergence: Divergence) -> Tensor:
+    """The definitions, in torch's own operations, on logits."""
+    if divergence == "forward-kl":
+        return F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="batchmean", log_target=True)
+    if divergence == "reverse-kl":
+        return F.kl_div(p.log_softmax(-1), q.log_softmax(-1), reduction="batchmean", log_target=True)
+    return (p.softmax(-1) - q.softmax(-1)).abs().sum(-1).mean() / 2
+
+
+class TestCrossEntropy:
+    def test_equals_torch_and_so_do_gradients(self) -> None:
+        x, w = rows(30, 8, seed=0, grad=True), rows(50, 8, seed=1, grad=True)
+        labels = torch.randint(50, (30,), generator=torch.Generator().manual_seed(2))
+        ours, theirs = cross_entropy(x, w, labels), F.cross_entropy(x @ w.t(), labels)
+        torch.testing.assert_close(ours, theirs)
+        for a, b in zip(
+            torch.autograd.grad(3 * ours, (x, w)), torch.autograd.grad(3 * theirs, (x, w)), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+
+    def test_no_rows_give_nothing(self) -> None:
+        x = rows(0, 8, seed=0, grad=True)
+        loss = cross_entropy(x, rows(50, 8, seed=1), torch.empty(0, dtype=torch.int64))
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert loss == 0
+        assert x.grad is not None
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+class TestDistillation:
+    def test_equals_torch_and_so_do_gradients(self, divergence: Divergence) -> None:
+        x, w = rows(30, 8, seed=0, grad=True), rows(50, 8, seed=1, grad=True)
+        y, u = rows(30, 12, seed=2), rows(50, 12, seed=3)
+        ours, _ = distilled(x, w, y, u, divergence)
+        theirs = by_torch(x @ w.t(), y @ u.t(), divergence)
+        torch.testing.assert_close(ours, theirs)
+        for a, b in zip(
+            torch.autograd.grad(3 * ours, (x, w)), torch.autograd.grad(3 * theirs, (x, w)), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+
+    def test_is_nothing_to_oneself(self, divergence: Divergence) -> None:
+        x, w = rows(9, 8, seed=0, grad=True), rows(50, 8, seed=1)
+        loss, agreement = distilled(x, w, x.detach(), w, divergence)
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert abs(loss.item()) < 1e-5
+        assert agreement == 1
+        if divergence != "total-variation":  # whose slope is a sign, of rounding errors here
+            assert gradient.abs().max() < 1e-5
+
+    def test_a_frozen_head_needs_no_gradient(self, divergence: Divergence) -> None:
+        x, w = rows(9, 8, seed=0, grad=True), rows(50, 8, seed=1)
+        distilled(x, w, rows(9, 8, seed=2), w, divergence)[0].backward()  # type: ignore[no-untyped-call]
+        assert w.grad is None
+        assert x.grad is not None
+
+
+def test_agreement_counts_rows_with_the_same_likeliest_token() -> None:
+    w = torch.eye(4)
+    ours = torch.tensor([[9.0, 0, 0, 0], [0, 9.0, 0, 0], [0, 0, 9.0, 0], [0, 0, 0, 9.0]])
+    theirs = torch.tensor([[5.0, 0, 0, 1], [0, 5.0, 0, 0], [0, 0, 1.0, 2.0], [1.0, 0, 0, 5.0]])
+    assert distilled(ours, w, theirs, w)[1] == 0.75
+
+
+def test_log_probs_of_a_part_of_the_vocabulary_are_renormalized() -> None:
+    """Against the definition: p over the kept tokens only, made to sum to one; bfloat16 has 8 bits."""
+    y, u = rows(20, 8, seed=2), rows(10, 8, seed=3)
+    kept = torch.tensor([0, 2, 3, 5, 7, 9])
+    p = (y @ u.t() / 2).softmax(-1)[:, kept]
+    expected = (p / p.sum(-1, keepdim=True)).log()
+    torch.testing.assert_close(log_probs(y, u[kept], 2.0).float(), expected, rtol=2**-8, atol=0)
