@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests

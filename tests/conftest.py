@@ -8,27 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import TINY
 
 from soothsay import LLM
-from soothsay.config import ModelConfig, RopeConfig
 from soothsay.model.transformer import Transformer
 
 SHARED = Path(__file__).parents[2] / "shared"
-
-TINY = ModelConfig(
-    family="llama",
-    vocab_size=97,
-    hidden_size=48,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=512,
-    rope=RopeConfig(),
-    windows=(None, None),
-    attention_scale=16**-0.5,
-)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,9 +38,9 @@ def tiny() -> Callable[..., Transformer]:
 
 
 @pytest.fixture(scope="session")
-def pilot() -> LLM:
+def sibyl() -> LLM:
     """The bundled model in float32, without a drafter."""
-    return LLM("pilot", dtype="float32", drafter="none", kv_tokens=16_384)
+    return LLM("sibyl", dtype="float32", drafter="none", kv_tokens=16_384)
 
 
 @pytest.fixture(scope="session")

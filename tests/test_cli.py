@@ -46,7 +46,7 @@ def main(*args: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("pilot", drafter="none", max_requests=1)
+    return LLM("sibyl", drafter="none", max_requests=1)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_generate_says_what_the_api_says_with_any_drafter(llm: LLM) -> None:
     text = llm.generate(PROMPT, GREEDY).text
     fitting = [name for name, one in try_drafters(llm.engine.target).items() if isinstance(one, Drafter)]
     assert {"none", "prompt-lookup"} <= set(fitting)
-    for drafter in [*fitting, "draft-model(model=pilot)"]:
+    for drafter in [*fitting, "draft-model(model=sibyl)"]:
         result = run("generate", PROMPT, "--max-tokens", "24", "--drafter", drafter)
         assert (result.exit_code, result.stdout, result.stderr) == (0, text, ""), drafter
 
@@ -157,12 +157,12 @@ def test_chat_ends_with_its_input() -> None:
 
 def test_chat_commands_change_what_follows(conversation: Conversation) -> None:
     conversation.handle("/temperature 0.5")
-    conversation.handle("/drafter draft-model(model=pilot, depth=2)")
+    conversation.handle("/drafter draft-model(model=sibyl, depth=2)")
     assert conversation.params.temperature == 0.5
     conversation.handle("/temperature 0")
     conversation.handle("Hello!")
     conversation.handle("/stats")
-    assert "accepted by depth: 100% 100%" in printed(conversation)  # the pilot knows what it will say
+    assert "accepted by depth: 100% 100%" in printed(conversation)  # the sibyl knows what it will say
     conversation.handle("/system Be brief.")
     conversation.handle("/system")
     assert conversation.system == ""
@@ -177,7 +177,7 @@ def test_chat_commands_change_what_follows(conversation: Conversation) -> None:
         ("/temperature warm", "/temperature needs a number, not 'warm'"),
         ("/temperature -1", "temperature=-1.0 is not possible"),
         ("/drafter bogus", "drafter 'bogus' is unknown"),
-        ("/drafter draft-model", "needs model"),
+        ("/drafter draft-model(model=nowhere)", "no model at 'nowhere'"),
         ("/stats", "there is none yet"),
         ("/jump", "there is no command /jump"),
     ],
@@ -260,7 +260,7 @@ def test_chat_keeps_the_conversation_when_a_message_is_too_long(conversation: Co
 
 def test_chat_needs_a_template(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
-    shutil.copytree(Path(soothsay.__file__).parent / "bundled" / "pilot", bare)
+    shutil.copytree(Path(soothsay.__file__).parent / "bundled" / "sibyl", bare)
     (bare / "chat_template.jinja").unlink()
     result = run("chat", "--model", str(bare), stdin="Hello!")
     assert result.exit_code == 2
@@ -287,7 +287,7 @@ def test_demo_shows_equal_tokens() -> None:
 
 
 def test_demo_compares_what_is_asked_for() -> None:
-    drafters = ("prompt-lookup(min_ngram=1)", "draft-model(model=pilot)")
+    drafters = ("prompt-lookup(min_ngram=1)", "draft-model(model=sibyl)")
     options = [option for drafter in drafters for option in ("-d", drafter)]
     result = run("demo", "--repeats", "1", "-n", "4", *options)
     assert result.exit_code == 0, result.output
@@ -325,7 +325,7 @@ def facts(*args: str) -> dict[str, str]:
 
 def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("soothsay.model.load.load_model")
-    told = facts("pilot", "--context", "1000", "--requests", "3", "--dtype", "float32")
+    told = facts("sibyl", "--context", "1000", "--requests", "3", "--dtype", "float32")
     assert told["family"] == "llama"
     assert told["layers"] == "8 of 384 hidden, 1,024 feed-forward"
     assert told["attention"] == "6 heads of 64, 2 for keys and values"
@@ -342,11 +342,11 @@ def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch
 
 
 def test_inspect_says_which_drafters_fit() -> None:
-    output = run("inspect", "pilot").stdout
-    assert "✓ prompt-lookup, trees of up to 16 nodes " in output
-    assert "✗ drafter 'draft-model' needs model: write draft-model(model=...)" in output
-    assert facts("pilot", "-d", "draft-model(model=pilot)")["drafters"] == (
-        "✓ draft-model(model=pilot), trees of up to 5 nodes"
+    output = run("inspect", "sibyl").stdout
+    for name in ("prompt-lookup", "eagle", "eagle2", "eagle3", "hydra", "medusa", "block"):
+        assert f"✓ {name}, trees of up to 16 nodes " in output
+    assert facts("sibyl", "-d", "draft-model(model=sibyl)")["drafters"] == (
+        "✓ draft-model(model=sibyl), trees of up to 5 nodes"
     )
 
 
@@ -388,9 +388,9 @@ def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
         (["generate", "x", "--max-context", "2", "--chat"], "the context of 2 must hold the answer too"),
         (["generate", ""], "the prompt is empty"),
         (["chat", "--model", "nope"], "no model at 'nope'"),
-        (["demo", "--drafter", "draft-model"], "drafter 'draft-model' needs model"),
+        (["demo", "--drafter", "draft-model(model=nowhere)"], "no model at 'nowhere'"),
         (["inspect", "nope"], "no model at 'nope'"),
-        (["inspect", "pilot", "--drafter", "draft-model(model=nope)"], "no model at 'nope'"),
+        (["inspect", "sibyl", "--drafter", "draft-model(model=nope)"], "no model at 'nope'"),
     ],
 )
 def test_errors_are_one_line(args: list[str], message: str) -> None:

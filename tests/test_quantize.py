@@ -39,7 +39,7 @@ from soothsay.model.transformer import Transformer
 from soothsay.quantize import Report, quantize
 from soothsay.tokenizer import Tokenizer
 
-PILOT = Path(soothsay.__file__).parent / "bundled" / "pilot"
+PILOT = Path(soothsay.__file__).parent / "bundled" / "sibyl"
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -389,17 +389,17 @@ def test_progress(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # calibration text
 
 
-def test_the_model_writes_its_own(tokenizer: Tokenizer, pilot: LLM, sources: Sources) -> None:
-    samples = write_samples(pilot.model, tokenizer, 2, 40, lambda *_: None)
+def test_the_model_writes_its_own(tokenizer: Tokenizer, sibyl: LLM, sources: Sources) -> None:
+    samples = write_samples(sibyl.model, tokenizer, 2, 40, lambda *_: None)
     assert samples.shape == (2, 40)
     for seed, sample in enumerate(samples.tolist()):
         text = tokenizer.decode(sample, skip_special=False)
         assert text.startswith("<|user|>")
         begin = sample.index(tokenizer.vocabulary()["<|assistant|>"]) + 1
         params = SamplingParams(temperature=1, seed=seed, max_tokens=40 - begin, ignore_eos=True)
-        assert pilot.generate(sample[:begin], params).token_ids == sample[begin:]
+        assert sibyl.generate(sample[:begin], params).token_ids == sample[begin:]
     bare = Tokenizer(tokenizer.backend)
-    assert write_samples(pilot.model, bare, 1, 8, lambda *_: None)[0, 0] not in (samples[0, 0], 0)
+    assert write_samples(sibyl.model, bare, 1, 8, lambda *_: None)[0, 0] not in (samples[0, 0], 0)
     many = sampled(sources("llama"), 40)  # more than are written at once
     assert many.shape == (40, 32)
     assert len(set(many[:, 0].tolist())) > 20

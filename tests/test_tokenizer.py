@@ -49,12 +49,12 @@ def test_a_cut_character_comes_out_at_the_end_only(byte_level: Tokenizer) -> Non
     assert detokenizer.push([], final=True) == "\ufffd"
 
 
-def test_word_boundaries_survive_streaming(pilot: LLM) -> None:
-    assert pilot.tokenizer is not None
+def test_word_boundaries_survive_streaming(sibyl: LLM) -> None:
+    assert sibyl.tokenizer is not None
     text = "Once upon a time, there was a river; it ran 40 miles. " * 3
-    ids = pilot.tokenizer.encode(text)
-    detokenizer = Detokenizer(pilot.tokenizer, ids[:1])
-    first = pilot.tokenizer.decode(ids[:1])
+    ids = sibyl.tokenizer.encode(text)
+    detokenizer = Detokenizer(sibyl.tokenizer, ids[:1])
+    first = sibyl.tokenizer.decode(ids[:1])
     assert first + "".join(detokenizer.push([token]) for token in ids[1:]) == text
 
 

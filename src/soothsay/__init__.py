@@ -2,7 +2,7 @@
 
 Example:
     >>> from soothsay import LLM, SamplingParams
-    >>> llm = LLM("pilot", drafter="prompt-lookup")
+    >>> llm = LLM("sibyl", drafter="prompt-lookup")
     >>> result = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
 """
 

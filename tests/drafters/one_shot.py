@@ -201,7 +201,7 @@ def counting_model(vocab: int, step: int = 1) -> Transformer:
     """A target that always says its last token plus `step`, as sharply as one likes to make it: features are
     the tokens themselves.
     """
-    from conftest import TINY
+    from tiny import TINY
 
     config = replace(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=1, windows=(None,))
     model = Transformer(config).eval().requires_grad_(False)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TINY
 from one_shot import (
     GREEDY,
     MANY,
@@ -29,6 +28,7 @@ from one_shot import (
     serve,
     silu,
 )
+from tiny import TINY
 from torch import Tensor
 
 from soothsay import LLM, DrafterError, SamplingParams

@@ -236,7 +236,7 @@ class TestWhichHead:
             Eagle2(self.target(model), make_head(model))
 
     def test_where_none_is_given_it_says_where_it_looked(self, tiny: Make, tmp_path: Path) -> None:
-        with pytest.raises(DrafterError, match=r"no eagle3 head is given.* eagle3\(model=\.\.\.\)"):
+        with pytest.raises(DrafterError, match=r"no model is named for eagle3.* eagle3\(model=\.\.\.\)"):
             Eagle3(self.target(tiny(0)))
         where = re.escape(str(tmp_path / "drafters" / "eagle"))
         with pytest.raises(DrafterError, match=rf"no drafter at {where}: train one"):

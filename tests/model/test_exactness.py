@@ -24,7 +24,7 @@ TREES = 50
 
 @cache
 def model(dtype: str) -> Transformer:
-    return load_model(open_checkpoint("pilot"), dtype)
+    return load_model(open_checkpoint("sibyl"), dtype)
 
 
 def logits(target: Transformer, cache: KVPool, rows: list[Rows]) -> list[Tensor]:

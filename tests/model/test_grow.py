@@ -279,7 +279,7 @@ def test_an_interrupted_one_leaves_nothing(llama: Source, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return grown(open_checkpoint("pilot").path, SMALL, tmp_path_factory.mktemp("pilot") / "large").path
+    return grown(open_checkpoint("sibyl").path, SMALL, tmp_path_factory.mktemp("sibyl") / "large").path
 
 
 @pytest.fixture(scope="module")
@@ -287,20 +287,20 @@ def larger(large: Path) -> LLM:
     return LLM(large, dtype="float32", drafter="none", kv_tokens=4096)
 
 
-def test_it_says_what_the_bundled_model_says(pilot: LLM, larger: LLM) -> None:
+def test_it_says_what_the_bundled_model_says(sibyl: LLM, larger: LLM) -> None:
     for prompt in PROMPTS:
-        expected, result = (llm.generate(prompt, GREEDY) for llm in (pilot, larger))
+        expected, result = (llm.generate(prompt, GREEDY) for llm in (sibyl, larger))
         assert result.token_ids == expected.token_ids
         for ours, theirs in zip(result.logprobs or (), expected.logprobs or (), strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         turn = [{"role": "user", "content": prompt}]
-        assert larger.chat_prompt(turn) == pilot.chat_prompt(turn)
+        assert larger.chat_prompt(turn) == sibyl.chat_prompt(turn)
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(0.0, 1.0), (1.0, 0.95)])
 def test_the_bundled_model_drafts_for_it(larger: LLM, temperature: float, share: float) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=64, ignore_eos=True)
-    result = larger.generate(PROMPTS[1], params, drafter="draft-model(model=pilot, dtype=float32, depth=4)")
+    result = larger.generate(PROMPTS[1], params, drafter="draft-model(model=sibyl, dtype=float32, depth=4)")
     assert min(result.stats.acceptance) >= share
     assert result.stats.mean_accepted > 4.5
 
@@ -308,8 +308,8 @@ def test_the_bundled_model_drafts_for_it(larger: LLM, temperature: float, share:
 # shapes
 
 
-def test_named_shapes_fit_any_size_of_a_head(pilot: LLM) -> None:
-    config = pilot.engine.target.model.config
+def test_named_shapes_fit_any_size_of_a_head(sibyl: LLM) -> None:
+    config = sibyl.engine.target.model.config
     assert Shape.parse("1B", config) == Shape(22, 2048, 32, 4, 5632)
     assert Shape.parse("layers=9, ffn=2048", config) == Shape(9, 384, 6, 2, 2048)
     assert Shape.parse("intermediate=2048", config) == Shape(8, 384, 6, 2, 2048)
@@ -418,18 +418,18 @@ def command(*args: str) -> Any:
     return CliRunner().invoke(app, ["grow", *args], env={"COLUMNS": "200"})
 
 
-def test_the_command(pilot: LLM, tmp_path: Path) -> None:
+def test_the_command(sibyl: LLM, tmp_path: Path) -> None:
     out = tmp_path / "large"
-    result = command("pilot", str(out), "--shape", SMALL)
+    result = command("sibyl", str(out), "--shape", SMALL)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
-    shape = asdict(Shape.parse(SMALL, pilot.engine.target.model.config))
+    shape = asdict(Shape.parse(SMALL, sibyl.engine.target.model.config))
     count = sum(tensor.numel() for tensor in weights(out).values())
     assert f"{out}: {count:,} parameters, 69.0 MB\n" in result.stdout
     assert f"{shape['layers']} layers of {shape['hidden']} hidden" in result.stdout
     assert f"soothsay bench step {out}\n" in result.stdout
-    assert "draft-model(model=pilot)" in result.stdout
-    assert "computes the same function as `pilot`" in (out / "README.md").read_text()
-    source = open_checkpoint("pilot").path
+    assert "draft-model(model=sibyl)" in result.stdout
+    assert "computes the same function as `sibyl`" in (out / "README.md").read_text()
+    source = open_checkpoint("sibyl").path
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
 
@@ -438,9 +438,9 @@ def test_the_command(pilot: LLM, tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["nope", "out"], "no model at 'nope'"),
-        (["pilot", "out", "--shape", "huge"], "shape 'huge'"),
-        (["pilot", "out", "--shape", "layers=1"], "layers=1 is less than the 8"),
-        (["pilot", "."], "exists and is not an empty directory"),
+        (["sibyl", "out", "--shape", "huge"], "shape 'huge'"),
+        (["sibyl", "out", "--shape", "layers=1"], "layers=1 is less than the 8"),
+        (["sibyl", "."], "exists and is not an empty directory"),
     ],
 )
 def test_its_errors_are_one_line(

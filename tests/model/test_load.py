@@ -122,7 +122,7 @@ def test_a_whole_checkpoint_loads(tmp_path: Path) -> None:
 
 
 def test_missing_directory(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "nowhere", "nowhere", ".gguf", "pilot")
+    assert_refused(tmp_path / "nowhere", "nowhere", ".gguf", "sibyl")
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
             return int(re.search(rf"{field}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
         torch.set_num_threads(1)
-        load_model(open_checkpoint("pilot"))  # what is needed once, such as libraries' own memory
+        load_model(open_checkpoint("sibyl"))  # what is needed once, such as libraries' own memory
         before = kilobytes("VmRSS")
         model = load_model(open_checkpoint(sys.argv[1]), dtype="bfloat16")
         print((kilobytes("VmHWM") - before) * 1024)

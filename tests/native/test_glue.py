@@ -93,7 +93,7 @@ def test_gated(kernels: NativeKernels, dtype: torch.dtype, activation: str) -> N
 
 
 def test_a_model_takes_native_kernels_where_they_fit(tiny: Callable[..., Transformer]) -> None:
-    config = load_model(open_checkpoint("pilot")).config
+    config = load_model(open_checkpoint("sibyl")).config
     native = native_kernels()
     assert native is None or best_kernels(config) is native
     for misfit in ({"head_dim": 24}, {"hidden_size": 388}, {"activation": "gelu"}, {"expert_size": 40}):

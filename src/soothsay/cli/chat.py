@@ -43,7 +43,7 @@ ANSWER_SHARE = 4
 
 
 def chat(
-    model: ModelOption = "pilot",
+    model: ModelOption = "sibyl",
     drafter: DrafterOption = "prompt-lookup",
     system: Annotated[str, typer.Option("--system", help="What the model is told before all else.")] = "",
     show_drafted: Annotated[

@@ -81,7 +81,7 @@ class Entry:
 
 
 def demo(
-    model: ModelOption = "pilot",
+    model: ModelOption = "sibyl",
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -113,7 +113,7 @@ def demo(
             ".",
         )
     )
-    if model == "pilot":
+    if model == "sibyl":
         console.print("It is a toy of 15 million parameters, and answers like one.", style="dim")
     console.print()
     entries = _measure_with_progress(llm, names, max_tokens, repeats)

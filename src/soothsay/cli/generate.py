@@ -36,7 +36,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", "-c", help="Wrap the prompt in the model's chat template.")
     ] = False,
-    model: ModelOption = "pilot",
+    model: ModelOption = "sibyl",
     drafter: DrafterOption = "prompt-lookup",
     max_tokens: MaxTokensOption = 256,
     temperature: TemperatureOption = 0.0,

@@ -34,7 +34,7 @@ def verify(
     model: Annotated[
         str,
         typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name."),
-    ] = "pilot",
+    ] = "sibyl",
     drafter: Annotated[
         list[str] | None,
         typer.Option(
