@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,3 +92,33 @@ def test_too_little_data_is_an_error(arguments: list[str], reason: str, data: Pa
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert reason in " ".join(result.output.split())
+
+
+def test_a_divergence_that_is_none_is_refused(data: Path, tmp_path: Path) -> None:
+    command = ["train", "draft", "sibyl", str(data), "--out", str(tmp_path / "out"), "--divergence", "kl"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "forward-kl" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_says_where_the_next_call_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from soothsay.train.loop import Trainer
+
+    step = Trainer._step
+
+    def interrupted(trainer: Trainer, *parts: Any) -> dict[str, float]:
+        if trainer.step == 3:
+            raise KeyboardInterrupt
+        return step(trainer, *parts)
+
+    monkeypatch.setattr(Trainer, "_step", interrupted)
+    options = ["--steps", "4", "--batch-tokens", "128", "--held-out", "2", "--save-every", "2"]
+    command = ["train", "medusa", "sibyl", str(data), "--out", str(tmp_path / "out"), *options]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 130
+    assert "stopped in step 4; the same command goes on from step 2" in result.output
+    monkeypatch.undo()
+    assert "going on from step 2" in CliRunner().invoke(app, command).output

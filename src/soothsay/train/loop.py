@@ -22,6 +22,11 @@ from soothsay.errors import TrainingError
 from soothsay.train.data import Example, batches
 from soothsay.train.sequences import compile_blocks
 
+STATE = "state.safetensors"
+
+OUTER = frozenset({"embedding", "head", "lm_heads"})
+"""Matrices with a row for each token of the vocabulary: not for Muon, which is made for those between."""
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -93,15 +98,16 @@ Report = Callable[[int, Mapping[str, float]], None]
 class Trainer:
     """Trains `recipe` on `examples`; what it knows is in `directory`, so that a new one goes on from there.
 
-    `directory/training` holds `state.safetensors` (weights and the optimizers' memory), `state.json` and
-    `metrics.jsonl`; the best checkpoint by score stands in `directory` itself.
+    `directory/training` holds `state.safetensors` (weights, the optimizers' memory and, as metadata, where
+    the training is: one file, there whole or not at all) and `metrics.jsonl`; the best checkpoint by score
+    stands in `directory` itself.
 
     Raises `TrainingError` where the directory holds the state of another training.
     """
 
     def __init__(self, recipe: Recipe, examples: Sequence[Example], config: TrainingConfig, directory: Path):
         self.recipe, self.examples, self.config, self.directory = recipe, examples, config, directory
-        self.step = 0
+        self.step = self.saved = 0
         self.best: float | None = None
         self.device = next(recipe.trained.parameters()).device
         self.optimizers = _optimizers(recipe.trained, config)
@@ -111,7 +117,7 @@ class Trainer:
         self._state = directory / "training"
         self.metrics = self._state / "metrics.jsonl"
         self._state.mkdir(parents=True, exist_ok=True)
-        if (self._state / "state.json").is_file():
+        if (self._state / STATE).is_file():
             self._resume()
 
     def run(self, report: Report, stop_after: int | None = None) -> None:
@@ -192,25 +198,20 @@ class Trainer:
             "best": self.best,
         }
         tensors = {name: t.detach().contiguous() for name, t in tensors.items()}
-        _replace(
-            self._state / "state.safetensors",
-            lambda file: save_file(_unshared(tensors), file, metadata={"step": str(self.step)}),
-        )
-        _replace(self._state / "state.json", lambda file: file.write_text(json.dumps(content, indent=2)))
+        metadata = {"training": json.dumps(content)}
+        _replace(self._state / STATE, lambda file: save_file(_unshared(tensors), file, metadata=metadata))
+        self.saved = self.step
 
     def _resume(self) -> None:
-        file = self._state / "state.json"
-        content = json.loads(file.read_text())
-        own = json.loads(json.dumps(dict(self.recipe.identity())))
-        for key, value in {**content["recipe"], **own}.items():
-            if content["recipe"].get(key) != own.get(key):
-                raise TrainingError(
-                    f"{self.directory} holds a training with {key} {content['recipe'].get(key)!r}, not "
-                    f"{own.get(key)!r}: name another directory, or remove this one; {value!r} cannot go on"
-                )
-        with safe_open(self._state / "state.safetensors", framework="pt") as tensors:
-            if tensors.metadata()["step"] != str(content["step"]):
-                raise TrainingError(f"{file} and state.safetensors are of different steps: remove them")
+        with safe_open(self._state / STATE, framework="pt") as tensors:
+            content = json.loads(tensors.metadata()["training"])
+            was, own = content["recipe"], json.loads(json.dumps(dict(self.recipe.identity())))
+            for key in {**was, **own}:
+                if was.get(key) != own.get(key):
+                    raise TrainingError(
+                        f"{self.directory} holds a training with {key} {was.get(key)!r}, not "
+                        f"{own.get(key)!r}: name another directory, or remove this one"
+                    )
             weights = {
                 name.removeprefix("weights."): tensors.get_tensor(name)
                 for name in tensors.keys()  # noqa: SIM118 - no mapping
@@ -224,7 +225,8 @@ class Trainer:
                     if kind == "optimizer" and int(rest[0]) == i:
                         state.setdefault(int(rest[1]), {})[rest[2]] = tensors.get_tensor(name)
                 optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        self.step, self.best = content["step"], content["best"]
+        self.step = self.saved = content["step"]
+        self.best = content["best"]
         if self.metrics.is_file():  # what came after the last save will come again
             lines = self.metrics.read_text().splitlines()[: self.step]
             _replace(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in lines)))
@@ -241,7 +243,7 @@ def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.
     for name, parameter in trained.named_parameters():
         if not parameter.requires_grad:
             continue
-        inner = parameter.ndim == 2 and "embedding" not in name and ".head" not in f".{name}"
+        inner = parameter.ndim == 2 and OUTER.isdisjoint(name.split("."))
         (matrices if inner else others).append(parameter)
     made: list[torch.optim.Optimizer] = []
     if matrices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -70,7 +70,13 @@ def hydra(run: Run, heads: Guesses = 4, layers: Layers = 1) -> None:
 
 
 @training
-def eagle(run: Run, depth: Depth = 4, regression: float = 0.5) -> None:
+def eagle(
+    run: Run,
+    depth: Depth = 4,
+    regression: Annotated[
+        float, typer.Option(min=0, help="What the target's next feature weighs beside its words.")
+    ] = 0.5,
+) -> None:
     """Train EAGLE-1's block (arXiv 2401.15077), which EAGLE-2 uses too."""
     from soothsay.train import new
     from soothsay.train.heads import RecurrentRecipe
@@ -142,7 +148,8 @@ def draft(
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
     intermediate: Annotated[int, typer.Option(min=1, help="Units of the feed-forward part.")] = 384,
     divergence: Annotated[
-        str, typer.Option(help="What is made small: forward-kl, reverse-kl or total-variation.")
+        Literal["forward-kl", "reverse-kl", "total-variation"],
+        typer.Option(help="Between the target and the draft model, what is made small."),
     ] = "forward-kl",
     on_policy: Annotated[
         float,
@@ -169,7 +176,7 @@ def draft(
         model,
         run.judge("draft-model", held_out),
         lambda made, directory: write_model(made, checkpoint, config, directory),
-        divergence=divergence,  # type: ignore[arg-type]
+        divergence=divergence,
         on_policy=on_policy,
     )
     run.train(recipe, examples)

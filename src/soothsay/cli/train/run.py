@@ -18,7 +18,6 @@ from soothsay.cli.terminal import notice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from soothsay.config import ModelConfig
     from soothsay.model.checkpoint import Checkpoint
     from soothsay.model.transformer import Transformer
     from soothsay.train.data import Example
@@ -101,12 +100,6 @@ class Run:
 
         return open_checkpoint(self.model)
 
-    def config(self) -> ModelConfig:
-        """What the target computes."""
-        from soothsay.config import ModelConfig
-
-        return ModelConfig.from_hf(self.checkpoint().config)
-
     def target(self) -> Transformer:
         """The target, frozen, on kernels that training can look through."""
         from soothsay.model.load import load_model
@@ -186,7 +179,14 @@ class Run:
                 elif not console.is_terminal and step % 50 == 0:
                     console.print(f"step {step}: {loss}, {rate}")
 
-            trainer.run(report, self.stop_after)
+            try:
+                trainer.run(report, self.stop_after)
+            except KeyboardInterrupt:
+                kept = trainer.saved
+                console.print(
+                    f"stopped in step {trainer.step + 1}; the same command goes on from step {kept}"
+                )
+                raise
         console.print(f"{self.out} has the best, with a score of {trainer.best}" if trainer.best else "")
 
 
