@@ -1,0 +1,337 @@
+"""The routes: what is asked, checked and laid out; what comes, in the shape that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from soothsay.engine.request import Piece
+from soothsay.errors import RequestError
+from soothsay.llm import LLM
+from soothsay.server.choice import Drafters
+from soothsay.server.config import ServerConfig
+from soothsay.server.errors import ApiError
+from soothsay.server.gate import Gate
+from soothsay.server.keys import Account, KeyRing
+from soothsay.server.loop import Asked, EngineLoop, Job
+from soothsay.server.metrics import CONTENT_TYPE, Metrics
+from soothsay.server.parameters import drafter_name, sampling_params
+from soothsay.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    NamedTool,
+    TokenizeRequest,
+)
+from soothsay.server.replies import ChatReply, CompletionReply, Reply, TokenTexts, usage
+from soothsay.server.tools import Plain, ToolFormat
+from soothsay.tokenizer import Tokenizer
+
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+RESERVED = ("messages", "self", "tools")
+"""Variables of the chat template that have fields of their own."""
+
+
+class Server:
+    """A model behind HTTP. `app` is what a server of ASGI runs.
+
+    Args:
+        llm: who answers. Its engine is the server's alone from now on.
+        config: the server's numbers.
+        keys: who may ask; None: everyone.
+    """
+
+    def __init__(self, llm: LLM, config: ServerConfig, keys: KeyRing | None = None):
+        self.llm, self.config = llm, config
+        self.drafters = Drafters(llm, config.drafters)
+        self.metrics = Metrics(llm.engine, config.name, self.drafters.name_of)
+        self.loop = EngineLoop(llm, self.metrics, llm.config.max_requests + config.max_queue)
+        self._tools = ToolFormat.of(llm.tokenizer)
+        self._texts = TokenTexts(llm.tokenizer)
+        self._started = int(time.time())
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+        ]
+        router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
+        paths = frozenset(route.path for route in routes)
+        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncIterator[None]:
+        self.loop.start()
+        yield
+        await self.loop.stop()
+
+    async def _chat(self, http: Request) -> Response:
+        body = await _read(http, ChatRequest)
+        self._check_model(body.model)
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+        forced, used = None, tools if body.tool_choice != "none" else []
+        if used and not self._tools.known:
+            raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
+        if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+            forced = self._forced(body.tool_choice, used)
+        params = sampling_params(body, self.config, forced)
+        prompt = await asyncio.to_thread(self._lay_out, body, used)
+        drafter = await self.drafters.get(drafter_name(body))
+        reply = ChatReply(self.config.name, self._texts, self._tools.reader if used else Plain)
+        return await self._answer(http, body, [Asked(prompt, params, drafter)], reply)
+
+    def _forced(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
+        """The grammar of a call that must be made."""
+        if isinstance(choice, NamedTool):
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        forced = self._tools.forced(tools)
+        if not tools or forced is None:
+            problem = "how this model calls tools is not known" if tools else "there is no such tool in tools"
+            raise ApiError(400, problem, "unsupported", param="tool_choice")
+        return forced
+
+    def _lay_out(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
+        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        if taken := next((name for name in RESERVED if name in variables), None):
+            raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
+        if tools:
+            variables["tools"] = list(tools)
+        messages = [message.for_template() for message in body.messages]
+        try:
+            return self._tokenizer.encode_chat(messages, **variables)
+        except RequestError as error:
+            raise ApiError(400, str(error), "invalid_value", param="messages") from None
+
+    async def _complete(self, http: Request) -> Response:
+        body = await _read(http, CompletionRequest)
+        self._check_model(body.model)
+        params = sampling_params(body, self.config)
+        prompts = _prompts(body.prompt)
+        if not 0 < len(prompts) <= self.config.max_prompts:
+            message = f"give one prompt at least, and {self.config.max_prompts} at most"
+            raise ApiError(400, message, "invalid_value", param="prompt")
+        ids = await asyncio.to_thread(
+            lambda: [self._tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
+        )
+        drafter = await self.drafters.get(drafter_name(body))
+        echoed = [
+            one if isinstance(one, str) else self._tokenizer.decode(one)
+            for one in prompts
+            for _ in range(params.n)
+            if body.echo
+        ]
+        reply = CompletionReply(self.config.name, self._texts, echoed)
+        return await self._answer(http, body, [Asked(one, params, drafter) for one in ids], reply)
+
+    async def _answer(
+        self, http: Request, body: ChatRequest | CompletionRequest, asked: Sequence[Asked], reply: Reply
+    ) -> Response:
+        """Put it in the line, and give what comes as it comes, or once it is there."""
+        job = Job(asked, asyncio.get_running_loop().time() + self.config.timeout)
+        await self.loop.submit(job)
+        if body.stream:
+            chunks = self._chunks(job, reply, with_usage=body.wants_usage)
+            return _Events(chunks, lambda: self._settle(http, job))
+        try:
+            return JSONResponse(await _unless_gone(http.receive, _whole(job, reply)))
+        except _HungUpError:
+            return Response(status_code=499)
+        finally:
+            self._settle(http, job)
+
+    def _settle(self, http: Request, job: Job) -> None:
+        """The answers have ended, well or not: free what they hold, charge the key for them, tell the log."""
+        self.loop.cancel(job)
+        told = _usage(job)
+        account: Account | None = http.state.account
+        if account is not None:
+            account.tokens.charge(told["total_tokens"])
+        names = ("prompt_tokens", "completion_tokens", "speculation")
+        record: dict[str, Any] = http.state.record
+        record |= {name: told[name] for name in names}
+        record["drafter"] = self.drafters.name_of(job.requests[0].drafter)
+
+    async def _chunks(self, job: Job, reply: Reply, *, with_usage: bool) -> AsyncIterator[dict[str, Any]]:
+        for choice in reply.opening(job.size):
+            yield reply.chunk([choice], None, with_usage=with_usage)
+        async for news in job:
+            for choice in reply.news(news, job.requests[news.index]):
+                yield reply.chunk([choice], None, with_usage=with_usage)
+        if with_usage:
+            yield reply.chunk([], _usage(job), with_usage=True)
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def _model(self, http: Request) -> Response:
+        self._check_model(http.path_params["name"])
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self.config.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "soothsay",
+            "max_model_len": self.llm.config.max_context,
+            "drafters": list(self.drafters.names),
+        }
+
+    async def _tokenize(self, http: Request) -> Response:
+        body = await _read(http, TokenizeRequest)
+        if body.model is not None:
+            self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give a prompt or messages", "invalid_value", param="prompt")
+        if body.messages is not None:
+            asked = ChatRequest(model=self.config.name, messages=body.messages)
+            ids = await asyncio.to_thread(self._lay_out, asked, ())
+        else:
+            ids = await asyncio.to_thread(
+                self._tokenizer.encode, body.prompt or "", special=body.add_special_tokens
+            )
+        return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_context, "tokens": ids})
+
+    async def _detokenize(self, http: Request) -> Response:
+        body = await _read(http, DetokenizeRequest)
+        if body.model is not None:
+            self._check_model(body.model)
+        last = self.llm.model.config.vocab_size - 1
+        if not all(0 <= token <= last for token in body.tokens):
+            message = f"this model has tokens 0 to {last}"
+            raise ApiError(400, message, "invalid_value", param="tokens")
+        text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special=False)
+        return JSONResponse({"prompt": text})
+
+    async def _health(self, _: Request) -> Response:
+        """Whether there is an engine; a supervisor restarts a server without one."""
+        alive = self.loop.alive
+        told = {"status": "ok" if alive else "engine stopped", "engine_restarts": self.loop.restarts}
+        return JSONResponse(told, 200 if alive else 503)
+
+    async def _ready(self, _: Request) -> Response:
+        """Whether another request would be taken; a load balancer goes elsewhere if not."""
+        ready = self.loop.alive and self.loop.in_flight < self.loop.max_in_flight
+        return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.llm.tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
+        return self.llm.tokenizer
+
+    def _check_model(self, name: str) -> None:
+        if name != self.config.name:
+            message = f"there is no model {name!r} here, but {self.config.name!r}"
+            raise ApiError(404, message, "model_not_found", param="model")
+
+
+class _HungUpError(Exception):
+    """The client has hung up."""
+
+
+class _Events(Response):
+    """Server-sent events, up to the end or until the client hangs up; `settle` is called then."""
+
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]], settle: Callable[[], None]):
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._chunks, self._settle = chunks, settle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        try:
+            await _unless_gone(receive, self._send(send))
+        except _HungUpError:
+            scope["state"]["record"]["gone"] = True
+        finally:
+            self._settle()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for chunk in self._chunks:
+                await _send_event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+        except ApiError as error:
+            await _send_event(send, json.dumps(error.body))
+        await _send_event(send, "[DONE]")
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_event(send: Send, data: str) -> None:
+    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up as soon as the client hangs up. Raises `_HungUpError` then."""
+    tasks = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise _HungUpError
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(job: Job, reply: Reply) -> dict[str, Any]:
+    pieces: list[list[Piece]] = [[] for _ in range(job.size)]
+    async for news in job:
+        pieces[news.index] += news.pieces
+    choices = [reply.choice(index, job.requests[index], pieces[index]) for index in range(job.size)]
+    return reply.whole(choices, _usage(job))
+
+
+def _usage(job: Job) -> dict[str, Any]:
+    return usage(job.requests, job.asked[0].params.n)
+
+
+async def _read(http: Request, kind: type[Body]) -> Body:
+    """The body. It must say that it is JSON, which no page of another site can make a browser do unasked."""
+    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
+    try:
+        return kind.model_validate_json(await http.body())
+    except ValidationError as error:
+        raise ApiError.from_validation(error) from None
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """One prompt or many, as many."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(part, int) for part in prompt):
+        return [[part for part in prompt if isinstance(part, int)]]
+    return [part for part in prompt if not isinstance(part, int)]
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        raise ApiError(404, "there is nothing here", "not_found")

@@ -1,0 +1,88 @@
+"""Refusals and failures, in the shape that OpenAI's clients know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from soothsay.errors import RequestError
+
+KINDS = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "json_invalid": "invalid_json",
+}
+"""Pydantic's kinds of errors and OpenAI's codes; all others are "invalid_value"."""
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer. The message is for the client: no path, no trace.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong and what to do.
+        code: OpenAI's, for programs.
+        param: the field of the request that is to blame.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's class of error."""
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """`{"error": ...}`."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The error as an answer of HTTP."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+    @classmethod
+    def from_request(cls, error: RequestError) -> ApiError:
+        """What the engine refuses. Its messages begin with the field, if one is to blame."""
+        message = str(error)
+        named = re.match(r"(\w+)=", message)
+        if "the context of" in message:
+            return cls(400, message, "context_length_exceeded")
+        return cls(400, message, "invalid_value", param=named[1] if named else None)
+
+    @classmethod
+    def from_validation(cls, error: ValidationError) -> ApiError:
+        """The first thing that is wrong with a body."""
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"] if not str(part).endswith("]"))
+        code = KINDS.get(first["type"], "invalid_value")
+        if code == "unknown_parameter":
+            message = f"{field} is not a parameter that this server knows; leave it out"
+        else:
+            message = f"{field}: {first['msg']}" if field else first["msg"]
+        return cls(400, message, code, param=field or None)
+
+
+def internal_error() -> ApiError:
+    """What went wrong is in the server's log, under the request's id."""
+    return ApiError(500, "the server failed at this request; its log tells why", "internal_error")

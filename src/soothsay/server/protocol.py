@@ -1,0 +1,239 @@
+"""What clients send. A field that is not here is refused; those in `IGNORED` change no answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+IGNORED = (
+    "metadata",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Fields of OpenAI's that are read and dropped: they are for its accounting, its storage and its speed."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """How to stream."""
+
+    include_usage: bool = False
+
+
+class Speculation(_Body):
+    """Who guesses for this request, and which guesses hold."""
+
+    drafter: str | None = None
+    verifier: str | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's field for answers of a given form. One of them."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Generation(_Body):
+    """What both kinds of requests have. None always means the default."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    speculation: Speculation | bool | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {name: value for name, value in data.items() if name not in IGNORED}
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class TextPart(_Body):
+    """A part of a message. Images and sound are not understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(_Body):
+    """What the model called; `arguments` is JSON."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Call(_Body):
+    """A call that the model made before."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None  # clients send back what they were given
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates want it: content as one text, arguments as a mapping."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content or "",
+        }
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": _parsed(call.function.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        return message
+
+
+class Function(_Body):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(_Body):
+    """What the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Body):
+    """One of the functions."""
+
+    name: str
+
+
+class NamedTool(_Body):
+    """One of the tools."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(_Body):
+    """A schema and what OpenAI wants to be told with it."""
+
+    name: str
+    description: str | None = None
+    strict: bool | None = None  # answers always follow the schema
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(_Body):
+    """Text, any JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: Literal[""] | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeRequest(_Body):
+    """`POST /tokenize`: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments  # what a model once said need not be JSON

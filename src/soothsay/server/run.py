@@ -1,0 +1,106 @@
+"""Serving: a socket, signals, and a log of JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import sys
+import time
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from soothsay.server.app import Server
+
+KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+"""What every record of the log has; the rest is what the server tells of it."""
+
+MAX_HEADERS = 32_768
+"""Bytes of a request's headers."""
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`time` in UTC, `level`, `event`, what the event tells, and the trace if something was raised."""
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in KNOWN}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_to_stderr() -> None:
+    """Let the server's records, and those of what it stands on, go to stderr as lines of JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("soothsay", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
+
+
+def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
+    """What runs a server: `run()` in the main thread of a process, which SIGTERM and SIGINT end once all that
+    runs has been answered; a second SIGINT ends it at once.
+    """
+    config = server.config
+    return uvicorn.Server(
+        uvicorn.Config(
+            server.app,
+            host=host,
+            port=port,
+            http=patient_protocol(config.client_timeout),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=math.ceil(config.client_timeout),
+            timeout_graceful_shutdown=math.ceil(config.drain),
+            h11_max_incomplete_event_size=MAX_HEADERS,
+        )
+    )
+
+
+def patient_protocol(seconds: float) -> type[H11Protocol]:
+    """Connections that are closed if the headers of a request do not come in time.
+
+    Uvicorn itself waits for ever for the first request's, and for those of a later one once they have begun.
+    """
+
+    class Patient(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._headers_due = self.loop.call_later(seconds, self._give_up)
+
+        def data_received(self, data: bytes) -> None:
+            due = self._idle and self._headers_due.cancelled()
+            super().data_received(data)
+            if not self._idle:
+                self._headers_due.cancel()
+            elif due:
+                self._headers_due = self.loop.call_later(seconds, self._give_up)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._headers_due.cancel()
+            super().connection_lost(exc)
+
+        @property
+        def _idle(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _give_up(self) -> None:
+            if self._idle:
+                self.transport.close()
+
+    return Patient

@@ -1,0 +1,289 @@
+"""What the server does not do, and how it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
+from serving import Running, serving
+from starlette.responses import PlainTextResponse
+
+from soothsay import LLM
+from soothsay.server.config import ServerConfig
+from soothsay.server.gate import Gate
+from soothsay.server.keys import Allowance, KeyFileError, KeyRing, add_key, read_keys, remove_key
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+CHAT: dict[str, Any] = {"model": "sibyl", "messages": MESSAGES, "max_tokens": 1}
+COMPLETION: dict[str, Any] = {"model": "sibyl", "prompt": "Hi", "max_tokens": 1}
+
+
+def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    reply = httpx.post(f"{running.url}{path}", json=body)
+    assert reply.status_code == 400, reply.text
+    assert reply.headers["x-request-id"]
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"frobnicate": 1}, "frobnicate", "unknown_parameter"),
+        ({"speculation": {"drafter": "none", "depth": 3}}, "speculation", "unknown_parameter"),
+        ({"functions": []}, "functions", "unknown_parameter"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"seed": 10**30}, "seed", "invalid_value"),
+        ({"seed": -1}, "seed", "invalid_value"),
+        ({"n": 17}, "n", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"min_tokens": 2}, "min_tokens", "invalid_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        ({"stop": "x" * 257}, "stop", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"9999999": 1}}, None, "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"speculation": {"drafter": "draft-model(model=/etc)"}}, "speculation.drafter", "invalid_value"),
+        ({"speculation": {"drafter": "medusa"}}, "speculation.drafter", "invalid_value"),
+        ({"speculation": {"verifier": "hope"}}, "verifier", "invalid_value"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"guided_regex": "("}, None, "invalid_value"),
+        ({"guided_choice": ["a"], "guided_regex": "b"}, "response_format", "invalid_value"),
+        ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "invalid_value"),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, None, "context_length_exceeded"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_chat_parameters(running: Running, change: dict[str, Any], param: str | None, code: str) -> None:
+    error = refused(running, "/v1/chat/completions", {**CHAT, **change})
+    assert error["code"] == code
+    if param is not None:
+        assert error["param"].startswith(param)
+    assert not re.search(r"/work|soothsay/|Traceback|\.py", error["message"])
+    assert running.free
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": []},
+        {"prompt": ""},
+        {"prompt": [10**9]},
+        {"prompt": ["x"] * 65},
+        {"prompt": ["x", 3]},
+        {"best_of": 2},
+        {"suffix": "end"},
+        {"echo": True, "logprobs": 1},
+        {"logprobs": 21},
+    ],
+    ids=str,
+)
+def test_completion_parameters(running: Running, change: dict[str, Any]) -> None:
+    refused(running, "/v1/completions", {**COMPLETION, **change})
+    assert running.free
+
+
+def test_what_changes_no_answer_is_ignored(client: OpenAI) -> None:
+    said = client.chat.completions.create(**CHAT, user="me", metadata={"a": "b"}, store=False, seed=1)
+    assert said.choices[0].message.content == (
+        client.chat.completions.create(**CHAT, seed=1).choices[0].message.content
+    )
+
+
+def test_null_means_the_default(running: Running) -> None:
+    from soothsay.server.protocol import ChatRequest
+
+    nothing = dict.fromkeys(set(ChatRequest.model_fields) - set(CHAT))
+    told = [
+        httpx.post(f"{running.url}/v1/chat/completions", json={**CHAT, **change, "seed": 4}).json()
+        for change in ({}, nothing)
+    ]
+    assert told[0]["choices"] == told[1]["choices"]
+
+
+def test_errors_have_the_clients_classes(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError) as error:
+        client.chat.completions.create(**{**CHAT, "model": "gpt-5"})
+    assert error.value.code == "model_not_found"
+    with pytest.raises(BadRequestError) as refusal:
+        client.chat.completions.create(**{**CHAT, "n": 99})
+    assert refusal.value.param == "n"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"{", 400),
+        (b"[" * 100_000, 400),
+        (b"\xff\xfe", 400),
+        (b'{"model": "sibyl", "prompt": "\\ud800"}', 400),
+        (b'{"model": "sibyl", "prompt": "x", "temperature": NaN}', 400),
+        (b'{"model": "sibyl", "prompt": "x", "logit_bias": {"1": 1e999}}', 400),
+        (b"x" * ((4 << 20) + 1), 413),
+    ],
+    ids=range(7),
+)
+def test_malformed_bodies(running: Running, content: bytes, status: int) -> None:
+    url, headers = f"{running.url}/v1/completions", {"Content-Type": "application/json"}
+    reply = httpx.post(url, content=content, headers=headers)
+    assert reply.status_code == status
+    assert "error" in reply.json()
+
+
+def test_huge_body_without_a_length(running: Running) -> None:
+    parts = (b" " * (1 << 20) for _ in range(8))
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client() as http:
+        try:
+            reply = http.post(f"{running.url}/v1/completions", content=parts, headers=headers)
+            assert reply.status_code == 413
+        except httpx.TransportError:
+            pass  # the server has hung up on what is still being sent
+    assert httpx.get(f"{running.url}/health").status_code == 200
+
+
+def test_what_is_not_there(running: Running) -> None:
+    for reply, status in (
+        (httpx.get(f"{running.url}/v1/nothing"), 404),
+        (httpx.get(f"{running.url}/v1/completions"), 405),
+        (httpx.post(f"{running.url}/v1/completions", content=b"{}"), 415),
+    ):
+        assert reply.status_code == status
+        assert reply.json()["error"]["message"]
+        assert "access-control-allow-origin" not in reply.headers
+
+
+def test_slow_clients_are_hung_up_on(fresh_llm: Callable[..., LLM]) -> None:
+    with serving(fresh_llm(), client_timeout=0.2) as running:
+        address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        for sent, status in (
+            (b"", b""),
+            (b"GET / HT", b""),
+            (head + b"Content-Length: 100\r\n\r\n{", b"HTTP/1.1 408"),
+        ):
+            with socket.create_connection(address, timeout=10) as slow:
+                slow.sendall(sent)
+                said = b"".join(iter(lambda: slow.recv(4096), b""))
+            assert said.startswith(status)
+            assert bool(said) == bool(status)
+        with socket.create_connection(address, timeout=10) as slow:  # slow at its second request
+            slow.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+            slow.sendall(b"GET /heal")
+            while slow.recv(4096):
+                pass
+
+
+def test_a_client_that_does_not_read_is_hung_up_on() -> None:
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if len(sent) > 1:
+            await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("x")(scope, receive, send)
+
+    answered: list[tuple[str, int]] = []
+    metrics: Any = SimpleNamespace(answered=lambda *what: answered.append(what))
+    gate = Gate(app, ServerConfig(name="x", client_timeout=0.01), metrics, None, frozenset({"/x"}))
+    scope: Any = {"type": "http", "method": "GET", "path": "/x", "headers": []}
+    asyncio.run(asyncio.wait_for(gate(scope, receive, send), 10))
+    assert sent == ["http.response.start", "http.response.body"]
+    assert answered == [("/x", 200)]
+
+
+def test_keys(fresh_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    good = add_key(file, "good")
+    limited = add_key(file, "limited", requests_per_minute=2)
+    thrifty = add_key(file, "thrifty", tokens_per_minute=10)
+    assert good not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+    with serving(fresh_llm(), KeyRing(file)) as running:
+        for key in ("none", "sk-", good[:-1], f"{good}x"):
+            with running.client(key) as client, pytest.raises(AuthenticationError) as wrong:
+                client.completions.create(**COMPLETION)
+            assert wrong.value.code == "invalid_api_key"
+        for path, status in (("/health", 200), ("/ready", 200), ("/metrics", 401), ("/v1/models", 401)):
+            assert httpx.get(running.url + path).status_code == status
+        with running.client(good) as client:
+            for _ in range(4):
+                client.completions.create(**COMPLETION)
+        with running.client(limited) as client:
+            client.completions.create(**COMPLETION)
+            client.completions.create(**COMPLETION)
+            with pytest.raises(RateLimitError) as much:
+                client.completions.create(**COMPLETION)
+            assert 1 <= int(much.value.response.headers["retry-after"]) <= 30
+            assert client.models.list().data  # only questions are counted
+        with running.client(thrifty) as client:
+            client.completions.create(**{**COMPLETION, "max_tokens": 20, "extra_body": {"ignore_eos": True}})
+            with pytest.raises(RateLimitError):
+                client.completions.create(**COMPLETION)
+        late = add_key(file, "late")
+        remove_key(file, "good")
+        with running.client(late) as client:
+            client.completions.create(**COMPLETION)
+        with running.client(good) as client, pytest.raises(AuthenticationError):
+            client.completions.create(**COMPLETION)
+        with running.client(limited) as client, pytest.raises(RateLimitError):  # its account lived on
+            client.completions.create(**COMPLETION)
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    add_key(file, "a", tokens_per_minute=5)
+    with pytest.raises(KeyFileError, match="has a key named 'a'"):
+        add_key(file, "a")
+    with pytest.raises(KeyFileError, match="no key named 'b'"):
+        remove_key(file, "b")
+    assert [(key.name, key.tokens_per_minute) for key in read_keys(file)] == [("a", 5)]
+    file.write_text(json.dumps({"keys": [{"name": "a"}]}))
+    with pytest.raises(KeyFileError, match="no file of API keys"):
+        KeyRing(file)
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        KeyRing(tmp_path / "none.json")
+
+
+def test_allowance() -> None:
+    now = 0.0
+    allowance = Allowance(60, clock=lambda: now)
+    assert allowance.wait() == 0
+    allowance.charge(60)
+    assert allowance.wait() == pytest.approx(1)
+    now = 1.0
+    assert allowance.wait() == 0
+    allowance.charge(31)  # into debt
+    assert allowance.wait() == pytest.approx(31)
+    now = 10_000.0
+    assert allowance.wait(60) == 0  # no more than a minute's worth is saved
+    allowance.charge(60)
+    assert allowance.wait() > 0
+    assert Allowance(None).wait() == 0

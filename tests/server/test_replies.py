@@ -1,0 +1,64 @@
+"""Shapes of answers that the bundled model has no occasion for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from openai import OpenAI
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from soothsay import LLM, FinishReason, Piece, SamplingParams, Tokenizer
+from soothsay.server.loop import News
+from soothsay.server.replies import ChatReply, TokenTexts, usage
+from soothsay.server.tools import Hermes
+
+
+def test_tokens_keep_the_space_they_begin_with() -> None:
+    backend = Backend(models.WordLevel({"▁the": 0, "se": 1}, unk_token="se"))
+    backend.decoder = decoders.Metaspace()
+    texts = TokenTexts(Tokenizer(backend))
+    assert Tokenizer(backend).decode([0]) == "the"
+    assert [texts(0), texts(1)] == [" the", "se"]
+    assert TokenTexts(None)(3) == "token_id:3"
+
+
+def test_calls_of_one_answer_are_counted_over_chunks() -> None:
+    request: Any = SimpleNamespace(params=SamplingParams(), end_tokens=frozenset())
+    reply = ChatReply("it", TokenTexts(None), Hermes)
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    numbers, reasons = [], []
+    for text, reason in ((call, None), (call + call, None), ("", FinishReason.STOP)):
+        for choice in reply.news(News(0, [Piece(1, text, False)], reason, 0.0), request):
+            numbers += [made["index"] for made in choice["delta"].get("tool_calls", ())]
+            reasons.append(choice["finish_reason"])
+    assert numbers == [0, 1, 2]
+    assert reasons == [None, None, "tool_calls"]
+
+
+def test_the_token_that_ends_an_answer_has_no_logprobs(client: OpenAI, sibyl: LLM) -> None:
+    (end, *_) = sibyl.eos_ids
+    said = client.chat.completions.create(
+        model="sibyl",
+        messages=[{"role": "user", "content": "Hi"}],
+        logit_bias={str(end): 100},
+        logprobs=True,
+    )
+    assert said.choices[0].logprobs is not None
+    assert said.choices[0].logprobs.content == []
+    assert (said.choices[0].finish_reason, said.usage and said.usage.completion_tokens) == ("stop", 1)
+
+
+def test_usage_counts_a_prompt_once(sibyl: LLM) -> None:
+    def request(prompt: int, said: int) -> Any:
+        stats = SimpleNamespace(steps=2, emitted=said, drafted=4, accepted=1)
+        params = SamplingParams()
+        return SimpleNamespace(
+            stats=stats, num_prompt=prompt, num_output=said, num_prefix_hits=16, params=params
+        )
+
+    told = usage([request(20, 3), request(20, 5), request(30, 4), request(30, 4)], 2)
+    assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (50, 16, 66)
+    assert told["prompt_tokens_details"] == {"cached_tokens": 32}
+    assert told["speculation"] == {"drafted": 16, "accepted": 4, "mean_accepted": 2.0, "lossless": True}
