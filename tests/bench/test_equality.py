@@ -255,7 +255,7 @@ def accept_first_guess(tree: DraftTree, draws: Sequence[int]) -> Verdict:
 def test_a_guess_that_is_wrongly_accepted(
     monkeypatch: pytest.MonkeyPatch, pilot_tokens: list[list[int]]
 ) -> None:
-    monkeypatch.setattr("soothsay.engine.engine.match", accept_first_guess)
+    monkeypatch.setattr("soothsay.engine.verify.match", accept_first_guess)
     report = compare(make(), pilot_tokens, {"late": Late}, GREEDY)
     assert [len(comparison.divergences) for comparison in report.comparisons] == [0, 3]
     assert [found.prompt for found in report.divergences] == [0, 1, 2]
@@ -350,7 +350,7 @@ def test_the_command_skips_and_says_so(tmp_path: Path) -> None:
 def test_the_command_fails_loudly_and_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question_id": 81, "category": "counting", "turns": ["Count: one two one two"]}\n')
-    monkeypatch.setattr("soothsay.engine.engine.match", accept_first_guess)
+    monkeypatch.setattr("soothsay.engine.verify.match", accept_first_guess)
     result = verify("-d", "prompt-lookup(min_ngram=1)", "-n", "24", "--prompts", str(file))
     assert result.exit_code == 1
     number, text = r"\d+ '[^']*'", r"[\d.e-]+"

@@ -276,7 +276,7 @@ def test_engines_of_this_environment_agree(tmp_path: Path) -> None:
             assert passes is not None
             assert len(passes) == 3
             assert min(passes) > 0
-        assert ours.modes == ("plain", "prompt-lookup")
+        assert ours.modes == ("plain", "auto")
         assert ours.decode(IDS, 11)[1] == theirs.decode(IDS, 11)[1]
         with pytest.raises(
             SoothsayError, match=r"soothsay: RequestError: the prompt has token 9999;.*ours\.log"
@@ -447,7 +447,7 @@ def test_command(plan: Plan, tmp_path: Path) -> None:
     assert "llama.cpp agrees in 0 of 32 leading tokens only: does it run the same model?" in result.stdout
     assert re.search(r"conversation +qa +overall", result.stdout)
     assert re.search(r"llama.cpp, lookup +4\.0 +4\.0 +4\.0", result.stdout)
-    assert re.search(r"soothsay, prompt-lookup / plain( +[\d.]+x){3}", result.stdout)
+    assert re.search(r"soothsay, auto / plain( +[\d.]+x){3}", result.stdout)
     assert re.search(r"soothsay's best / the peers' best( +[\d.]+x){3}", result.stdout)
     assert "openvino, bfloat16: openvino-genai is not installed" in result.stdout
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

@@ -8,79 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from soothsay.bench.measure import Contender, interleave
 from soothsay.bench.shapes import RandomCheckpoint, Shape
-from soothsay.config import DType, EngineConfig
-from soothsay.engine.batch import Batch, Rows
-from soothsay.engine.cache import KVPool
-from soothsay.engine.tree import DraftTree
+from soothsay.config import DType
+from soothsay.engine.timing import Layout, Step, filled_cache
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 
-Layout = Literal["chain", "binary"]
-"""How drafted tokens hang together: one below the other, or two below each."""
-
 PRODUCT_ROWS = 256
 """Rows of the product that tells the rate of arithmetic: enough that reading its weights is a trifle."""
-
-
-class Step:
-    """One pass that verifies a tree of `rows` nodes behind a context: packing, all blocks, the head for all.
-
-    It is what the engine does in a step, less drafting, sampling and moving what was accepted. It can be run
-    again and again: the tree's keys and values overwrite themselves.
-
-    Args:
-        model: any.
-        cache: a pool of its own that holds `context + rows` slots; see `filled_cache`.
-        rows: nodes of the tree, the root among them.
-        context: tokens before the root.
-        layout: of the tree.
-    """
-
-    def __init__(self, model: Transformer, cache: KVPool, rows: int, context: int, layout: Layout = "chain"):
-        self.model, self.cache = model, cache
-        tree = DraftTree(0)
-        for node in range(1, rows):
-            parent = node - 1 if layout == "chain" else (node - 1) // 2
-            tree.add(parent, node % model.config.vocab_size)
-        self.rows = Rows(
-            tokens=np.array(tree.tokens[:1], dtype=np.int64),
-            start=context,
-            table=np.arange(cache.num_slots // cache.block_size),
-            tree=tree,
-        )
-
-    @torch.inference_mode()
-    def __call__(self) -> Tensor:
-        """`[rows, V]` logits."""
-        config = self.model.config
-        batch = Batch.pack(
-            [self.rows],
-            block_size=self.cache.block_size,
-            group=config.group,
-            windows=config.windows,
-            device=self.model.device,
-        )
-        hidden, _ = self.model(batch, self.cache)
-        return self.model.logits(hidden.index_select(0, batch.logit_rows))
-
-
-def filled_cache(model: Transformer, tokens: int) -> KVPool:
-    """A pool for so many tokens, filled: an untouched one is a single page of zeros that costs nothing to
-    read."""
-    size = EngineConfig.block_size
-    cache = model.new_cache(-(-tokens // size), size)
-    cache.data.normal_()
-    return cache
 
 
 @dataclass(frozen=True, slots=True)

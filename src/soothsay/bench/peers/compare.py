@@ -72,7 +72,7 @@ class Plan:
     questions: Path | None = None
     per_task: int = 20
     max_tokens: int = 128
-    drafter: str = "prompt-lookup"
+    drafter: str = "auto"
     lookup_tokens: int = 0
 
 

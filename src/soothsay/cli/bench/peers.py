@@ -54,7 +54,7 @@ def peers(
     ] = None,
     per_task: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
-    drafter: DrafterOption = "prompt-lookup",
+    drafter: DrafterOption = "auto",
     lookup_tokens: Annotated[
         int,
         typer.Option(

@@ -31,7 +31,7 @@ class Setup:
     context: int  # tokens of prompt and answer together, at most
     export: str = ""  # where the engine's own format of the model is, or goes
     lookup_tokens: int = 0  # guessed at once by prompt lookup; 0: what the engine's makers recommend
-    drafter: str = "prompt-lookup"  # soothsay's
+    drafter: str = "auto"  # soothsay's
 
 
 class Peer(Protocol):

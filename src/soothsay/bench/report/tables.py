@@ -1,0 +1,176 @@
+"""Tables of results, in the layout of Spec-Bench's leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from soothsay.bench.spec.results import OVERALL, Results, Row, Score
+
+HEADINGS = {
+    "conversation": "chat",
+    "translation": "transl.",
+    "summarization": "summ.",
+    "qa": "QA",
+    "math_reasoning": "math",
+    "rag": "RAG",
+}
+"""Spec-Bench's tasks, short enough for a terminal."""
+
+
+BUSY = 0.9
+"""A share of the time below which it has to be said that the machine did other things."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table, of all tasks together."""
+
+    heading: str
+    meaning: str
+    cell: Callable[[Score], str]
+    brief: bool = True  # whether a narrow terminal has it too
+
+
+def _equal(score: Score) -> str:
+    return "" if score.different is None else f"{score.answers - score.different}/{score.answers}"
+
+
+def _number(value: float) -> str:
+    """Empty where it is not known."""
+    return f"{value:.2f}" if value else ""
+
+
+COLUMNS = (
+    Column(
+        "accepted",
+        "tokens a step, the bonus counted and the pass over the prompt not",
+        lambda score: _number(score.accepted),
+    ),
+    Column(
+        OVERALL,
+        "speed-up: mean over questions of tokens/s, over the same mean of plain decoding",
+        lambda score: _number(score.speedup),
+    ),
+    Column(
+        "median",
+        "speed-up: median over questions of one rate over the other",
+        lambda score: _number(score.median_speedup),
+        False,
+    ),
+    Column("decode", "speed-up behind the first token", lambda score: _number(score.decode_speedup), False),
+    Column(
+        "CPU",
+        "speed-up by the processor's time, which other work on the machine hardly disturbs",
+        lambda score: _number(score.cpu_speedup),
+        False,
+    ),
+    Column(
+        "tokens/s",
+        "mean over questions, the prompt's time included",
+        lambda score: f"{score.rate:.0f}",
+        False,
+    ),
+    Column(
+        "nodes",
+        "guesses verified a step",
+        lambda score: f"{score.drafted:.1f}" if score.accepted else "",
+        False,
+    ),
+    Column("equal", "answers that are plain decoding's, token by token", _equal),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings, and the cells of each row."""
+
+    headings: list[str]
+    rows: list[list[str]]
+
+
+def table(results: Results) -> Table:
+    """All rows of a run: speed-up by task, then `COLUMNS`; drafters that were left out last."""
+    rows = results.rows()
+    settings = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"]
+    return _table(results, rows, settings, COLUMNS)
+
+
+def table_of(results: Results, rows: Sequence[Row], *, brief: bool) -> Table:
+    """Rows of one temperature and batch; `brief`: as 80 characters have room for them."""
+    return _table(results, rows, [], [column for column in COLUMNS if column.brief or not brief])
+
+
+def _table(
+    results: Results, rows: Sequence[Row], settings: Sequence[str], columns: Sequence[Column]
+) -> Table:
+    tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
+    cells = [
+        [
+            row.name,
+            *[f"{row.temperature:g}", str(row.batch)][: len(settings)],
+            *(_number(row.scores[task].speedup) if task in row.scores else "" for task in tasks),
+            *(column.cell(row.overall) for column in columns),
+        ]
+        for row in rows
+    ]
+    headings = [
+        "drafter",
+        *settings,
+        *(HEADINGS.get(task, task) for task in tasks),
+        *(column.heading for column in columns),
+    ]
+    left_out = [[name, *("" for _ in headings[2:]), "out"] for name in results.left_out]
+    return Table(headings, cells + left_out)
+
+
+def markdown(every: Sequence[Results]) -> str:
+    """A table of each run, under its title if there are several, with what has to be said about it."""
+    return "\n\n".join(
+        "\n\n".join(
+            [
+                *([f"**{title(results)}**"] if len(every) > 1 else []),
+                _markdown_table(table(results)),
+                *(["  \n".join(_escaped(note) for note in notes(results))] if notes(results) else []),
+            ]
+        )
+        for results in every
+    )
+
+
+def title(results: Results) -> str:
+    """Model and dtype."""
+    about = results.conditions
+    return f"{Path(str(about.get('model', 'model'))).name}, {about.get('dtype', 'auto')}"
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader of the table has to know."""
+    found = [f"{name} was left out: {reason}" for name, reason in results.left_out.items()]
+    if results.skipped:
+        found.append(f"{results.skipped} turns were skipped: too long for the context.")
+    if results.conditions.get("carry"):
+        found.append("Drafters kept what they had learnt from the questions before.")
+    shares = [row.overall.cpu_share for row in results.rows() if row.overall.cpu_share]
+    if shares and min(shares) < BUSY:
+        found.append(
+            f"The machine was busy: the benchmark had as little as {min(shares):.0%} of the time. Trust the "
+            "speed-up by the processor's time more."
+        )
+    return found
+
+
+def different(results: Results) -> int:
+    """Answers that are not plain decoding's."""
+    return sum(row.overall.different or 0 for row in results.rows())
+
+
+def _markdown_table(content: Table) -> str:
+    ruler = ["---", *("---:" for _ in content.headings[1:])]
+    rows = [[_escaped(cell) for cell in row] for row in content.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (content.headings, ruler, *rows))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", r"\|")

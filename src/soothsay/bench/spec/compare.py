@@ -1,0 +1,324 @@
+"""`soothsay bench spec`: every question answered by plain decoding and by each drafter, in turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from soothsay import __version__
+from soothsay.bench.journal import Journal
+from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.spec.contenders import Answer, Asked, Contender, Drafted, Run
+from soothsay.bench.spec.questions import Question
+from soothsay.bench.spec.results import PLAIN, Key, Lap, Results, Setting
+from soothsay.config import EngineConfig
+from soothsay.drafters import REGISTRY, DrafterSpec, build_drafter
+from soothsay.drafters.spec import Composed, Named, parse
+from soothsay.engine.sampling import SamplingParams, derive_seed
+from soothsay.errors import DrafterError, RequestError, SoothsayError
+from soothsay.llm import LLM
+from soothsay.machine import processor_name
+from soothsay.tokenizer import Message
+
+WARM_UP = "Tell me a story about a river, a bridge and a town."
+WARM_UP_TOKENS = 48
+
+Progress = Callable[[int, int, int], None]
+"""Called with the answers that are there, how many there will be, and the tokens of this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure.
+
+    Args:
+        drafters: by the name that reports call them; plain decoding is always measured beside them.
+        temperatures: one after the other.
+        batches: questions that are answered at once, one after the other.
+        rounds: how often each question is asked; times are medians.
+        max_tokens: of an answer; it may end before.
+        seed: what all answers' seeds are counted up from.
+        carry: let drafters keep what they have learnt from one question to the next. Each round begins anew.
+    """
+
+    drafters: Mapping[str, DrafterSpec]
+    temperatures: Sequence[float] = (0.0,)
+    batches: Sequence[int] = (1,)
+    rounds: int = 1
+    max_tokens: int = 128
+    seed: int = 0
+    carry: bool = False
+
+
+def serving(batch: int, max_tree: int, max_context: int | None = None) -> EngineConfig:
+    """The configuration of an engine for `SpecBench`, as a server of so many requests would have it, without
+    prefix caching: nobody shall profit from what another has read."""
+    return EngineConfig(
+        max_requests=batch,
+        max_tree=max_tree,
+        max_context=max_context,
+        max_rows=max(EngineConfig.max_rows, batch * max_tree),
+        prefix_caching=False,
+    )
+
+
+class SpecBench:
+    """Carries out a plan.
+
+    Questions of a task are taken `batch` at a time. Their first turns are answered by every contender, one
+    after the other, each group beginning with another of them; then their second turns, which all contenders
+    are asked behind plain decoding's answers to the first. Before each answer drafters forget what they have
+    learnt from others.
+
+    Args:
+        llm: of the target, without prefix caching; see `serving`. It has no other work.
+        questions: from `read_questions`.
+        plan: what to measure.
+        others: contenders beside the drafters. Their answers are not compared.
+        about: further conditions, such as the model's name.
+        path: of the file for results; one of the same conditions is continued.
+        progress: see `Progress`.
+
+    Raises:
+        DrafterError: a drafter's name is unknown or malformed, or none can be built.
+        RequestError: the engine has prefix caching, or less room than the largest batch; or two questions
+            have the same number.
+        SoothsayError: the file is of other conditions.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        questions: Sequence[Question],
+        plan: Plan,
+        *,
+        others: Sequence[Contender] = (),
+        about: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+        progress: Progress = lambda *_: None,
+    ):
+        if llm.config.prefix_caching:
+            raise RequestError("build the LLM with prefix_caching=False: what is cached would not be timed")
+        if len({question.number for question in questions}) < len(questions):
+            raise RequestError("questions need numbers of their own, by which they are known")
+        if llm.config.max_requests < max(plan.batches):
+            raise RequestError(f"build the LLM with max_requests={max(plan.batches)}, the largest batch")
+        self.llm, self.questions, self.plan = llm, questions, plan
+        drafted, left_out = _build(llm, {PLAIN: PLAIN, **plan.drafters})
+        self.contenders: list[Contender] = [*drafted, *others]
+        self.results = Results(Journal(self._conditions(about or {}, left_out), path))
+        self._meter = _Meter(progress)
+        self._refusal: RequestError | None = None  # why the last question without room has none
+
+    def run(self) -> Results:
+        """Measure what is not in the file yet. Raises `RequestError` if no question has room."""
+        plan = self.plan
+        settings = [
+            (temperature, batch, number)
+            for temperature in plan.temperatures
+            for batch in plan.batches
+            for number in range(1, plan.rounds + 1)
+        ]
+        turns = sum(len(question.turns) for question in self.questions)
+        self._meter.begin(turns * len(self.contenders) * len(settings))
+        if any(self._lacks(setting) for setting in settings):
+            self._warm_up()
+        for setting in settings:
+            self._round(setting)
+        if not self.results.rows():
+            raise RequestError(f"none of {len(self.questions)} questions can be answered: {self._refusal}")
+        return self.results
+
+    def _conditions(self, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
+        asked = json.dumps([(question.number, question.turns) for question in self.questions])
+        return {
+            **about,
+            "contenders": [contender.name for contender in self.contenders],
+            "left_out": left_out,
+            "questions": len(self.questions),
+            "questions_digest": hashlib.blake2b(asked.encode(), digest_size=4).hexdigest(),
+            "max_tokens": self.plan.max_tokens,
+            "seed": self.plan.seed,
+            "carry": self.plan.carry,
+            "nodes": self.llm.config.max_tree,
+            "max_context": self.llm.config.max_context,
+            "threads": torch.get_num_threads(),
+            "processor": processor_name(),
+            "soothsay": __version__,
+        }
+
+    def _warm_up(self) -> None:
+        """What is made at the first answer is not part of any."""
+        messages: tuple[Message, ...] = ({"role": "user", "content": WARM_UP},)
+        asked = self._asked(messages, SamplingParams(temperature=0, max_tokens=WARM_UP_TOKENS, seed=0))
+        if asked is not None:
+            for contender in self.contenders:
+                contender.answer([asked])
+
+    def _round(self, setting: Setting) -> None:
+        """All questions. What drafters carry along is not in the file: such a round is whole or done anew."""
+        anew = self.plan.carry and self._lacks(setting)
+        if anew:
+            for contender in self.contenders:
+                contender.reset()
+        for place, group in enumerate(_groups(self.questions, setting[1])):
+            self._group(setting, group, place, anew)
+
+    def _lacks(self, setting: Setting) -> bool:
+        """Whether anything is left to be measured."""
+        keys = (key for group in _groups(self.questions, setting[1]) for key in _keys(setting, group))
+        return any(self.results.get(key) is None for key in keys)
+
+    def _group(self, setting: Setting, group: Sequence[Question], place: int, anew: bool) -> None:
+        """Turn by turn; what is there already is measured only if `anew`."""
+        said: dict[Question, list[Message]] = {question: [] for question in group}
+        for turn, key in enumerate(_keys(setting, group)):
+            said = {question: messages for question, messages in said.items() if len(question.turns) > turn}
+            for question, messages in said.items():
+                messages.append({"role": "user", "content": question.turns[turn]})
+            lap = None if anew else self.results.get(key)
+            if lap is None:
+                lap = self._lap(setting, group, turn, said, place)
+                self.results.add(lap)
+            else:
+                self._meter.advance(len(lap.answered) * len(self.contenders), 0)
+            self._meter.drop(lap.left_out * len(self.contenders))
+            said = {
+                question: messages for question, messages in said.items() if question.number in lap.answered
+            }
+            for question, messages in said.items():
+                answer = self.results.plain(setting[0], question.number, turn)
+                messages.append({"role": "assistant", "content": answer.text if answer else ""})
+
+    def _lap(
+        self,
+        setting: Setting,
+        group: Sequence[Question],
+        turn: int,
+        said: Mapping[Question, Sequence[Message]],
+        place: int,
+    ) -> Lap:
+        asked: dict[Question, Asked] = {}
+        for question, messages in said.items():
+            seed = derive_seed(self.plan.seed + question.number, turn)
+            params = SamplingParams(temperature=setting[0], max_tokens=self.plan.max_tokens, seed=seed)
+            if one := self._asked(messages, params):
+                asked[question] = one
+        runs, answers = self._answers([*asked.values()], (place + setting[2]) % len(self.contenders))
+        numbers = [question.number for question in asked]
+        known = [self.results.plain(setting[0], number, turn) for number in numbers]
+        plain = [old or new for old, new in zip(known, answers.get(PLAIN) or (), strict=True)]
+        return Lap(
+            *setting,
+            task=group[0].task,
+            group=[question.number for question in group],
+            turn=turn,
+            answered=numbers,
+            left_out=sum(len(question.turns) - turn for question in said if question not in asked),
+            runs={name: _compared(run, answers.get(name), plain) for name, run in runs.items()},
+            answers=[] if all(known) else [answer.token_ids for answer in plain],
+            texts=[] if all(known) else [answer.text for answer in plain],
+        )
+
+    def _answers(self, asked: Sequence[Asked], first: int) -> tuple[dict[str, Run], dict[str, list[Answer]]]:
+        """What each contender took and said, beginning with the `first` of them."""
+        runs: dict[str, Run] = {}
+        answers: dict[str, list[Answer]] = {}
+        for contender in (*self.contenders[first:], *self.contenders[:first]) if asked else ():
+            if not self.plan.carry:
+                contender.reset()
+            runs[contender.name], said = contender.answer(asked)
+            if said is not None:
+                answers[contender.name] = said
+            self._meter.advance(len(asked), runs[contender.name].tokens)
+        return {contender.name: runs[contender.name] for contender in self.contenders if asked}, answers
+
+    def _asked(self, messages: Sequence[Message], params: SamplingParams) -> Asked | None:
+        """Ready to be answered, if the context has room."""
+        prompt = encode(PromptEntry(tuple(messages)), self.llm)
+        try:
+            self.llm.stream(prompt, params, drafter=PLAIN).cancel()
+        except RequestError as refusal:
+            self._refusal = refusal
+            return None
+        return Asked(tuple(messages), prompt, params)
+
+
+@dataclass(slots=True)
+class _Meter:
+    progress: Progress
+    total: int = 0
+    done: int = 0
+    tokens: int = 0
+
+    def begin(self, total: int) -> None:
+        self.total = total
+        self._tell()
+
+    def advance(self, answers: int, tokens: int) -> None:
+        self.done += answers
+        self.tokens += tokens
+        self._tell()
+
+    def drop(self, answers: int) -> None:
+        self.total -= answers
+        self._tell()
+
+    def _tell(self) -> None:
+        self.progress(self.done, self.total, self.tokens)
+
+
+def _build(llm: LLM, specs: Mapping[str, DrafterSpec]) -> tuple[list[Drafted], dict[str, str]]:
+    """Drafters that can take part, and those that cannot, and why.
+
+    Raises `DrafterError` for names that nobody has, before anything is built, and if there is only plain
+    decoding although others were asked for.
+    """
+    for spec in specs.values():
+        if isinstance(spec, str):
+            _check_names(parse(spec))
+    built, left_out = list[Drafted](), dict[str, str]()
+    for name, spec in specs.items():
+        try:
+            built.append(Drafted(name, llm, build_drafter(spec, llm.engine.target)))
+        except SoothsayError as error:
+            left_out[name] = str(error)
+    if len(built) == 1 and left_out:
+        raise DrafterError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
+    return built, left_out
+
+
+def _check_names(spec: Named | Composed) -> None:
+    if isinstance(spec, Composed):
+        for part in spec.parts:
+            _check_names(part)
+    elif spec.name not in REGISTRY:
+        raise DrafterError(f"drafter {spec.name!r} is unknown; choose from {', '.join(REGISTRY)}")
+
+
+def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]]:
+    """So many questions of a task at a time."""
+    for task in dict.fromkeys(question.task for question in questions):
+        own = [question for question in questions if question.task == task]
+        for begin in range(0, len(own), size):
+            yield own[begin : begin + size]
+
+
+def _keys(setting: Setting, group: Sequence[Question]) -> list[Key]:
+    """Of a group's laps, turn by turn."""
+    return [
+        (setting, group[0].number, turn) for turn in range(max(len(question.turns) for question in group))
+    ]
+
+
+def _compared(run: Run, answers: Sequence[Answer] | None, plain: Sequence[Answer]) -> Run:
+    if answers is None:
+        return run
+    pairs = zip(answers, plain, strict=True)
+    return replace(run, different=sum(own.token_ids != other.token_ids for own, other in pairs))

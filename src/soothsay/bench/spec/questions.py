@@ -1,0 +1,51 @@
+"""The questions of a file of Spec-Bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from soothsay.bench.peers.compare import CONVERSATION
+from soothsay.bench.prompts import PromptEntry, spread
+from soothsay.corpus import read_lines
+from soothsay.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a user says, turn by turn."""
+
+    task: str
+    turns: tuple[str, ...]
+    number: int = 0  # what it is known by: its line in the file
+
+
+def read_questions(path: Path, per_task: int | None = None) -> list[Question]:
+    """The questions of a file of Spec-Bench: JSON lines with `turns` and `category`.
+
+    MT-bench's categories are one task, "conversation". `per_task` takes so many of each task, evenly spread.
+
+    Raises `RequestError` for a line that is none, by its number, and if there are none.
+    """
+    tasks: dict[str, dict[PromptEntry, Question]] = {}
+    for number, line in read_lines(path):
+        try:
+            raw = json.loads(line)
+            turns, category = raw["turns"], str(raw["category"])
+        except (ValueError, KeyError, TypeError):
+            turns = None
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+            raise RequestError(
+                f"{path}, line {number}: no question of Spec-Bench, with 'category' and 'turns'"
+            )
+        task = "conversation" if category in CONVERSATION else category
+        entry = PromptEntry(turns[0], category, id=str(number))
+        tasks.setdefault(task, {})[entry] = Question(task, tuple(turns), number)
+    if not tasks:
+        raise RequestError(f"{path} has no questions")
+    return [
+        questions[entry]
+        for questions in tasks.values()
+        for entry in spread(list(questions), per_task or len(questions))
+    ]

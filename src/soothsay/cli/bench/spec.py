@@ -1,0 +1,187 @@
+"""`soothsay bench spec`: drafters on the questions of Spec-Bench."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.bench.options import HtmlOption, MarkdownOption, write_markdown
+from soothsay.cli.options import DTypeOption, MaxContextOption
+from soothsay.cli.progress import progress_bar
+from soothsay.cli.terminal import notice
+from soothsay.config import EngineConfig
+
+if TYPE_CHECKING:
+    from soothsay.bench.endpoint import Endpoint
+    from soothsay.bench.spec.results import Results
+
+WIDE = 120
+"""Characters of a terminal that has room for all columns."""
+
+_ENDPOINT = "Another server"
+
+
+def spec(
+    model: Annotated[str, typer.Argument(help="The target; see 'generate'.")],
+    spec_bench: Annotated[
+        Path,
+        typer.Option(
+            "--spec-bench", exists=True, dir_okay=False, help="Questions: JSON lines with category and turns."
+        ),
+    ],
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option("--drafter", "-d", help="Measure this one; may be given repeatedly."),
+    ] = None,
+    per_task: Annotated[
+        int | None, typer.Option(min=1, show_default="all", help="Questions of each task, evenly spread.")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", "-t", min=0, show_default="0", help="May be given repeatedly."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, show_default="1", help="Questions that are answered at once; may be given repeatedly."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Ask everything so often; times are medians.")] = 1,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Nodes of a draft tree, at most, the root included.")
+    ] = EngineConfig.max_tree,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of an answer.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Of all answers.")] = 0,
+    carry: Annotated[
+        bool, typer.Option("--carry", help="Let drafters keep what they have learnt from other questions.")
+    ] = False,
+    dtype: DTypeOption = "auto",
+    max_context: MaxContextOption = None,
+    to_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            dir_okay=False,
+            help="Append all numbers, for 'bench report' too; a file that is there is continued.",
+        ),
+    ] = None,
+    markdown: MarkdownOption = None,
+    html: HtmlOption = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=_ENDPOINT,
+            help="Ask it too: one with OpenAI's chat completions, such as http://localhost:8000/v1; may be "
+            "repeated.",
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=_ENDPOINT, help="What it calls its model; once for each --endpoint."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIABLE", rich_help_panel=_ENDPOINT, help="The environment variable that has its key."
+        ),
+    ] = None,
+) -> None:
+    """Speed-up and accepted tokens by task of Spec-Bench, and whether every answer is plain decoding's.
+
+    Every question is answered plainly and with each drafter, in turn. Speed-up is the leaderboard's: tokens a
+    second, prompt included, the mean over questions, over the same of plain decoding. "accepted" counts a
+    step's bonus token, and not the pass over the prompt. A second turn is asked behind plain decoding's
+    answer to the first, for all alike. Ends with 1 if any answer differs.
+    """
+    servers = _endpoints(endpoint or [], endpoint_model or [], api_key_env)
+    if not drafter and not servers:
+        raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
+    batches = batch or [1]
+    with notice(f"loading {model} ..."):
+        from soothsay import LLM
+        from soothsay.bench.spec.compare import Plan, SpecBench, serving
+        from soothsay.bench.spec.questions import read_questions
+
+        questions = read_questions(spec_bench, per_task)
+        llm = LLM(model, drafter="none", dtype=dtype, config=serving(max(batches), nodes, max_context))
+        plan = Plan(
+            drafters={name: name for name in drafter or ()},
+            temperatures=temperature or [0.0],
+            batches=batches,
+            rounds=rounds,
+            max_tokens=max_tokens,
+            seed=seed,
+            carry=carry,
+        )
+        found = str(llm.model.dtype).removeprefix("torch.")
+        about = {"model": model, "dtype": f"auto ({found})" if dtype == "auto" else dtype}
+    with progress_bar("answering") as progress:
+        bench = SpecBench(llm, questions, plan, others=servers, about=about, path=to_json, progress=progress)
+        results = bench.run()
+    finish([results], markdown, html)
+
+
+def finish(every: Sequence[Results], markdown: Path | None, html: Path | None) -> None:
+    """Write what was asked for, or show the tables; end with 1 if any answer differs."""
+    from soothsay.bench.report.page import page
+    from soothsay.bench.report.tables import different
+    from soothsay.bench.report.tables import markdown as as_markdown
+
+    if markdown is not None:
+        write_markdown(as_markdown(every), markdown)
+    if markdown != Path("-"):
+        for results in every:
+            _show(results)
+    if html is not None:
+        html.write_text(page(every), encoding="utf-8")
+    if any(different(results) for results in every):
+        raise typer.Exit(1)
+
+
+def _endpoints(urls: Sequence[str], models: Sequence[str], variable: str | None) -> list[Endpoint]:
+    from soothsay.bench.endpoint import Endpoint
+
+    if len(urls) != len(models):
+        raise typer.BadParameter("--endpoint needs --endpoint-model, once for each")
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        raise typer.BadParameter(f"--api-key-env {variable}: there is no such environment variable")
+    servers = [Endpoint(url, name, key) for url, name in zip(urls, models, strict=True)]
+    if len({server.name for server in servers}) < len(servers):
+        raise typer.BadParameter("two of the endpoints are the same")
+    return servers
+
+
+def _show(results: Results) -> None:
+    from soothsay.bench.report.tables import different, notes, table_of, title
+    from soothsay.bench.spec.results import by_setting
+
+    console = Console(highlight=False)
+    for (temperature, batch), rows in by_setting(results.rows()):
+        content = table_of(results, rows, brief=console.width < WIDE)
+        drawn = Table(
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            title=Text(f"{title(results)}, temperature {temperature:g}, batch {batch}: speed-up by task"),
+            title_justify="left",
+        )
+        drawn.add_column(content.headings[0], overflow="fold", min_width=8)
+        for heading in content.headings[1:]:
+            drawn.add_column(heading, justify="right", no_wrap=True)
+        for cells in content.rows:
+            drawn.add_row(*(Text(cell) for cell in cells))
+        console.print(drawn)
+    if different(results):
+        alarm = " Answers are not plain decoding's. This must never happen: 'soothsay verify' says more."
+        console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
+    for note in notes(results):
+        console.print(Text(note), soft_wrap=True)

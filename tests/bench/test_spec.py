@@ -1,0 +1,612 @@
+"""Spec-Bench: counted by hand, the same questions for all, differences found, times of the right things."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
+from soothsay.bench.journal import Journal
+from soothsay.bench.spec.compare import Plan, SpecBench, serving
+from soothsay.bench.spec.contenders import Answer, Asked, Run
+from soothsay.bench.spec.questions import Question, read_questions
+from soothsay.bench.spec.results import OVERALL, Lap, Results
+from soothsay.cli import app
+from soothsay.drafters.base import NoDrafter
+from soothsay.drafters.prompt_lookup import PromptLookup
+from soothsay.engine.sampling import derive_seed
+from soothsay.errors import SoothsayError
+
+QUESTIONS = [
+    Question("conversation", ("Hello!", "And why?"), 1),
+    Question("qa", ("What is the sky?",), 2),
+    Question("conversation", ("Tell me a story.", "Go on."), 5),
+    Question("rag", ("a " * 80,), 7),
+]
+TURNS = [(0, 0), (0, 1), (2, 0), (2, 1), (1, 0), (3, 0)]  # as they are asked: task by task
+
+
+def small(sibyl: LLM, batch: int = 4, nodes: int = 16, context: int | None = None) -> LLM:
+    config = serving(batch, nodes, context)
+    llm = LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="none", config=config, kv_tokens=4096)
+    llm.eos_ids = sibyl.eos_ids
+    return llm
+
+
+@pytest.fixture(scope="module")
+def llm(sibyl: LLM) -> LLM:
+    return small(sibyl)
+
+
+class Hasty(Drafter):
+    """Guesses two tokens that are hardly ever right."""
+
+    max_nodes = 3
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        trees = [DraftTree(int(request.tokens[-1])) for request in requests]
+        for tree in trees:
+            tree.extend([7, 7])
+        return trees
+
+
+class Diary(NoDrafter):
+    """Notes when it is told to forget, and which prompts it sees."""
+
+    def __init__(self, target: Target):
+        super().__init__(target)
+        self.notes: list[str | tuple[int, ...]] = []
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        for request in requests:
+            if not request.num_output:
+                self.notes.append(tuple(request.tokens.tolist()))
+        return super().propose(requests)
+
+    def reset(self) -> None:
+        self.notes.append("reset")
+
+
+def by_hand(sibyl: LLM, question: int, turn: int, temperature: float, drafter: str):
+    """The prompt, and an engine of one request's answer to it."""
+    asked, messages = QUESTIONS[question], []
+    for number, text in enumerate(asked.turns[: turn + 1]):
+        messages.append({"role": "user", "content": text})
+        seed = derive_seed(11 + asked.number, number)
+        params = SamplingParams(temperature=temperature, max_tokens=10, seed=seed)
+        prompt = sibyl.chat_prompt(messages)
+        plain = sibyl.generate(prompt, params, drafter="none")
+        messages.append({"role": "assistant", "content": plain.text})
+    result = sibyl.generate(prompt, params, drafter=drafter)
+    assert result.token_ids == plain.token_ids
+    return prompt, result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_counts_by_task_and_turn(llm: LLM, sibyl: LLM, temperature: float) -> None:
+    seen: list[list[int]] = []
+
+    class Noting(PromptLookup):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            seen.extend(r.tokens.tolist() for r in requests if not r.num_output)
+            return super().propose(requests)
+
+    told: list[tuple[int, int, int]] = []
+    lookup = "prompt-lookup(min_ngram=1)"
+    plan = Plan(
+        {"lookup": lambda target: Noting(target, min_ngram=1)},
+        temperatures=[temperature],
+        max_tokens=10,
+        seed=11,
+    )
+    bench = SpecBench(llm, QUESTIONS, plan, progress=lambda *state: told.append(state))
+    results = bench.run()
+    expected = [by_hand(sibyl, question, turn, temperature, lookup) for question, turn in TURNS]
+    assert seen[1:] == [prompt for prompt, _ in expected]  # the first is the warm-up's
+    plain, looked = results.rows()
+    assert (plain.name, looked.name, looked.temperature, looked.batch) == ("none", "lookup", temperature, 1)
+    tasks = {"conversation": [0, 1, 2, 3], "qa": [4], "rag": [5], OVERALL: [0, 1, 2, 3, 4, 5]}
+    assert {*looked.scores} == {*tasks}
+    for task, places in tasks.items():
+        stats = [expected[place][1].stats for place in places]
+        tokens, steps = sum(s.emitted - s.first for s in stats), sum(s.steps - 1 for s in stats)
+        score = looked.scores[task]
+        assert (score.answers, score.different) == (len(places), 0)
+        assert score.accepted == tokens / steps
+        assert score.drafted == sum(s.drafted for s in stats) / sum(s.steps for s in stats)
+        first_right = sum(s.accepted_at[0] for s in stats if s.accepted_at)
+        assert score.by_depth[0] == first_right / sum(s.steps for s in stats)
+        assert (plain.scores[task].accepted, plain.scores[task].speedup) == (1.0, 1.0)
+    assert looked.overall.accepted >= 1.0
+    total = sum(result.stats.emitted for _, result in expected)
+    assert [state[:2] for state in told] == [(0, 12), *_ticks(12)]
+    assert told[-1][2] == 2 * total
+
+
+def _ticks(total: int) -> list[tuple[int, int]]:
+    """After each answer, and once more after each lap of two."""
+    return [(done, total) for lap in range(0, total, 2) for done in (lap + 1, lap + 2, lap + 2)]
+
+
+def test_a_batch_says_and_counts_the_same(llm: LLM) -> None:
+    plan = Plan({"x": "prompt-lookup(min_ngram=1)"}, batches=[1, 2, 4], max_tokens=12)
+    results = SpecBench(llm, QUESTIONS, plan).run()
+    rows = [row for row in results.rows() if row.name == "x"]
+    assert [row.batch for row in rows] == [1, 2, 4]
+    assert len({row.overall.accepted for row in rows}) == 1
+    assert {(row.overall.answers, row.overall.different) for row in results.rows()} == {(6, 0)}
+    groups = [entry["group"] for entry in results.journal.entries if entry["batch"] == 2]
+    assert groups == [[1, 5], [1, 5], [2], [7]]
+
+
+def test_a_difference_is_found(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that makes the engine say something else, which no honest one can."""
+    llm = small(sibyl)
+
+    class Liar(Hasty):
+        def observe(self, observations: Sequence) -> None:
+            for seen in observations:
+                if seen.verdict is not None:
+                    seen.verdict.tokens[-1] = 7
+
+    results = SpecBench(llm, QUESTIONS, Plan({"hasty": Hasty, "liar": Liar}, max_tokens=6)).run()
+    plain, hasty, liar = results.rows()
+    assert plain.overall.different == hasty.overall.different == 0
+    assert {task: score.different for task, score in liar.scores.items()} == {
+        "conversation": 4,
+        "qa": 1,
+        "rag": 1,
+        OVERALL: 6,
+    }
+
+
+def test_questions_without_room_are_skipped_with_their_later_turns(sibyl: LLM) -> None:
+    def run(context: int) -> tuple[Results, list[tuple[int, int]]]:
+        told: list[tuple[int, int]] = []
+        questions = [Question("rag", ("a " * 80, "And?"), 9), *QUESTIONS[:2]]
+        llm, plan = small(sibyl, context=context), Plan({"x": Hasty}, max_tokens=4)
+        bench = SpecBench(llm, questions, plan, progress=lambda *state: told.append(state[:2]))
+        return bench.run(), told
+
+    results, told = run(60)
+    assert results.skipped == 2  # the long one's, and the one behind it
+    row = results.rows()[1]
+    assert {task: score.answers for task, score in row.scores.items()} == {
+        "conversation": 2,
+        "qa": 1,
+        OVERALL: 3,
+    }
+    assert (told[0], told[-1]) == ((0, 10), (6, 6))
+    results, told = run(12)  # no second turn has room
+    assert (results.skipped, told[-1]) == (3, (4, 4))
+    with pytest.raises(RequestError, match="none of 3 questions can be answered: the prompt has"):
+        run(3)
+
+
+def test_trees_have_as_many_nodes_as_are_asked_for(sibyl: LLM) -> None:
+    for nodes in (1, 3, 40):
+        granted: list[int] = []
+
+        class Greedy(Hasty):
+            max_nodes = 64
+
+            def propose(self, requests: Sequence[Request], granted: list[int] = granted) -> list[DraftTree]:
+                granted += [request.max_nodes for request in requests if request.num_output]
+                return super().propose(requests)
+
+        questions = [Question("qa", ("Hello!",), number) for number in range(16)]
+        plan = Plan({"greedy": Greedy}, max_tokens=3, batches=[16])
+        SpecBench(small(sibyl, 16, nodes), questions, plan).run()
+        assert {*granted} == {nodes, 1}  # 1: nothing can come behind the last token
+
+
+def test_drafters_forget_before_each_answer_unless_they_carry(llm: LLM) -> None:
+    def notes(carry: bool, rounds: int) -> str:
+        diary = Diary(llm.engine.target)
+        plan = Plan({"diary": diary}, max_tokens=2, carry=carry, rounds=rounds)
+        SpecBench(llm, QUESTIONS, plan).run()
+        return "".join("r" if note == "reset" else "a" for note in diary.notes)
+
+    assert notes(carry=False, rounds=1) == "a" + 6 * "ra"  # the first answer warms up
+    assert notes(carry=True, rounds=2) == "a" + 2 * ("r" + 6 * "a")
+
+
+def test_contenders_take_turns_to_begin(llm: LLM) -> None:
+    order: list[str] = []
+
+    class Named(NoDrafter):
+        name = ""
+
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            order.extend(self.name for request in requests if not request.num_output)
+            return super().propose(requests)
+
+    kinds = {name: type(name, (Named,), {"name": name}) for name in "ab"}
+    SpecBench(llm, [QUESTIONS[1], QUESTIONS[3]], Plan(kinds, max_tokens=1, rounds=2)).run()
+    # plain decoding (not noted here), a and b: a first, b first; in the second round b first, plain first
+    assert "".join(order[2:]) == "ab" + "ba" + "ba" + "ab"
+
+
+def test_times_are_of_what_they_say(llm: LLM) -> None:
+    """A drafter that dawdles in one place, and in none else."""
+    nap = 0.004
+
+    class Slow(NoDrafter):
+        def __init__(self, target: Target, where: str):
+            super().__init__(target)
+            self.where = where
+
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            if self.where == "propose" and requests[0].num_output:
+                time.sleep(nap)
+            if self.where == "prefill" and not requests[0].num_output:
+                time.sleep(10 * nap)
+            return super().propose(requests)
+
+        def observe(self, observations: Sequence) -> None:
+            if self.where == "observe" and observations[0].request.num_output:
+                time.sleep(nap)
+
+    places = ("propose", "observe", "prefill")
+    plan = Plan({where: lambda t, where=where: Slow(t, where) for where in places}, max_tokens=11)
+    entries = SpecBench(llm, QUESTIONS[3:], plan).run().journal.entries
+    runs = {name: Run(**run) for name, run in entries[0]["runs"].items()}
+    steps = runs["none"].steps - 1
+    for where in ("propose", "observe"):
+        assert nap * steps <= runs[where].draft <= runs[where].seconds - runs[where].prefill
+        assert runs[where].cpu < runs[where].seconds - nap * steps + 0.001  # asleep
+    assert 10 * nap <= runs["prefill"].prefill <= runs["prefill"].seconds
+    assert runs["prefill"].draft < nap * steps
+    for run in runs.values():
+        assert run.verify > 0
+        assert run.prefill + run.draft + run.verify <= run.seconds
+        assert (run.ahead, run.first, run.answers) == (1, 1, 1)
+
+
+def test_names_are_checked_before_anything_runs(llm: LLM) -> None:
+    built: list[str] = []
+
+    def noting(target: Target) -> Drafter:
+        built.append("x")
+        return NoDrafter(target)
+
+    for wrong in ("nobody", "prompt-lookup > nobody"):
+        with pytest.raises(DrafterError, match=r"drafter 'nobody' is unknown; choose from .*prompt-lookup"):
+            SpecBench(llm, QUESTIONS, Plan({"x": noting, wrong: wrong}))
+    assert not built
+
+
+def test_what_cannot_be_built_is_left_out(llm: LLM) -> None:
+    away = "eagle3(model=/nowhere)"
+    plan = Plan({"x": Hasty, away: away}, max_tokens=2)
+    results = SpecBench(llm, QUESTIONS[1:2], plan).run()
+    assert [row.name for row in results.rows()] == ["none", "x"]
+    assert "/nowhere" in results.left_out[away]
+    with pytest.raises(DrafterError, match="/nowhere"):
+        SpecBench(llm, QUESTIONS, Plan({away: away}))
+
+
+def test_engines_that_cannot_measure_are_refused(sibyl: LLM, llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prefix_caching=False"):
+        SpecBench(sibyl, QUESTIONS, Plan({}))
+    with pytest.raises(RequestError, match="max_requests=5"):
+        SpecBench(llm, QUESTIONS, Plan({}, batches=[1, 5]))
+    with pytest.raises(RequestError, match="numbers of their own"):
+        SpecBench(llm, QUESTIONS[:1] * 2, Plan({}))
+
+
+# resuming
+
+
+def test_a_run_goes_on_where_it_was_cut_short(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    plan = Plan({"x": Hasty}, temperatures=[1.0], max_tokens=5, rounds=2)
+    SpecBench(llm, QUESTIONS, plan, path=file).run()
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 1 + 2 * 6
+    file.write_text("".join(lines[:2]) + lines[2][:30])  # one turn is there, of two
+    diary = Diary(llm.engine.target)
+    told: list[tuple[int, int, int]] = []
+    again = SpecBench(llm, QUESTIONS, plan, path=file, progress=lambda *s: told.append(s))
+    again.contenders[1]._timed.drafter = diary  # type: ignore[attr-defined]
+    results = again.run()
+    assert len([note for note in diary.notes if note != "reset"]) == 1 + 11
+    assert told[1][:2] == (2, 24)
+    for old, new in zip(lines, file.read_text().splitlines(), strict=True):
+        before, after = json.loads(old), json.loads(new)
+        if "runs" in before:
+            for key in ("temperature", "round", "group", "turn", "answered", "answers", "texts"):
+                assert before[key] == after[key]
+    assert results.rows()[1].overall.answers == 12
+    file.write_text(whole)
+    again = SpecBench(llm, QUESTIONS, plan, path=file)
+    diary = again.contenders[1]._timed.drafter = Diary(llm.engine.target)  # type: ignore[attr-defined]
+    again.run()
+    assert file.read_text() == whole  # nothing was left to do
+    assert not diary.notes
+    assert Results.read(file).rows() == again.results.rows()
+
+
+def test_plain_decoding_is_held_against_what_it_said_first(llm: LLM, tmp_path: Path) -> None:
+    """Whatever the round or the batch."""
+    file = tmp_path / "r.jsonl"
+    options = {"drafters": {"x": Hasty}, "max_tokens": 5}
+    SpecBench(llm, QUESTIONS, Plan(**options), path=file).run()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[1]["answers"][0][-1] += 1  # of the first question's first turn
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = SpecBench(llm, QUESTIONS, Plan(**options, rounds=2, batches=[1, 4]), path=file).run()
+    found = {(row.name, row.batch): row.overall.different for row in results.rows()}
+    assert found == {("none", 1): 1, ("x", 1): 1, ("none", 4): 2, ("x", 4): 2}
+
+
+def test_what_was_learnt_is_not_in_the_file(llm: LLM, tmp_path: Path) -> None:
+    """So a round with it is done anew, as a whole."""
+    file = tmp_path / "r.jsonl"
+
+    def notes(lines: int) -> str:
+        diary = Diary(llm.engine.target)
+        plan = Plan({"diary": diary}, max_tokens=2, carry=True, rounds=2)
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]) if lines else "")
+        results = SpecBench(llm, QUESTIONS, plan, path=file).run()
+        assert results.rows()[1].overall.answers == 12
+        return "".join("r" if note == "reset" else "a" for note in diary.notes)
+
+    assert notes(0) == "a" + 2 * "raaaaaa"  # the first answer warms up
+    assert notes(1 + 6 + 5) == "a" + "raaaaaa"
+    assert notes(1 + 5) == "a" + 2 * "raaaaaa"
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_tokens": 6}, {"seed": 1}, {"carry": True}, {"drafters": {"y": Hasty}}]
+)
+def test_a_file_of_other_conditions_is_refused(llm: LLM, tmp_path: Path, change: dict) -> None:
+    file = tmp_path / "r.jsonl"
+    options = {"drafters": {"x": Hasty}, "max_tokens": 5}
+    SpecBench(llm, QUESTIONS, Plan(**options), path=file, about={"dtype": "float32"})
+    name = "contenders" if "drafters" in change else next(iter(change))
+    with pytest.raises(SoothsayError, match=f"of another run: other {name}; give a new file"):
+        SpecBench(llm, QUESTIONS, Plan(**{**options, **change}), path=file, about={"dtype": "float32"})
+    with pytest.raises(SoothsayError, match="other dtype"):
+        SpecBench(llm, QUESTIONS, Plan(**options), path=file, about={"dtype": "int8"})
+    with pytest.raises(SoothsayError, match="other questions, questions_digest"):
+        SpecBench(llm, QUESTIONS[1:], Plan(**options), path=file, about={"dtype": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "it is empty"),
+        ("{", "it is empty"),  # a line that was cut short
+        ("nothing\n", "does not hold measurements"),
+        ("[]\n", "not a JSON object"),
+        ('{"a": 1}\n{"b": 2}\n', "measurements of 'bench spec' are expected"),
+        ('{"a": 1}\n{"runs": {"none": {"x": 1}}}\n', "measurements of 'bench spec' are expected"),
+    ],
+)
+def test_files_of_something_else(content: str, what: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(content)
+    with pytest.raises(SoothsayError, match=what) as caught:
+        Results.read(file)
+    assert str(file) in str(caught.value)
+
+
+# what it adds up to
+
+
+def lap(task: str, question: int, turn: int, number: int, **runs: Run) -> Lap:
+    return Lap(0.0, 1, number, task, [question], turn, [question], 0, runs)
+
+
+def run(tokens: int, seconds: float, **more: float) -> Run:
+    return Run(**{"answers": 1, "different": 0, "prefill": seconds / 4, "ahead": 1, **more},
+               tokens=tokens, seconds=seconds)  # fmt: skip
+
+
+def test_speedups_are_the_leaderboards() -> None:
+    """Worked out by hand from three questions, one of two turns, in three rounds."""
+    results = Results(Journal({}))
+    for number, noise in ((1, 0.0), (2, 50.0), (3, 0.0)):  # the median knows nothing of the second round
+        results.add(lap("chat", 1, 0, number, none=run(20, 2.0 + noise), x=run(20, 1.0)))
+        results.add(lap("chat", 1, 1, number, none=run(10, 1.0), x=run(10, 0.5 + noise)))
+        results.add(lap("qa", 2, 0, number, none=run(40, 1.0), x=run(40, 0.25)))
+        results.add(lap("qa", 3, 0, number, none=run(30, 1.0), x=run(30, 2.0)))
+    plain, x = results.rows()
+    # tokens/s: 30/3, 40/1, 30/1 plainly; 30/1.5, 40/0.25, 30/2 with x
+    assert plain.overall.rate == pytest.approx((10 + 40 + 30) / 3)
+    assert x.overall.rate == pytest.approx((20 + 160 + 15) / 3)
+    assert x.overall.speedup == pytest.approx(195 / 80)
+    assert x.scores["chat"].speedup == pytest.approx(2.0)
+    assert x.scores["qa"].speedup == pytest.approx(175 / 70)
+    assert x.overall.median_speedup == pytest.approx(2.0)  # of 2, 4 and 0.5
+    # behind the first token: 28/2.25, 39/0.75, 29/0.75; three quarters of the time, a token less a turn
+    rates = [28 / 1.125, 39 / 0.1875, 29 / 1.5]
+    assert x.overall.decode_rate == pytest.approx(sum(rates) / 3)
+    assert x.overall.decode_speedup == pytest.approx(sum(rates) / (28 / 2.25 + 39 / 0.75 + 29 / 0.75))
+    assert x.overall.phases["prefill"] == pytest.approx(1e3 * (1.5 + 0.25 + 2) / 4 / 100)
+
+
+def test_answers_of_one_token_have_no_decoding_rate() -> None:
+    results = Results(Journal({}))
+    results.add(lap("qa", 1, 0, 1, none=run(1, 1.0, prefill=1.0), x=run(1, 1.0, prefill=1.0)))
+    assert (results.rows()[1].overall.decode_rate, results.rows()[1].overall.decode_speedup) == (0.0, 0.0)
+    results.add(lap("qa", 2, 0, 1, none=run(9, 3.0, prefill=1.0), x=run(9, 2.0, prefill=1.0)))
+    results.add(lap("qa", 3, 0, 1, none=run(5, 5.0, prefill=1.0), x=run(5, 1.0, prefill=1.0, ahead=5)))
+    overall = results.rows()[1].overall
+    assert overall.decode_rate == pytest.approx(8.0)  # of the second question alone
+    assert overall.decode_speedup == pytest.approx(2.0)
+
+
+def test_what_is_not_compared_is_not_counted_as_equal() -> None:
+    results = Results(Journal({}))
+    results.add(lap("qa", 1, 0, 1, none=run(9, 1.0), x=run(9, 1.0, different=None)))
+    assert [row.overall.different for row in results.rows()] == [0, None]
+
+
+# questions
+
+
+def test_questions_of_spec_bench(shared: Path) -> None:
+    path = shared / "data" / "spec_bench.jsonl"
+    questions = read_questions(path)
+    assert Counter(question.task for question in questions) == dict.fromkeys(
+        ("conversation", "translation", "summarization", "qa", "math_reasoning", "rag"), 80
+    )
+    assert Counter(len(q.turns) for q in questions if q.task == "conversation") == {2: 80}
+    lines = [json.loads(line) for line in path.read_text().split("\n") if line]
+    assert all(lines[question.number - 1]["turns"] == [*question.turns] for question in questions)
+    some = read_questions(path, 8)
+    assert {*Counter(question.task for question in some).values()} == {8}
+    assert set(some) < set(questions)
+    starts = {line["turns"][0]: line["category"] for line in lines}
+    assert len({starts[q.turns[0]] for q in some if q.task == "conversation"}) == 8  # each of MT-bench's
+    assert read_questions(path, 1000) == questions
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        "3",
+        '{"turns": ["a"]}',
+        '{"category": "qa"}',
+        '{"category": "qa", "turns": []}',
+        '{"category": "qa", "turns": [""]}',
+        '{"category": "qa", "turns": "a"}',
+        '{"category": "qa", "turns": ["a", 2]}',
+    ],
+)
+def test_lines_that_are_no_questions(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(f'{{"category": "qa", "turns": ["a"]}}\n\n{line}\n')
+    with pytest.raises(RequestError, match=r"questions.jsonl, line 3: no question of Spec-Bench"):
+        read_questions(file)
+    file.write_text("\n")
+    with pytest.raises(RequestError, match="has no questions"):
+        read_questions(file)
+
+
+# the command
+
+
+def command(tmp_path: Path, *options: str, width: str = "80") -> tuple[int, str]:
+    file = tmp_path / "questions.jsonl"
+    lines = [
+        {"category": "writing", "turns": ["Hello!", "And why?"]},
+        {"category": "math", "turns": ["One and one?", "And two?"]},
+        {"category": "math_reasoning", "turns": ["How many are three?"]},
+    ]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    model = ["bench", "spec", "sibyl", "--dtype=float32", f"--spec-bench={file}", "-n8"]
+    result = CliRunner().invoke(app, [*model, *options], env={"COLUMNS": width})
+    return result.exit_code, result.output
+
+
+def test_the_command(tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "html", "markdown")}
+    itself = "draft-model(model=sibyl, depth=2)"
+    outputs = [f"--{kind}={file}" for kind, file in files.items()]
+    code, output = command(tmp_path, f"-d{itself}", "-dprompt-lookup", "-t0", "-t1", "--nodes=4", *outputs)
+    assert code == 0
+    headings = [line.split() for line in output.split("\n") if "drafter" in line]
+    assert headings == 2 * [
+        ["drafter", "chat", "math", "accepted", "overall", "equal"]
+    ]  # at each temperature
+    assert "prompt-lookup" in output
+    assert output.count("5/5") == 6
+    results = Results.read(files["json"])
+    assert (results.conditions["model"], results.conditions["dtype"]) == ("sibyl", "float32")
+    assert (results.conditions["nodes"], results.conditions["max_tokens"]) == (4, 8)
+    assert [(row.name, row.temperature) for row in results.rows()] == [
+        (name, t) for t in (0.0, 1.0) for name in ("none", itself, "prompt-lookup")
+    ]
+    assert results.rows()[1].overall.accepted > 2
+    table = files["markdown"].read_text().split("\n")
+    assert table[0].startswith("| drafter | T | chat | math | accepted | overall | median | decode |")
+    assert len([line for line in table if line.startswith("| ")]) == 2 + 6
+    assert files["html"].read_text().startswith("<!doctype html>")
+    again, shown = CliRunner(), ["bench", "report", str(files["json"]), "--markdown=-"]
+    assert again.invoke(app, shown).output == files["markdown"].read_text()
+
+
+def test_a_terminal_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, output = command(tmp_path, "-dprompt-lookup", "--per-task=1", width="200")
+    assert code == 0
+    bars = re.findall(r"answering .*?(\d+)/6 answers, (\d+) tokens/s", re.sub(r"\x1b\[[\d;?]*\w", "", output))
+    assert bars[-1][0] == "6"
+    assert int(bars[-1][1]) > 0
+
+
+def test_the_command_ends_with_1_where_answers_differ(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    conditions = {"model": "m", "dtype": "int8", "left_out": {"medusa": "no weights"}}
+    facts = dict.fromkeys(("questions", "max_tokens", "nodes", "threads", "processor", "soothsay"), 1)
+    journal = Journal({**conditions, **facts}, file)
+    bad = lap("qa", 1, 0, 1, **{"none": run(9, 1.0), "a|b": run(9, 0.5, different=1)})
+    journal.add(asdict(bad))
+    html = tmp_path / "r.html"
+    result = CliRunner().invoke(app, ["bench", "report", str(file), f"--html={html}"], env={"COLUMNS": "80"})
+    assert result.exit_code == 1
+    assert "0/1" in result.output
+    assert "DIFFERENT ANSWERS" in result.output
+    assert "medusa was left out: no weights" in result.output
+    assert "1 answers are not plain decoding's" in html.read_text()
+    result = CliRunner().invoke(app, ["bench", "report", str(file), "--markdown=-"])
+    assert result.exit_code == 1
+    assert r"| a\|b | 0 | 2.00 |" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["-dnobody"], "drafter 'nobody' is unknown"),
+        ([], "name at least one drafter"),
+        (["--endpoint=http://x/v1"], "--endpoint needs --endpoint-model"),
+        (["-dnone", "--api-key-env=NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
+        (["--endpoint=x", "--endpoint-model=m"], "is no address of a server"),
+    ],
+)
+def test_the_command_names_what_is_wrong(tmp_path: Path, options: list[str], what: str) -> None:
+    code, output = command(tmp_path, *options, width="200")
+    assert code == 2
+    assert what in output
+
+
+def test_another_contender_is_asked_the_same(llm: LLM, sibyl: LLM) -> None:
+    class Other:
+        name = "other"
+
+        def __init__(self) -> None:
+            self.asked: list[Asked] = []
+
+        def reset(self) -> None:
+            pass
+
+        def answer(self, asked: Sequence[Asked]) -> tuple[Run, list[Answer] | None]:
+            self.asked += asked
+            return Run(len(asked), None, 8 * len(asked), 0.5, 0.1, len(asked)), None
+
+    other = Other()
+    plan = Plan({}, temperatures=[1.0], max_tokens=10, seed=11)
+    results = SpecBench(llm, QUESTIONS, plan, others=[other]).run()
+    expected = [by_hand(sibyl, question, turn, 1.0, "none")[0] for question, turn in TURNS]
+    assert [one.prompt for one in other.asked[1:]] == expected
+    assert [sibyl.chat_prompt(one.messages) for one in other.asked[1:]] == expected
+    row = results.rows()[1]
+    assert (row.name, row.overall.different, row.overall.accepted) == ("other", None, 0.0)
+    assert row.overall.rate == 16.0
