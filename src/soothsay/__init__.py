@@ -2,7 +2,7 @@
 
 Example:
     >>> from soothsay import LLM, SamplingParams
-    >>> llm = LLM("sibyl", drafter="prompt-lookup")
+    >>> llm = LLM("sibyl")
     >>> result = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0))
 """
 

@@ -2,6 +2,7 @@
 
 from soothsay.config import EngineConfig
 from soothsay.drafters import REGISTRY, Drafter, Observation, Target
+from soothsay.engine.grammar import Grammar
 from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
 from soothsay.engine.sampling import SamplingParams
 from soothsay.engine.tree import DraftTree
@@ -18,6 +19,7 @@ __all__ = [
     "DrafterError",
     "EngineConfig",
     "FinishReason",
+    "Grammar",
     "ModelError",
     "Observation",
     "Piece",

@@ -13,6 +13,7 @@ from typing import Any, overload
 from soothsay.config import DType, EngineConfig
 from soothsay.drafters import Drafter, DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
+from soothsay.engine.grammar import Constraint, Grammars
 from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
 from soothsay.engine.sampling import SamplingParams, derive_seed
 from soothsay.errors import ModelError, RequestError
@@ -144,8 +145,8 @@ class LLM:
         model: a Hugging Face directory, a `.gguf` file, a bundled model's name, a hub name, or a
             `Transformer`.
         drafter: who guesses, unless a request says otherwise: a name of the registry with options, such as
-            `"prompt-lookup"` or `"draft-model(model=path)"`, or a drafter's class. Never changes what is
-            said.
+            `"suffix"` or `"draft-model(model=path)"`, several of them composed, or a drafter's class; "auto"
+            takes whatever pays at each step, or nothing. Never changes what is said.
         dtype: of linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
             `soothsay.model.load.load_model`.
         tokenizer: in place of the one that comes with the model.
@@ -158,7 +159,7 @@ class LLM:
 
     Example:
         >>> from soothsay import LLM, SamplingParams
-        >>> llm = LLM("sibyl", drafter="prompt-lookup")
+        >>> llm = LLM("sibyl")
         >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
         [17, 266, 5524, 17, 266]
     """
@@ -167,7 +168,7 @@ class LLM:
         self,
         model: str | os.PathLike[str] | Transformer,
         *,
-        drafter: DrafterSpec = "prompt-lookup",
+        drafter: DrafterSpec = "auto",
         dtype: DType = "auto",
         tokenizer: Tokenizer | None = None,
         device: str = "cpu",
@@ -193,6 +194,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.config = _complete(config, self.model)
         self.engine = Engine(self.model, tokenizer, self.config, path)
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, self.model.config.vocab_size)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter = drafter
         self._drafter(drafter)
@@ -277,10 +279,15 @@ class LLM:
             raise RequestError("this model has no tokenizer; give token ids to generate instead")
         return self.tokenizer.encode_chat(messages)
 
-    def _submit(
-        self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None
-    ) -> tuple[list[int], list[Stream]]:
-        """Check a prompt and put its `n` requests in the line."""
+    def requests(
+        self, prompt: Prompt, params: SamplingParams, *, drafter: DrafterSpec | None = None
+    ) -> list[Request]:
+        """Check a prompt and make its `n` requests, not yet in the line: for whoever runs `engine` himself.
+
+        Raises:
+            RequestError: it cannot be served.
+            DrafterError: the drafter is unknown or does not fit.
+        """
         ids = self._encode(prompt)
         limit = self._limit(ids, params)
         params.check_tokens(self.model.config.vocab_size)
@@ -292,9 +299,8 @@ class LLM:
             )
         seed = secrets.randbits(48) if params.seed is None else params.seed
         own_drafter = self._drafter(self.drafter if drafter is None else drafter)
-        streams = []
-        for index in range(params.n):
-            request = Request(
+        return [
+            Request(
                 ids,
                 params,
                 seed=derive_seed(seed, index),
@@ -303,10 +309,20 @@ class LLM:
                 eos_ids=self.eos_ids,
                 tokenizer=self.tokenizer,
                 block_size=self.config.block_size,
+                constraint=self.constraint(params),
             )
+            for index in range(params.n)
+        ]
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None
+    ) -> tuple[list[int], list[Stream]]:
+        """Check a prompt and put its `n` requests in the line."""
+        requests = self.requests(prompt, params, drafter=drafter)
+        for request in requests:
             self.engine.add(request)
-            streams.append(Stream(self.engine, request))
-        return ids, streams
+        ids = requests[0].tokens[: requests[0].num_prompt].tolist()
+        return ids, [Stream(self.engine, request) for request in requests]
 
     def _collect(self, submitted: tuple[list[int], list[Stream]]) -> Result:
         ids, streams = submitted
@@ -351,6 +367,22 @@ class LLM:
                 f"kv_tokens={limit} or more"
             )
         return limit
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What holds one answer to the grammar that `params` ask for, compiled if it is new.
+
+        Raises `RequestError` if it cannot be compiled, or an answer could not end.
+        """
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("a grammar needs a tokenizer, which this model has not")
+        if not params.stop_token_ids and (params.ignore_eos or not self.eos_ids):
+            raise RequestError(
+                "an answer under a grammar ends with an end token, and there is none: leave out ignore_eos, "
+                "or give stop_token_ids"
+            )
+        return self._grammars.constraint(params.grammar)
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         if isinstance(spec, Drafter):

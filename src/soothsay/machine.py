@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
+import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +23,21 @@ def available_memory() -> int:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):  # not Linux
         return 4 * 2**30
+
+
+def cache_directory() -> Path:
+    """Where measurements of this machine are kept: `$XDG_CACHE_HOME/soothsay`, or `~/.cache/soothsay`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "soothsay"
+
+
+def processor_name() -> str:
+    """What the processor calls itself, as far as the system tells."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):  # not Linux, or a processor that does not say
+        return platform.processor()
 
 
 def return_freed_memory() -> None:

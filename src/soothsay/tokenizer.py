@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Every token's text and id, added tokens included."""
         return dict(self.backend.get_vocab(with_added_tokens=True))
+
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes that stand for the vocabulary: its tokens and their ids."""
+        digest = blake2b(digest_size=16)
+        for token, number in sorted(self.vocabulary().items(), key=lambda item: item[1]):
+            digest.update(f"{number} {len(token)} {token}\n".encode(errors="surrogatepass"))
+        return digest.digest()
 
     @property
     def has_chat_template(self) -> bool:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Observation, SamplingParams, Target
-from soothsay.drafters.grown import Confident, Fixed, Guess, RecurrentDrafter, check_at_least_one
+from soothsay.drafters.base import check_at_least_one
+from soothsay.drafters.grown import Confident, Fixed, Guess, RecurrentDrafter
 from soothsay.drafters.head import Head
 from soothsay.drafters.template import EAGLE_TEMPLATE
 from soothsay.engine.batch import Batch, Rows

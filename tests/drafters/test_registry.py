@@ -9,7 +9,9 @@ import pytest
 from soothsay import REGISTRY, DrafterError, ModelError
 from soothsay.config import EngineConfig
 from soothsay.drafters import Target, build_drafter
+from soothsay.drafters.auto import Auto
 from soothsay.drafters.base import NoDrafter
+from soothsay.drafters.compose import Cascade, Composite, Merged
 from soothsay.drafters.prompt_lookup import PromptLookup
 
 TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
@@ -38,6 +40,9 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
         ("echo(text=../models/a-b_c.d=e)", ("../models/a-b_c.d=e", 3, 0.5)),
         ("echo(text=True)", (True, 3, 0.5)),
         ("echo(text=None)", (None, 3, 0.5)),
+        ("echo(text='a, b=(c', count=5)", ("a, b=(c", 5, 0.5)),
+        ("echo(text=[1, 2], count=5)", ([1, 2], 5, 0.5)),
+        ("echo(text=it's a > b, count=5)", ("it's a > b", 5, 0.5)),
         ("echo(text=f(x))", ("f(x)", 3, 0.5)),
         ("echo(text=\n  a,\n  count=2\n)", ("a", 2, 0.5)),
     ],
@@ -72,8 +77,8 @@ def test_a_class_or_any_other_maker_is_asked_directly() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("oracle", r"^drafter 'oracle' is unknown; choose from none, prompt-lookup, draft-model, .*echo"),
-        ("Prompt-Lookup", r"^drafter 'Prompt-Lookup' is unknown; choose from none, prompt-lookup"),
+        ("oracle", r"^drafter 'oracle' is unknown; choose from auto, none, prompt-lookup, .*echo"),
+        ("Prompt-Lookup", r"^drafter 'Prompt-Lookup' is unknown; choose from auto, none, prompt-lookup"),
         ("echo(text=a, colour=red)", r"'echo' has no option 'colour'; its options are text, count, share$"),
         ("echo(target=a, text=b)", r"'echo' has no option 'target'"),
         ("none(text=a)", r"'none' has no option 'text'; it has no options$"),
@@ -83,7 +88,10 @@ def test_a_class_or_any_other_maker_is_asked_directly() -> None:
             r"^no model is named for draft-model, .*: write draft-model\(model=\.\.\.\)$",
         ),
         ("echo(a)", r"^drafter 'echo\(a\)': 'a' is not of the form key=value$"),
-        ("echo(text=a", r"is not of the form name or name\(key=value, \.\.\.\)$"),
+        ("echo(text=a", r"is not of the form name or name\(key=value, \.\.\.\), or several of them with"),
+        ("none > ", r"^drafter 'none >': a drafter is missing beside '>'$"),
+        ("| none", r"a drafter is missing beside '\|'$"),
+        ("none + oracle", r"^drafter 'oracle' is unknown"),
         ("", r"^drafter '' is not of the form name"),
         ("echo text=a", r"is not of the form name"),
         ("echo(text=a, count=many)", r"^drafter 'echo': count='many' .* must be an integer$"),
@@ -97,6 +105,22 @@ def test_a_class_or_any_other_maker_is_asked_directly() -> None:
 def test_what_cannot_be_had_is_refused_with_the_choices(spec: str, message: str) -> None:
     with pytest.raises(DrafterError, match=message):
         build_drafter(spec, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ("none > none", (Cascade, [NoDrafter, NoDrafter])),
+        ("none+none + none", (Merged, [NoDrafter, NoDrafter, NoDrafter])),
+        ("none | none", (Auto, [NoDrafter, NoDrafter])),
+        ("none > prompt-lookup(num_tokens=3) + none", (Cascade, [NoDrafter, Merged])),
+        ("none > none | none", (Auto, [Cascade, NoDrafter])),
+    ],
+)
+def test_drafters_compose(spec: str, shape: tuple[type, list[type]]) -> None:
+    made = build_drafter(spec, TARGET)
+    assert isinstance(made, Composite)
+    assert (type(made), [type(part) for part in made.parts]) == shape
 
 
 def test_no_drafter_proposes_the_roots_alone() -> None:

@@ -6,8 +6,9 @@ The model has five tokens, so that all sequences of three can be listed with the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle, islice, product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from soothsay import LLM, SamplingParams
 from soothsay.drafters import DrafterSpec
 from soothsay.drafters.draft_model import DraftModel
 from soothsay.engine.batch import Batch, Rows
+from soothsay.engine.verify import VERIFIERS, Promise
 from soothsay.model.transformer import Transformer
 
 VOCAB, LENGTH, PROMPT, SAMPLES = 5, 3, [1, 3, 1, 2, 1], 2500
@@ -25,6 +27,8 @@ SAMPLINGS = {
     "temperature 1": SamplingParams(max_tokens=LENGTH),
     "temperature 0.7, top_p 0.9": SamplingParams(max_tokens=LENGTH, temperature=0.7, top_p=0.9),
 }
+
+LAWFUL = [name for name, verifier in VERIFIERS.items() if verifier.promise is Promise.LAW]
 
 Make = Callable[..., Transformer]
 Said = tuple[int, ...]
@@ -67,14 +71,28 @@ def enumerate_law(model: Transformer, params: SamplingParams) -> dict[Said, floa
     return law
 
 
-def sample(model: Transformer, params: SamplingParams, drafter: DrafterSpec) -> tuple[list[Said], float]:
+def sample(
+    model: Transformer, params: SamplingParams, drafters: Sequence[DrafterSpec]
+) -> tuple[list[Said], float]:
     """Sequences by seed, and how many guesses were right, of those made."""
-    llm = LLM(model, drafter=drafter, kv_tokens=8192, max_requests=256, max_rows=4096)
-    many = [SamplingParams(**{**vars(params), "seed": seed}) for seed in range(SAMPLES)]
-    results = llm.generate([PROMPT] * SAMPLES, many)
+    llm = LLM(model, drafter="none", kv_tokens=8192, max_requests=256, max_rows=4096)
+    many = [replace(params, seed=seed) for seed in range(SAMPLES)]
+    results = llm.generate([PROMPT] * SAMPLES, many, drafter=[*islice(cycle(drafters), SAMPLES)])
     drafted = sum(result.stats.drafted for result in results)
     accepted = sum(result.stats.accepted for result in results)
     return [tuple(result.token_ids) for result in results], accepted / max(drafted, 1)
+
+
+def fits(said: list[Said], law: dict[Said, float]) -> None:
+    """Pearson's chi-square, rare sequences together, and nothing impossible among them."""
+    counts = Counter(said)
+    assert all(law[each] > 0 for each in counts)
+    common = {each: p for each, p in law.items() if p * SAMPLES >= 8}
+    rare = 1 - sum(common.values())
+    observed = [counts[each] for each in common] + [SAMPLES - sum(counts[each] for each in common)]
+    expected = [p * SAMPLES for p in common.values()] + [rare * SAMPLES]
+    assert len(common) > 10
+    assert stats.chisquare(observed, expected).pvalue > CHANCE
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -83,16 +101,21 @@ def test_sequences_come_as_often_as_they_should_whoever_drafts(
 ) -> None:
     model, params = models[0], SAMPLINGS[name]
     law = enumerate_law(model, params)
-    plain, _ = sample(model, params, "none")
-    counts = Counter(plain)
-    assert all(law[said] > 0 for said in counts)
-    common = {said: p for said, p in law.items() if p * SAMPLES >= 8}
-    rare = 1 - sum(common.values())
-    observed = [counts[said] for said in common] + [SAMPLES - sum(counts[said] for said in common)]
-    expected = [p * SAMPLES for p in common.values()] + [rare * SAMPLES]
-    assert len(common) > 10
-    assert stats.chisquare(observed, expected).pvalue > CHANCE
+    plain, _ = sample(model, params, ["none"])
+    fits(plain, law)
     for drafter in drafters.values():
-        said, acceptance = sample(model, params, drafter)
+        said, acceptance = sample(model, params, [drafter])
         assert said == plain
         assert 0.02 < acceptance < 0.9, "guesses were made, some right and some wrong"
+
+
+@pytest.mark.parametrize("verifier", LAWFUL)
+def test_sequences_come_as_often_as_they_should_whoever_verifies(
+    verifier: str, models: list[Transformer], drafters: dict[str, DrafterSpec]
+) -> None:
+    """Not the same ones as with another drafter, but as many of each. The drafters take turns."""
+    params = replace(SAMPLINGS["temperature 0.7, top_p 0.9"], verifier=verifier)
+    law = enumerate_law(models[0], params)
+    said, acceptance = sample(models[0], params, [*drafters.values()])
+    fits(said, law)
+    assert 0.02 < acceptance < 0.9, "guesses were made, some right and some wrong"

@@ -1,4 +1,5 @@
-"""The command line: `soothsay generate | chat | demo | inspect | quantize | verify | grow | train | bench`.
+"""The command line: `soothsay generate | chat | serve | demo | inspect | quantize | verify | grow | train |
+datastore | keys | bench`.
 
 One file a command. Nothing here imports torch before a command runs, so that `--help` answers at once.
 """
@@ -12,7 +13,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from soothsay.cli import bench, chat, demo, generate, grow, inspect, quantize, train, verify
+from soothsay.cli import (
+    bench,
+    chat,
+    datastore,
+    demo,
+    generate,
+    grow,
+    inspect,
+    keys,
+    quantize,
+    serve,
+    train,
+    verify,
+)
 from soothsay.cli.terminal import report
 from soothsay.errors import SoothsayError
 
@@ -41,6 +55,7 @@ app = typer.Typer(
 for command in (
     generate.generate,
     chat.chat,
+    serve.serve,
     demo.demo,
     inspect.inspect,
     quantize.quantize,
@@ -49,6 +64,8 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(train.train, name="train")
+app.add_typer(datastore.datastore, name="datastore")
+app.add_typer(keys.keys, name="keys")
 app.add_typer(bench.bench, name="bench")
 
 

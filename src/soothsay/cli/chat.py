@@ -44,7 +44,7 @@ ANSWER_SHARE = 4
 
 def chat(
     model: ModelOption = "sibyl",
-    drafter: DrafterOption = "prompt-lookup",
+    drafter: DrafterOption = "auto",
     system: Annotated[str, typer.Option("--system", help="What the model is told before all else.")] = "",
     show_drafted: Annotated[
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")

@@ -37,7 +37,7 @@ def generate(
         bool, typer.Option("--chat", "-c", help="Wrap the prompt in the model's chat template.")
     ] = False,
     model: ModelOption = "sibyl",
-    drafter: DrafterOption = "prompt-lookup",
+    drafter: DrafterOption = "auto",
     max_tokens: MaxTokensOption = 256,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,

@@ -23,8 +23,9 @@ DrafterOption = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="Who guesses: a name, or name(key=value, ...); 'none' decodes plainly. Never changes what is "
-        "said. 'soothsay inspect' lists those that fit.",
+        help="Who guesses: a name, name(key=value, ...), or several with > or + between; 'auto' takes "
+        "whatever pays, 'none' decodes plainly. Never changes what is said. 'soothsay inspect' lists those "
+        "that fit.",
     ),
 ]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="What linear layers compute in.")]

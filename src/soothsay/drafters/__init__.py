@@ -2,33 +2,80 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
 
+from soothsay.drafters.auto import Auto
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.block import BlockDrafter
-from soothsay.drafters.draft_model import DraftModel
+from soothsay.drafters.compose import Cascade, Composite, Merged
+from soothsay.drafters.draft_model import draft_model
 from soothsay.drafters.eagle import Eagle, Eagle2
 from soothsay.drafters.eagle3 import Eagle3
+from soothsay.drafters.head import drafter_directory
 from soothsay.drafters.hydra import Hydra
+from soothsay.drafters.layer_skip import LayerSkip
+from soothsay.drafters.lookahead import Lookahead
 from soothsay.drafters.medusa import Medusa
 from soothsay.drafters.mtp import MTP
+from soothsay.drafters.ngram import NGram
 from soothsay.drafters.prompt_lookup import PromptLookup
+from soothsay.drafters.recycling import Recycling
+from soothsay.drafters.rest import Rest
+from soothsay.drafters.spec import Composed, Named, parse
+from soothsay.drafters.suffix import Suffix
 from soothsay.errors import DrafterError
 
 __all__ = ["REGISTRY", "Drafter", "DrafterSpec", "Observation", "Target", "build_drafter"]
 
 DrafterSpec = str | Callable[[Target], Drafter] | Drafter
-"""A name of the registry, with options if need be: `"prompt-lookup"`, `"draft-model(model=path, depth=4)"`;
-or anything that makes a drafter for a target, such as a drafter's class; or a drafter made for it before."""
+"""A name of the registry, with options if need be: `"prompt-lookup"`, `"draft-model(model=path, depth=4)"`.
+Several of them composed: `"suffix > eagle3"` asks the second where the first finds little, with `+` between,
+the guesses of both are one tree, with `|` a controller chooses. Or anything that makes a drafter for a
+target, like a drafter's class; or a drafter made for it before."""
+
+TRAINED = {
+    "mtp": "mtp",
+    "eagle3": "eagle3",
+    "block": "block",
+    "eagle2": "eagle",
+    "hydra": "hydra",
+    "medusa": "medusa",
+    "draft-model": "draft-model",
+}
+"""Trained drafters and what their directories are called, those first that usually accept most."""
+
+
+def automatic(target: Target) -> Auto:
+    """Suffix matching and the first of `TRAINED` that there is for the target, whichever pays.
+
+    One that is there and cannot be read is left out, with a warning.
+    """
+    parts: list[Drafter] = [Suffix(target)]
+    for name, directory in TRAINED.items():
+        try:
+            place = drafter_directory(directory, "", target)
+        except DrafterError:
+            continue
+        try:
+            parts.append(REGISTRY[name](target))
+            break
+        except DrafterError as error:
+            if place.parent.name == "drafters":  # and not the target's own directory
+                warnings.warn(f"drafter auto goes without {place}: {error}", stacklevel=2)
+    return Auto(target, parts)
+
 
 REGISTRY: dict[str, Callable[..., Drafter]] = {
+    "auto": automatic,
     "none": NoDrafter,
     "prompt-lookup": PromptLookup,
-    "draft-model": DraftModel,
+    "rest": Rest,
+    "recycling": Recycling,
+    "lookahead": Lookahead,
+    "draft-model": draft_model,
+    "layer-skip": LayerSkip,
     "eagle": Eagle,
     "eagle2": Eagle2,
     "eagle3": Eagle3,
@@ -36,6 +83,14 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "medusa": Medusa,
     "hydra": Hydra,
     "block": BlockDrafter,
+    "suffix": Suffix,
+    "ngram": NGram,
+}
+
+COMPOSITIONS: dict[str, Callable[[Target, Sequence[Drafter]], Composite]] = {
+    "|": Auto,
+    ">": Cascade,
+    "+": Merged,
 }
 
 
@@ -48,7 +103,13 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
         return spec
     if not isinstance(spec, str):
         return spec(target)
-    name, options = _parse(spec)
+    return _build(parse(spec), target)
+
+
+def _build(spec: Named | Composed, target: Target) -> Drafter:
+    if isinstance(spec, Composed):
+        return COMPOSITIONS[spec.operator](target, [_build(part, target) for part in spec.parts])
+    name, options = spec.name, spec.options
     if name not in REGISTRY:
         raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}")
     known = [p for p in inspect.signature(REGISTRY[name]).parameters.values() if p.name != "target"]
@@ -65,23 +126,3 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
         if p.annotation in ("int", int) and not isinstance(value, int):
             raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
     return REGISTRY[name](target, **options)
-
-
-def _parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """`name(key=value, ...)`; values are Python literals, or else plain text such as a path."""
-    matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
-    if matched is None:
-        raise DrafterError(f"drafter {spec!r} is not of the form name or name(key=value, ...)")
-    name, inside = matched.groups()
-    options: dict[str, Any] = {}
-    for item in (inside or "").split(","):
-        if not item.strip():
-            continue
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise DrafterError(f"drafter {spec!r}: {item.strip()!r} is not of the form key=value")
-        try:
-            options[key.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            options[key.strip()] = value.strip()
-    return name, options

@@ -10,9 +10,11 @@ from pathlib import Path
 from torch import Tensor
 
 from soothsay.config import EngineConfig
+from soothsay.engine.cache import KVPool
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Verdict
+from soothsay.errors import DrafterError
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 
@@ -26,6 +28,7 @@ class Target:
     config: EngineConfig
     num_blocks: int  # of the KV pool; a drafter's own pool has as many, addressed alike
     path: Path | None = None  # where the model came from; its trained drafters are looked for there
+    cache: KVPool | None = None  # the model's own keys and values; None where nothing is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class Drafter(ABC):
     max_nodes: int = 1
     """The largest tree it proposes, the root included."""
 
+    least: float = 0.0
+    """A tree that grows level by level stops where its last nodes are right less often than this, taken
+    together: another level would not be worth its time. The controller sets it before it asks."""
+
     trained: bool = False
     """Whether it was made for its target: guesses that are never right then mean that something is wrong."""
 
@@ -78,6 +85,9 @@ class Drafter(ABC):
     def release(self, request: Request) -> None:  # noqa: B027
         """Forget a request: it has ended, or lost its blocks and will come again."""
 
+    def reset(self) -> None:  # noqa: B027
+        """Forget what was learnt from other requests, as if just built. Never called while any runs."""
+
 
 class NoDrafter(Drafter):
     """Plain decoding: a tree of one node."""
@@ -88,3 +98,10 @@ class NoDrafter(Drafter):
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The roots alone."""
         return [DraftTree(int(request.tokens[-1])) for request in requests]
+
+
+def check_at_least_one(name: str, **numbers: int) -> None:
+    """Raise `DrafterError` for an option of drafter `name` that is below 1."""
+    if min(numbers.values()) < 1:
+        given = ", ".join(f"{key}={value}" for key, value in numbers.items())
+        raise DrafterError(f"{name}({given}): each must be at least 1")

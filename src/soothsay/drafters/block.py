@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
-from soothsay.drafters.base import Observation, Target
+from soothsay.drafters.base import Observation, Target, check_at_least_one
 from soothsay.drafters.context import FeatureContext, Pass, State, pack
-from soothsay.drafters.grown import Confident, GrownDrafter, _Growth, check_at_least_one
+from soothsay.drafters.grown import Confident, GrownDrafter, _Growth
 from soothsay.drafters.head import Head, Shared, load_head
 from soothsay.drafters.template import Layout
 from soothsay.engine.batch import Batch

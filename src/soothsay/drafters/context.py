@@ -123,6 +123,10 @@ class Context:
         """Forget a request; what is noted of its blocks stays."""
         self.states.pop(request, None)
 
+    def reset(self) -> None:
+        """Forget what is in the blocks of requests that have ended."""
+        self._noted.clear()
+
     def _holds(self, request: Request, block: int) -> bool:
         """Whether a block of the request has its content in the drafter's pool."""
         noted = self._noted.get(request.blocks[block])

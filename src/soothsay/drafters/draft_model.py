@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.config import DType
-from soothsay.drafters.base import Observation, Target
+from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.drafters.context import Context, Pass, State, pack
-from soothsay.drafters.grown import Confident, GrownDrafter, check_at_least_one
+from soothsay.drafters.grown import Confident, GrownDrafter
 from soothsay.drafters.head import drafter_directory
+from soothsay.drafters.vocabulary import Translation, UniversalDraftModel
 from soothsay.engine.batch import Rows
 from soothsay.engine.request import Request
 from soothsay.errors import DrafterError
@@ -28,6 +29,45 @@ from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
+
+
+def draft_model(
+    target: Target,
+    model: str | Path | Transformer = "",
+    depth: int = 4,
+    width: int = 1,
+    branch: int = 1,
+    dtype: DType = "auto",
+) -> Drafter:
+    """A `DraftModel`, or if its tokenizer is not the target's a `UniversalDraftModel`.
+
+    Args:
+        target: the model to draft for.
+        model: a path or name that `LLM` would take, or a `Transformer` with the target's vocabulary; empty:
+            `drafters/draft-model` beside the target's weights.
+        depth: tokens that are guessed in a row.
+        width: nodes of each level that are explored further; 1 gives a chain.
+        branch: likeliest tokens proposed below each of them.
+        dtype: the draft model's, as in `LLM`.
+
+    Raises `DrafterError` for numbers below 1, for a context that is smaller than the target's, for trees
+    with another vocabulary, and for tokenizers that cannot be translated into each other.
+    """
+    check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
+    if isinstance(model, Transformer):
+        return DraftModel(target, model, depth, width, branch)
+    checkpoint = open_checkpoint(str(model) or drafter_directory("draft-model", "", target))
+    translation = _translation(checkpoint.tokenizer(), target, str(model))
+    if translation is not None and max(width, branch) > 1:
+        raise DrafterError(
+            f"the draft model {model} has another vocabulary than the target, so it can only guess a chain: "
+            f"leave width={width} and branch={branch} at 1"
+        )
+    loaded = load_model(checkpoint, dtype, target.model.device)
+    if translation is None:
+        return DraftModel(target, loaded, depth, width, branch)
+    _check_context(loaded, target)
+    return UniversalDraftModel(target, loaded, translation, depth)
 
 
 class DraftModel(GrownDrafter[Context]):
@@ -39,35 +79,17 @@ class DraftModel(GrownDrafter[Context]):
 
     Args:
         target: the model to draft for.
-        model: a path or name that `LLM` would take, or a `Transformer`; empty: `drafters/draft-model` beside
-            the target's weights.
+        model: the draft model.
         depth: tokens that are guessed in a row.
         width: nodes of each level that are explored further; 1 gives a chain.
         branch: likeliest tokens proposed below each of them.
-        dtype: the draft model's, as in `LLM`.
     """
 
     trained = True
 
-    def __init__(
-        self,
-        target: Target,
-        model: str | Path | Transformer = "",
-        depth: int = 4,
-        width: int = 1,
-        branch: int = 1,
-        dtype: DType = "auto",
-    ):
+    def __init__(self, target: Target, model: Transformer, depth: int = 4, width: int = 1, branch: int = 1):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
-        if not isinstance(model, Transformer):
-            checkpoint = open_checkpoint(str(model) or drafter_directory("draft-model", "", target))
-            _check_vocabulary(checkpoint.tokenizer(), target, str(model))
-            model = load_model(checkpoint, dtype, target.model.device)
-        if model.config.max_positions < (target.config.max_context or 0):
-            raise DrafterError(
-                f"the draft model has a context of {model.config.max_positions} tokens, the target's is "
-                f"{target.config.max_context}: set max_context to at most the former"
-            )
+        _check_context(model, target)
         context = Context(target, model.new_cache(target.num_blocks, target.config.block_size))
         super().__init__(target, context, Confident(depth, width, branch))
         self.model = model
@@ -101,15 +123,32 @@ class DraftModel(GrownDrafter[Context]):
         return F.pad(logits, (0, self.target.model.config.vocab_size - logits.shape[1]), value=-math.inf)
 
 
-def _check_vocabulary(own: Tokenizer | None, target: Target, name: str) -> None:
-    """Raise `DrafterError` if the two tokenizers disagree about any token."""
+def _check_context(model: Transformer, target: Target) -> None:
+    """Raise `DrafterError` if the draft model's context is smaller than the target's."""
+    if model.config.max_positions < (target.config.max_context or 0):
+        raise DrafterError(
+            f"the draft model has a context of {model.config.max_positions} tokens, the target's is "
+            f"{target.config.max_context}: set max_context to at most the former"
+        )
+
+
+def _translation(own: Tokenizer | None, target: Target, name: str) -> Translation | None:
+    """None if the two tokenizers agree about every token, as far as there are two.
+
+    Raises `DrafterError` if they do not, and cannot be translated into each other.
+    """
     if own is None or target.tokenizer is None:
-        return
+        return None
     draft, other = own.vocabulary(), target.tokenizer.vocabulary()
     differing = sorted(token for token in draft.keys() | other.keys() if draft.get(token) != other.get(token))
-    if differing:
+    if not differing:
+        return None
+    try:
+        return Translation(own, target.tokenizer)
+    except DrafterError as error:
+        ids = f"{draft.get(differing[0])} against {other.get(differing[0])}"
         raise DrafterError(
             f"the draft model {name} has another vocabulary than the target: {len(differing)} tokens differ, "
-            f"for example {differing[0]!r} ({draft.get(differing[0])} against {other.get(differing[0])}); "
-            "choose a draft model of the same family, or a drafter that needs none, such as prompt-lookup"
-        )
+            f"for example {differing[0]!r} ({ids}); and one of the tokenizers cannot be translated: {error}. "
+            "Choose a draft model of the same family, or a drafter that needs none, such as prompt-lookup"
+        ) from None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
-from soothsay.drafters.base import Target
-from soothsay.drafters.grown import Confident, Fixed, RecurrentDrafter, check_at_least_one
+from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.grown import Confident, Fixed, RecurrentDrafter
 from soothsay.drafters.head import Head, RecurrentHead, load_head
 from soothsay.drafters.template import EAGLE_TEMPLATE
 from soothsay.engine.batch import Batch

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
-from soothsay.drafters.base import Target
-from soothsay.drafters.grown import Confident, RecurrentDrafter, check_at_least_one
+from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.grown import Confident, RecurrentDrafter
 from soothsay.drafters.head import Head, RecurrentHead, Shared, load_head
 from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Kernels

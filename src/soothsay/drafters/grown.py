@@ -19,13 +19,14 @@ from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.context import Context, FeatureContext, Pass, State, pack
+from soothsay.drafters.guesses import draw, guess
 from soothsay.drafters.head import RecurrentHead, Served
+from soothsay.drafters.template import draw_template
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import KVPool
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
-from soothsay.errors import DrafterError
 
 Ranks = tuple[int, ...]
 """A node by the ranks of its path: (0, 2) is the third best guess below the best one."""
@@ -106,6 +107,7 @@ class _Growth:
     request: Request
     state: State
     tree: DraftTree
+    shape: Shape
     frontier: range = range(1)  # nodes of `state.expanded` that were run last
     node_of: list[int] = field(default_factory=lambda: [0])  # node of `state.expanded` -> node of `tree`
     ranks_of: list[Ranks] = field(default_factory=lambda: [()])  # node of `state.expanded` -> its ranks
@@ -143,7 +145,7 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
             state = self._open(request) if request.max_nodes > 1 else None
             if state is not None:
                 state.expanded = DraftTree(tree.tokens[0])
-                growing.append(_Growth(request, state, tree))
+                growing.append(_Growth(request, state, tree, self._shape_of(request)))
         outputs = self._run_pending(growing) if growing else torch.empty(0)
         for level in range(1, self.shape.depth + 1):
             growing = self._grow(growing, self._logits(outputs), level) if growing else []
@@ -151,6 +153,18 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
                 break
             outputs = self._run_level(growing, outputs)
         return trees
+
+    def reset(self) -> None:
+        """Forget what was computed for other requests."""
+        self.context.reset()
+
+    def _shape_of(self, request: Request) -> Shape:
+        """The drafter's own, or a fixed one if the request's guesses are drawn."""
+        guessing = request.params.rule.guessing
+        if not guessing.draws:
+            return self.shape
+        size = min(self.max_nodes, request.max_nodes) - 1
+        return Fixed(draw_template(guessing, self.shape.depth, self.shape.branch, size))
 
     def _run_pending(self, growing: Sequence[_Growth]) -> Tensor:
         """Run committed tokens that have no KV yet; `[R, H]` outputs of the roots."""
@@ -179,29 +193,36 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
     def _grow(self, growing: Sequence[_Growth], logits: Tensor, level: int) -> list[_Growth]:
         """Add a level to every tree; return those that go on, their frontier set to the nodes to run next."""
         scores = perturb(logits, [Nodes(g.request, g.state.expanded, g.frontier) for g in growing])
+        log_q = scores.log_softmax(-1)
         branch = min(self.shape.branch, scores.shape[1])
-        values, tokens = scores.log_softmax(-1).topk(branch, dim=-1)  # [M, branch]
+        values, tokens = log_q.topk(branch, dim=-1)  # [M, branch]
         best, going, row = list(zip(values.tolist(), tokens.tolist(), strict=True)), [], 0
         for growth in growing:
             tree, expanded, request = growth.tree, growth.state.expanded, growth.request
             first_row, before = row, growth.frontier
             added = []
             for above in before:
-                for rank in self.shape.ranks(growth.ranks_of[above]):
-                    log_prob, token = (part[rank] for part in best[row]) if rank < branch else (-math.inf, 0)
-                    if log_prob > -math.inf:
-                        node = tree.add(growth.node_of[above], token, log_prob)
-                        added.append(Guess(tree.scores[node], node, above, (*growth.ranks_of[above], rank)))
+                ranks = growth.shape.ranks(growth.ranks_of[above])
+                if request.params.rule.guessing.draws:
+                    nodes = draw(tree, growth.node_of[above], log_q[row], len(ranks), request)
+                else:
+                    nodes = guess(tree, growth.node_of[above], best[row], ranks)
+                for rank, node in nodes.items():
+                    added.append(Guess(tree.scores[node], node, above, (*growth.ranks_of[above], rank)))
                 row += 1
             goes_on = level < min(self.shape.depth, request.max_depth)
             room = request.max_nodes - len(expanded) if goes_on else 0
             growth.frontier, growth.parents = range(len(expanded), len(expanded)), []
-            for guess in self.shape.explored(added)[: max(room, 0)]:
-                if tree.tokens[guess.node] not in request.end_tokens:
-                    expanded.add(guess.above, tree.tokens[guess.node])
-                    growth.node_of.append(guess.node)
-                    growth.ranks_of.append(guess.ranks)
-                    growth.parents.append(first_row + guess.above - before.start)
+            explored = growth.shape.explored(added)[: max(room, 0)]
+            drawn = request.params.rule.guessing.draws  # of these trees the shape is not for values to decide
+            if not drawn and sum(math.exp(new.score) for new in explored) < self.least:
+                explored = []
+            for new in explored:
+                if tree.tokens[new.node] not in request.end_tokens:
+                    expanded.add(new.above, tree.tokens[new.node])
+                    growth.node_of.append(new.node)
+                    growth.ranks_of.append(new.ranks)
+                    growth.parents.append(first_row + new.above - before.start)
             growth.frontier = range(growth.frontier.start, len(expanded))
             if growth.frontier:
                 going.append(growth)
@@ -252,10 +273,3 @@ class RecurrentDrafter(GrownDrafter[FeatureContext]):
 
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
-
-
-def check_at_least_one(name: str, **numbers: int) -> None:
-    """Raise `DrafterError` for an option of drafter `name` that is below 1."""
-    if min(numbers.values()) < 1:
-        given = ", ".join(f"{key}={value}" for key, value in numbers.items())
-        raise DrafterError(f"{name}({given}): each must be at least 1")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType
-from soothsay.drafters.base import Observation, Target
+from soothsay.drafters.base import Observation, Target, check_at_least_one
 from soothsay.drafters.context import FeatureContext, Pass, State
-from soothsay.drafters.grown import Confident, GrownDrafter, check_at_least_one
+from soothsay.drafters.grown import Confident, GrownDrafter
 from soothsay.drafters.head import Head, Shared, load_head
 from soothsay.drafters.medusa import ResBlock, no_keys
 from soothsay.engine.request import Request

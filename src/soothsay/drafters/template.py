@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from soothsay.drafters.base import Observation
+from soothsay.drafters.guesses import draw, draw_rates
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
+from soothsay.engine.verify import Guessing
 from soothsay.errors import DrafterError
 
 Template = Sequence[Sequence[int]]
@@ -90,6 +95,29 @@ def best_template(acceptance: Sequence[Sequence[float]], size: int) -> Template:
     return template
 
 
+@lru_cache(maxsize=256)
+def draw_template(guessing: Guessing, depth: int, branch: int, size: int) -> Template:
+    """The tree of at most `size` guesses that are drawn which accepts most, no deeper than `depth`, with no
+    more than `branch` draws at a node. A rank is a draw's place among its siblings.
+
+    It is fixed, as Sequoia's (Chen et al. 2024, arXiv 2402.12374): what was drawn must not shape the tree.
+    """
+    rates = draw_rates(1 if guessing is Guessing.ONE_DRAW else branch)
+    return best_template([rates] * depth, size)
+
+
+def fill_drawn(tree: DraftTree, template: Template, log_q: Sequence[Tensor], request: Request) -> None:
+    """Draw the guesses that `template` names; those at depth d + 1 from `log_q[d]`, `[V]`, whatever is above
+    them.
+    """
+    counts = Counter(tuple(path[:-1]) for path in template)
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    for above, count in counts.items():  # in the order of the template, so from the root down
+        if above in nodes and len(above) < len(log_q):
+            below = draw(tree, nodes[above], log_q[len(above)], count, request)
+            nodes |= {(*above, place): node for place, node in below.items()}
+
+
 def fill(tree: DraftTree, template: Template, ranked: Ranked) -> None:
     """Put the guesses that `template` names into `tree`, below its root; those that are not there are left
     out, and so is what is below them.
@@ -122,18 +150,27 @@ def rank_guesses(
         depths: how many of the M rows are each request's.
         ranks: guesses at each depth; fewer where fewer tokens are possible.
     """
-    likeliest, asked = logits.argmax(-1).tolist(), []
-    rows = [range(end - depth, end) for depth, end in zip(depths, accumulate(depths), strict=True)]
-    for request, own in zip(requests, rows, strict=True):
+    return _rank(_scores(requests, logits, depths), depths, ranks)
+
+
+def _scores(requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) -> Tensor:
+    """`[M, V]` log-probabilities under each request's sampling parameters and noise."""
+    likeliest, asked, begin = logits.argmax(-1).tolist(), [], 0
+    for request, depth in zip(requests, depths, strict=True):
         chain = DraftTree(int(request.tokens[-1]))  # what stands above a guess matters to penalties alone
-        chain.extend([likeliest[row] for row in own[:-1]])
-        asked.append(Nodes(request, chain, range(len(own))))
-    values, tokens = perturb(logits, asked).log_softmax(-1).topk(min(ranks, logits.shape[1]), dim=-1)
+        chain.extend(likeliest[begin : begin + depth - 1])
+        asked.append(Nodes(request, chain, range(depth)))
+        begin += depth
+    return perturb(logits, asked).log_softmax(-1)
+
+
+def _rank(scores: Tensor, depths: Sequence[int], ranks: int) -> list[Ranked]:
+    values, tokens = scores.topk(min(ranks, scores.shape[1]), dim=-1)
     guesses = [
         [(token, value) for token, value in zip(*row, strict=True) if value > -math.inf]
         for row in zip(tokens.tolist(), values.tolist(), strict=True)
     ]
-    return [guesses[own.start : own.stop] for own in rows]
+    return [guesses[end - depth : end] for depth, end in zip(depths, accumulate(depths), strict=True)]
 
 
 class Acceptance:
@@ -196,11 +233,16 @@ class Layout:
         if self.kind == "measured":
             template = best_template(self.acceptance.rates, self.size)
         trees = []
-        guesses = rank_guesses(requests, logits, depths, self.branch)
-        for request, ranked in zip(requests, guesses, strict=True):
+        scores = _scores(requests, logits, depths)
+        guesses = _rank(scores, depths, self.branch)
+        for request, ranked, rows in zip(requests, guesses, torch.split(scores, [*depths]), strict=True):
             tree, size = DraftTree(int(request.tokens[-1])), min(self.size, request.max_nodes - 1)
-            useful = ranked[: max(request.max_depth, 0)]
-            if self.kind == "best-first":
+            deep, guessing = max(request.max_depth, 0), request.params.rule.guessing
+            useful = ranked[:deep]
+            if guessing.draws:
+                drawn = draw_template(guessing, min(deep, len(ranked)), self.branch, size)
+                fill_drawn(tree, drawn, [*rows], request)
+            elif self.kind == "best-first":
                 best_first(tree, useful, size)
             else:
                 fill(tree, template[:size], useful)

@@ -17,10 +17,10 @@ from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import BlockAllocator, Move
 from soothsay.engine.request import FinishReason, Request, TokenLogprobs
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, perturb
 from soothsay.engine.scheduler import Scheduler, Share
 from soothsay.engine.tree import DraftTree
-from soothsay.engine.verify import Verdict, match
+from soothsay.engine.verify import Evidence, Verdict
 from soothsay.engine.watch import Watch
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
@@ -32,7 +32,8 @@ class _Pass:
 
     batch: Batch
     logits: Tensor  # [M, V]
-    draws: list[int]  # [M]
+    draws: list[int]  # [M] what the target says after each node
+    verdicts: list[Verdict | None]  # of each share
     taps: dict[int, Tensor]  # layer -> [N, hidden]
 
 
@@ -53,7 +54,7 @@ class Engine:
         num_blocks = config.kv_tokens // config.block_size
         self.allocator = BlockAllocator(num_blocks, config.block_size, share=config.prefix_caching)
         self.cache = model.new_cache(num_blocks, config.block_size)
-        self.target = Target(model, tokenizer, config, num_blocks, path)
+        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache)
         self.scheduler = Scheduler(
             config, self.allocator, on_evict=lambda request: request.drafter.release(request)
         )
@@ -93,13 +94,9 @@ class Engine:
                 return
             trees = self._propose(shares)
             done = self._forward(shares, trees)
-            verdicts = [
-                None if tree is None else match(tree, done.draws[begin:end])
-                for tree, (begin, end) in zip(trees, done.batch.spans, strict=True)
-            ]
-            self._commit(shares, verdicts)
-            self._observe(shares, trees, verdicts, done)
-            self._update(shares, trees, verdicts, done)
+            self._commit(shares, done.verdicts)
+            self._observe(shares, trees, done)
+            self._update(shares, trees, done)
 
     def _propose(self, shares: Sequence[Share]) -> list[DraftTree | None]:
         """Trees for the shares that reach their request's end, each drafter asked once."""
@@ -127,13 +124,8 @@ class Engine:
         taps = sorted({tap for share in shares for tap in share.request.drafter.taps})
         hidden, tapped = self.model(batch, self.cache, taps=taps)
         logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
-        asked = [
-            Nodes(share.request, tree, range(len(tree)))
-            for share, tree in zip(shares, trees, strict=True)
-            if tree is not None
-        ]
-        draws = perturb(logits, asked).argmax(-1).tolist() if asked else []
-        return _Pass(batch, logits, draws, dict(zip(taps, tapped, strict=True)))
+        draws, verdicts = _verify(shares, trees, batch.spans, logits)
+        return _Pass(batch, logits, draws, verdicts, dict(zip(taps, tapped, strict=True)))
 
     def pack(self, rows: Sequence[Rows]) -> Batch:
         """Lay out a pass of the target."""
@@ -155,16 +147,12 @@ class Engine:
                 moves.append(Move(share.request.table, [root + node for node in verdict.path], root + 1))
         self.cache.commit(moves)
 
-    def _observe(
-        self,
-        shares: Sequence[Share],
-        trees: Sequence[DraftTree | None],
-        verdicts: Sequence[Verdict | None],
-        done: _Pass,
-    ) -> None:
+    def _observe(self, shares: Sequence[Share], trees: Sequence[DraftTree | None], done: _Pass) -> None:
         groups: dict[Drafter, list[Observation]] = defaultdict(list)
         first = 0
-        for share, tree, verdict, (begin, end) in zip(shares, trees, verdicts, done.batch.spans, strict=True):
+        for share, tree, verdict, (begin, end) in zip(
+            shares, trees, done.verdicts, done.batch.spans, strict=True
+        ):
             request = share.request
             count = share.num_tokens + (0 if tree is None else len(tree) - 1)
             groups[request.drafter].append(
@@ -183,15 +171,11 @@ class Engine:
         for drafter, observations in groups.items():
             drafter.observe(observations)
 
-    def _update(
-        self,
-        shares: Sequence[Share],
-        trees: Sequence[DraftTree | None],
-        verdicts: Sequence[Verdict | None],
-        done: _Pass,
-    ) -> None:
+    def _update(self, shares: Sequence[Share], trees: Sequence[DraftTree | None], done: _Pass) -> None:
         """Append what was emitted, register full blocks, and let go of those that have ended."""
-        for share, tree, verdict, (begin, end) in zip(shares, trees, verdicts, done.batch.spans, strict=True):
+        for share, tree, verdict, (begin, end) in zip(
+            shares, trees, done.verdicts, done.batch.spans, strict=True
+        ):
             request, size = share.request, self.config.block_size
             known = request.cached // size
             request.cached += share.num_tokens
@@ -209,6 +193,37 @@ class Engine:
                 self.allocator.register(request.blocks[block], request.digest(block))
             if request.finish_reason is not None:
                 self.scheduler.remove(request)
+
+
+def _verify(
+    shares: Sequence[Share],
+    trees: Sequence[DraftTree | None],
+    spans: Sequence[tuple[int, int]],
+    logits: Tensor,
+) -> tuple[list[int], list[Verdict | None]]:
+    """What the target says after each row of `logits`, and what that makes of each tree.
+
+    Where a verifier does not go by draws, it is the likeliest token at nodes that were not accepted.
+    """
+    asked = [
+        Nodes(share.request, tree, range(len(tree)))
+        for share, tree in zip(shares, trees, strict=True)
+        if tree is not None
+    ]
+    scores = perturb(logits, asked) if asked else logits
+    draws: list[int] = scores.argmax(-1).tolist() if asked else []
+    verdicts: list[Verdict | None] = []
+    for share, tree, (begin, end) in zip(shares, trees, spans, strict=True):
+        if tree is None:
+            verdicts.append(None)
+            continue
+        request = share.request
+        chance = Keyed(request.seed, VERIFYING, len(request.tokens))
+        verdict = request.params.rule.verify(tree, Evidence(draws[begin:end], scores[begin:end], chance))
+        for node, token in zip([0, *verdict.path], verdict.tokens, strict=True):
+            draws[begin + node] = token
+        verdicts.append(verdict)
+    return draws, verdicts
 
 
 def _logprobs(

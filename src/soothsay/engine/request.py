@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.engine.cache import block_digest
+from soothsay.engine.grammar import Constraint
 from soothsay.engine.sampling import SamplingParams
 from soothsay.tokenizer import Detokenizer, Tokenizer
 
@@ -109,6 +110,7 @@ class Request:
         eos_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
         block_size: int = 16,
+        constraint: Constraint | None = None,
     ):
         self.params = params
         self.seed = seed
@@ -116,6 +118,7 @@ class Request:
         self.num_prompt = len(prompt)
         self.limit = limit  # tokens of prompt and answer together
         self.block_size = block_size
+        self.constraint = constraint  # of the parameters' grammar; its own, not shared with other requests
         self.end_tokens = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
         )

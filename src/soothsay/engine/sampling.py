@@ -5,6 +5,9 @@ The token at a position is `argmax(log p + gumbel(seed, position))`, or `argmax(
 is exact sampling from p (the Gumbel-max trick), and a pure function of p, seed and position: whoever knows
 the seed knows the noise of every future position, which is how a drafter guesses what the target *will* draw
 (Daliri et al. 2024, arXiv 2408.07978).
+
+Verifiers other than `match` take log p without noise, and decide by chances that are keyed by seed and
+position too, but have nothing in common with that noise.
 """
 
 from __future__ import annotations
@@ -19,13 +22,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from soothsay.engine.tree import DraftTree
+from soothsay.engine.grammar import Constraint, Grammar
+from soothsay.engine.tree import DraftTree, FloatArray
+from soothsay.engine.verify import VERIFIERS, Guessing, Verifier
 from soothsay.errors import RequestError
 
 IntArray = npt.NDArray[np.int64]
 
 NUCLEUS_WIDTH = 256
 """Likeliest tokens among which top-p is looked for first; a row with a larger nucleus sorts them all."""
+
+PICK_BLOCK = 128
+"""Weights that are summed before one of them is picked."""
+
+DRAFTING, VERIFYING = 1, 2
+"""What chances are for: they are keyed by the seed, one of these, and the number of committed tokens, which
+rises with every step; what is drafted is keyed by the node too."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class SamplingParams:
     logprobs: int | None = (
         None  # log-probabilities of the model at each token: its own, and of so many likeliest
     )
+    grammar: Grammar | None = None  # what the answer may say; it stands above all other parameters
+    verifier: str = "match"  # which guesses hold, a name of `VERIFIERS`; at temperature 0 it is always match
 
     def __post_init__(self) -> None:
         """Raise `RequestError` for a value that cannot be meant."""
@@ -81,10 +95,24 @@ class SamplingParams:
                 raise RequestError(
                     f"{name}={value!r} is not possible: it must be an integer, at least {low}, or None"
                 )
+        for token, bias in (self.logit_bias or {}).items():
+            if not isinstance(bias, (int, float)) or not bias < math.inf:
+                raise RequestError(f"logit_bias of token {token} is {bias!r}: it must be a number")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestError(
+                f"grammar={self.grammar!r} is not possible: make one, such as Grammar.choice(['yes', 'no'])"
+            )
+        if self.verifier not in VERIFIERS:
+            raise RequestError(f"verifier={self.verifier!r} is not known; choose from {', '.join(VERIFIERS)}")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError(f"stop={self.stop!r} is not possible: give strings that are not empty")
+
+    @property
+    def rule(self) -> Verifier:
+        """The verifier in force: match at temperature 0, where all of them come to the same."""
+        return VERIFIERS[self.verifier if self.temperature > 0 else "match"]
 
     @property
     def has_penalties(self) -> bool:
@@ -108,6 +136,7 @@ class Sampled(Protocol):
     seed: int
     num_prompt: int
     end_tokens: frozenset[int]
+    constraint: Constraint | None
 
     @property
     def tokens(self) -> IntArray:
@@ -124,7 +153,7 @@ class Nodes:
 
 
 def perturb(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
-    """Scores whose argmax is the token emitted at each node.
+    """Scores whose argmax is the token emitted at each node, or log p where the verifier wants that.
 
     Args:
         logits: `[M, V]` float32, the rows of all of `asked` in order. Not changed.
@@ -132,27 +161,29 @@ def perturb(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
 
     Returns:
         `[M, V]` float32: log p up to a constant, minus infinity where p is 0, plus the noise of the node's
-        next position if its request's temperature is above 0.
+        next position if its request's temperature is above 0 and its verifier shares that noise.
     """
     adjusted, begin = logits, 0
-    sampled: list[tuple[int, SamplingParams, int, int]] = []  # row, parameters, seed, position
+    noisy: list[tuple[int, SamplingParams, tuple[int, int]]] = []  # row, parameters, key of the noise
+    noiseless: list[tuple[int, SamplingParams]] = []
     for nodes in asked:
         request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
-        if params.logit_bias or params.has_penalties or params.min_tokens:
+        constrained = request.constraint is not None
+        if constrained or params.logit_bias or params.has_penalties or params.min_tokens:
             adjusted = logits.clone() if adjusted is logits else adjusted
             _adjust(adjusted[begin:end], nodes)
-        if params.temperature > 0:
+        if params.temperature > 0 and params.rule.guessing is not Guessing.SHARED_NOISE:
+            noiseless += [(row, params) for row in range(begin, end)]
+        elif params.temperature > 0:
             position = len(request.tokens)  # of the token that follows the root
             for row, node in enumerate(nodes.indices, start=begin):
-                sampled.append((row, params, request.seed, position + nodes.tree.depths[node]))
+                noisy.append((row, params, _key(request.seed, position + nodes.tree.depths[node])))
         begin = end
-    if not sampled:
-        return adjusted
-    rows = torch.tensor([row for row, *_ in sampled], device=logits.device)
-    params_of = [params for _, params, *_ in sampled]
-    keys = torch.tensor([_key(seed, position) for *_, seed, position in sampled], device=logits.device)
-    noisy = _noisy(adjusted.index_select(0, rows), params_of, keys)
-    return adjusted.index_copy(0, rows, noisy)
+    scores = adjusted
+    if noisy:
+        keys = torch.tensor([key for *_, key in noisy], device=logits.device)
+        scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys)
+    return _replace(scores, adjusted, noiseless, None) if noiseless else scores
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
@@ -167,24 +198,61 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
         noise of one token can be had without that of the others, in any batch and on any device.
     """
     x = _mix(tokens * 0x9E3779B1 + keys[:, :1])
-    x = _mix(x + keys[:, 1:])
-    uniform = ((x.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
-    return -(-torch.log1p(-uniform)).log()  # the exponential near 0 decides, so its precision is kept there
+    x = _mix(x.add_(keys[:, 1:]))
+    uniform = x.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    # the exponential near 0 decides, so its precision is kept there
+    return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def _mix(x: Tensor) -> Tensor:
+    """In place: what is allocated anew each time costs more than the arithmetic."""
     mask = 0xFFFFFFFF
-    x = x & mask
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & mask
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & mask
-    return x ^ (x >> 16)
+    x &= mask
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x ^= x >> shift
+        x *= factor
+        x &= mask
+    x ^= x >> 16
+    return x
 
 
-def _key(seed: int, position: int) -> tuple[int, int]:
-    """Two 32-bit words from seed and position (the splitmix64 finalizer)."""
+class Keyed:
+    """Chances that are a function of their key: the seed, and what else tells them apart from others.
+
+    Args:
+        key: whole numbers.
+    """
+
+    def __init__(self, *key: int):
+        self._key, self._count = key, 0
+
+    def happens(self, probability: float) -> bool:
+        """True with this probability; always at 1, never at 0."""
+        return self._uniform() < probability
+
+    def pick(self, weights: FloatArray) -> int:
+        """An index with probability in proportion to its weight, `[V]`, none below 0 and some above."""
+        sums = np.add.reduceat(weights, np.arange(0, len(weights), PICK_BLOCK))  # a tenth of the work
+        ends = sums.cumsum()
+        mass = self._uniform() * float(ends[-1])
+        block = int(ends.searchsorted(mass, side="right"))
+        inside = weights[block * PICK_BLOCK : (block + 1) * PICK_BLOCK].cumsum()
+        left = max(mass - float(ends[block] - sums[block]), 0.0)  # rounding must not pick a weight of 0
+        left = min(left, float(np.nextafter(inside[-1], 0.0)))
+        return block * PICK_BLOCK + int(inside.searchsorted(left, side="right"))
+
+    def _uniform(self) -> float:
+        """In [0, 1), a multiple of 2 ** -52."""
+        self._count += 1
+        low, high = _key(*self._key, self._count)
+        return float(((high << 32 | low) >> 12) * 2.0**-52)
+
+
+def _key(*words: int) -> tuple[int, int]:
+    """Two 32-bit words from a seed and a position, or more of that kind (the splitmix64 finalizer)."""
     mask = 0xFFFFFFFFFFFFFFFF
     z = 0
-    for word in (seed, position):
+    for word in words:
         z = (z + word + 0x9E3779B97F4A7C15) & mask
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
@@ -198,8 +266,17 @@ def derive_seed(seed: int, index: int) -> int:
     return seed if index == 0 else (high << 31) ^ low
 
 
-def _noisy(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor) -> Tensor:
-    """Temperature, truncation and noise for rows `[R, V]` of temperature above 0."""
+def _replace(
+    scores: Tensor, logits: Tensor, sampled: Sequence[tuple[int, SamplingParams]], keys: Tensor | None
+) -> Tensor:
+    """`scores` with some of its rows those of `_sampled`."""
+    rows = torch.tensor([row for row, _ in sampled], device=logits.device)
+    new = _sampled(logits.index_select(0, rows), [params for _, params in sampled], keys)
+    return scores.index_copy(0, rows, new)
+
+
+def _sampled(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor | None) -> Tensor:
+    """Temperature, truncation and, with keys, noise for rows `[R, V]` of temperature above 0."""
     device, vocab = logits.device, logits.shape[1]
     temperatures = [max(p.temperature, 1e-30) for p in params]  # below, logits would overflow
     logits = logits / torch.tensor(temperatures, device=device)[:, None]
@@ -208,16 +285,16 @@ def _noisy(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor) -> Te
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], -math.inf)
     cut = [row for row, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < vocab]
     if len(cut) < len(params):
-        full = logits + gumbel(keys, torch.arange(vocab, device=device)[None])
+        full = logits if keys is None else logits + gumbel(keys, torch.arange(vocab, device=device)[None])
     else:
         full = torch.empty_like(logits)
     width = min(NUCLEUS_WIDTH, vocab)
     while cut:
         rows = torch.tensor(cut, device=device)
         values, tokens, complete = _nucleus(logits.index_select(0, rows), [params[row] for row in cut], width)
-        noisy = torch.full((len(cut), vocab), -math.inf, device=device)
-        noisy.scatter_(1, tokens, values + gumbel(keys.index_select(0, rows), tokens))
-        full.index_copy_(0, rows, noisy)
+        noise = 0.0 if keys is None else gumbel(keys.index_select(0, rows), tokens)
+        kept = torch.full((len(cut), vocab), -math.inf, device=device)
+        full.index_copy_(0, rows, kept.scatter_(1, tokens, values + noise))
         cut = [row for row, done in zip(cut, complete.tolist(), strict=True) if not done]
         width = vocab
     return full
@@ -247,7 +324,7 @@ def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tu
 
 
 def _adjust(logits: Tensor, nodes: Nodes) -> None:
-    """Bias, minimum length and penalties, in place on the rows `[m, V]` of one request's nodes."""
+    """Bias, minimum length, penalties and grammar, in place on the rows `[m, V]` of one request's nodes."""
     request, tree, params = nodes.request, nodes.tree, nodes.request.params
     output = request.tokens[request.num_prompt :]
     if params.min_tokens:
@@ -270,3 +347,9 @@ def _adjust(logits: Tensor, nodes: Nodes) -> None:
         penalty = params.repetition_penalty
         logits.copy_(torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits))
         logits -= params.frequency_penalty * said + params.presence_penalty * (said > 0)
+    if request.constraint is not None:
+        allowed = request.constraint.allowed(output, tree, nodes.indices, request.end_tokens)
+        allowed = allowed.to(logits.device)
+        logits.masked_fill_(~allowed, -math.inf)
+        nothing = logits.amax(-1, keepdim=True) == -math.inf
+        logits.masked_fill_(allowed & nothing, 0.0)  # where the rest leaves nothing of it, the grammar stands

@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Children of a node that were drawn from a distribution.
+
+    How many there are, and their scores, must not depend on what they turned out to be: `log_probs` go by
+    their order alone, and never rise. So whoever cuts a tree by its scores cannot favour some tokens.
+    """
+
+    tokens: tuple[int, ...]  # in the order drawn; with replacement, one may come again
+    log_probs: tuple[float, ...]  # of each, that it is accepted
+    q: FloatArray  # [V] what the first was drawn from; sums to 1
+    replaced: bool  # whether all were drawn from q; if not, each from what those before it have left of it
+
+    def rounds(self) -> Iterator[tuple[int, FloatArray]]:
+        """Each token with what it was drawn from, `[V]`, given those before it."""
+        q = self.q
+        for token in self.tokens:
+            yield token, q
+            if not self.replaced:
+                q = q.copy()
+                q[token] = 0.0
+                q /= max(float(q.sum()), 1e-300)
 
 
 class DraftTree:
@@ -12,6 +42,10 @@ class DraftTree:
     drafter's estimate of log P(the path to i is accepted), never rises downward. Adding a token that a parent
     already has returns the node that is there, so that merging several guesses into a trie is just adding
     them all.
+
+    For a verifier that asks for it, a drafter draws guesses from a distribution of its own; `draws` has them,
+    by parent. A tree made of others without their `draws` is as lawful, and accepts less; but whether it is
+    made so must not depend on what was drawn. `prune` keeps them.
 
     Plain Python lists: trees have tens of nodes, are built on the host one node at a time and walked a few
     times, where lists are an order of magnitude faster than tensors.
@@ -26,7 +60,7 @@ class DraftTree:
         [-1, 0, 1, 2, 2]
     """
 
-    __slots__ = ("children", "depths", "parents", "scores", "tokens")
+    __slots__ = ("children", "depths", "draws", "parents", "scores", "tokens")
 
     def __init__(self, root: int):
         self.tokens = [root]
@@ -34,6 +68,7 @@ class DraftTree:
         self.depths = [0]
         self.scores = [0.0]
         self.children: list[dict[int, int]] = [{}]  # of each node: token -> node
+        self.draws: dict[int, Draws] = {}  # of the nodes that have some
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -89,8 +124,11 @@ class DraftTree:
         A parent scores at least as high as its child and comes before it, so the best nodes always form a
         tree.
         """
-        if len(self) <= max_nodes and max(self.depths) <= max_depth:
+        repeats = sum(len(drawn.tokens) - len({*drawn.tokens}) for drawn in self.draws.values())
+        if len(self) + repeats <= max_nodes and max(self.depths) <= max_depth:
             return self
+        if self.draws:
+            return self._prune_drawn(max_nodes, max_depth)
         allowed = [node for node in range(1, len(self)) if self.depths[node] <= max_depth]
         best = sorted(allowed, key=lambda node: (-self.scores[node], node))[: max(max_nodes, 1) - 1]
         pruned = DraftTree(self.tokens[0])
@@ -99,4 +137,32 @@ class DraftTree:
             parent = self.parents[node]
             log_prob = self.scores[node] - self.scores[parent]
             renamed[node] = pruned.add(renamed[parent], self.tokens[node], log_prob)
+        return pruned
+
+    def _prune_drawn(self, max_nodes: int, max_depth: int) -> DraftTree:
+        """The same, by guesses: one that was drawn again takes the room of a node, or it would be kept more
+        often than the others.
+        """
+        guesses: list[tuple[float, int, int, int]] = []  # minus its score, parent, place, node
+        for parent, children in enumerate(self.children):
+            drawn = self.draws.get(parent)
+            tokens: tuple[int, ...] = drawn.tokens if drawn else ()
+            for place, token in enumerate(tokens):
+                score = self.scores[parent] + (drawn.log_probs[place] if drawn else 0.0)
+                guesses.append((-score, parent, place, children[token]))
+            rest = [node for token, node in children.items() if token not in tokens]
+            guesses += [(-self.scores[node], parent, node, node) for node in rest]
+        allowed = sorted(guess for guess in guesses if self.depths[guess[1]] < max_depth)
+        pruned, renamed, drawn_below = DraftTree(self.tokens[0]), {0: 0}, dict.fromkeys(self.draws, 0)
+        for score, parent, _, node in allowed[: max(max_nodes, 1) - 1]:
+            token = self.tokens[node]
+            renamed[node] = pruned.add(renamed[parent], token, -score - self.scores[parent])
+            if parent in drawn_below and token in self.draws[parent].tokens:
+                drawn_below[parent] += 1
+        for parent, count in drawn_below.items():
+            if count:
+                old = self.draws[parent]
+                pruned.draws[renamed[parent]] = replace(
+                    old, tokens=old.tokens[:count], log_probs=old.log_probs[:count]
+                )
         return pruned

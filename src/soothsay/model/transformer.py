@@ -177,14 +177,22 @@ class Transformer(nn.Module):
         return cast(Block, self.blocks[0]).dtype
 
     def forward(
-        self, batch: Batch, cache: KVPool | None = None, *, taps: Sequence[int] = ()
+        self,
+        batch: Batch,
+        cache: KVPool | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One pass over the weights for all rows.
 
         Args:
             batch: N rows.
             cache: where keys and values live; None keeps them within the pass (scoring, training).
-            taps: layers whose input is returned; `num_layers` means the last layer's output.
+            layers: those that are run, one after the other; None: all. Of the others, no keys and values are
+                written.
+            taps: layers, of those that are run, whose input is returned; `num_layers` means the last one's
+                output.
 
         Returns:
             `[N, hidden]` final states, normed, and one `[N, hidden]` for each tap; float32.
@@ -199,7 +207,8 @@ class Transformer(nn.Module):
         rope = self.rope(batch.positions)
         local_rope = rope if self.local_rope is None else self.local_rope(batch.positions)
         inputs: dict[int, Tensor] = {}
-        for layer, block in enumerate(self.blocks):
+        for layer in range(len(self.blocks)) if layers is None else layers:
+            block = cast(Block, self.blocks[layer])
             inputs[layer] = x
             kv = None if cache is None else cache.layers[layer]
             x = block(x, local_rope if block.local else rope, batch, kv)

@@ -1,0 +1,111 @@
+"""`soothsay datastore build | info`: texts in which the drafter `rest` looks up what is said next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.terminal import notice
+
+datastore = typer.Typer(help="Stores of texts for the drafter 'rest'.", no_args_is_help=True)
+
+
+@datastore.command()
+def build(
+    model: Annotated[str, typer.Argument(help="The model to draft for; its tokenizer reads the texts.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True,
+            help="JSON lines with 'messages' or 'text' (may be .gz), plain text, a datasets directory. Best: "
+            "what the model itself has said, see 'train data'.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            dir_okay=False,
+            help="The file to write. Beside the model's weights, as drafters/rest.store, it is found without "
+            "being named.",
+        ),
+    ],
+) -> None:
+    """Build a store of texts. Conversations are laid out by the model's chat template."""
+    with notice(f"opening {model} ..."):
+        from soothsay.drafters.datastore import write_datastore
+        from soothsay.errors import RequestError
+        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.train.data import read_examples
+
+        tokenizer = open_checkpoint(model).tokenizer()
+    if tokenizer is None:
+        raise RequestError(f"{model} has no tokenizer, so that no text can be read for it")
+    with notice("reading the texts ..."):
+        examples, skipped = read_examples(files, tokenizer, _WHOLE)
+    if str(skipped):
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(skipped)
+    with _progress() as progress:
+        write_datastore(out, (example.tokens for example in examples), tokenizer, progress=progress)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    tokens = sum(len(example.tokens) for example in examples)
+    console.print(f"{out}: {tokens:,} tokens in {len(examples):,} documents, {decimal(out.stat().st_size)}")
+    console.print(f"Try:\n  soothsay generate 'Once upon a time' -m {model} -d 'rest(store={out})'")
+
+
+@datastore.command()
+def info(
+    file: Annotated[Path, typer.Argument(help="A store.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Tell whether the store fits this model.")
+    ] = None,
+) -> None:
+    """Show what a store holds."""
+    from soothsay.drafters.datastore import Datastore, check_tokenizer
+    from soothsay.model.checkpoint import open_checkpoint
+
+    store = Datastore(file)
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "store": f"{file}, version {store.version}",
+        "holds": f"{store.num_tokens:,} tokens in {store.num_documents:,} documents, "
+        f"{decimal(store.num_bytes)}",
+        "vocabulary": f"{store.vocab_size:,} tokens, {store.num_distinct:,} of which occur",
+        "tokenizer": store.fingerprint.hex(),
+    }
+    if model is not None:
+        check_tokenizer(store, open_checkpoint(model).tokenizer(), model)
+        rows["fits"] = f"✓ {model}: --drafter 'rest(store={file})'"
+    for name, value in rows.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+_WHOLE = 2**62
+"""Tokens of a document: all of them."""
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, to be called with the tokens sorted and in all. Only a terminal sees it."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("sorting"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("sorting", total=0)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)

@@ -1,0 +1,89 @@
+"""`soothsay train layer-skip`: which layers a model can do without while it guesses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from soothsay.cli.options import DTypeOption
+from soothsay.cli.progress import progress_bar
+from soothsay.cli.terminal import notice
+
+if TYPE_CHECKING:
+    from soothsay.drafters.layer_skip import SkipSet
+
+
+def layer_skip(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory, a hub name, or a bundled model's name.")
+    ],
+    text: Annotated[
+        Path | None,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            show_default="the model writes its own",
+            help="What to judge by: plain text, or .jsonl with 'messages' or 'text'; may be .gz.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", show_default="drafters/layer-skip beside the model", help="Directory to write."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Pieces of text.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens in a piece.")] = 128,
+    dtype: DTypeOption = "auto",
+) -> None:
+    """Find the layers that 'layer-skip' leaves out when the model drafts for itself (arXiv 2309.08168).
+
+    Nothing is trained: layers are left out one after the other, each time the one that is missed least.
+    """
+    with notice(f"loading {model} ..."):
+        from soothsay.calibration import read_samples, write_samples
+        from soothsay.drafters.layer_skip import search, skip_directory
+        from soothsay.errors import DrafterError
+        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.load import load_model
+
+        checkpoint = open_checkpoint(model)
+        if out is None and not checkpoint.path.is_dir():
+            raise DrafterError(f"{checkpoint.path} is one file, with no place beside it: give --out")
+        target, tokenizer = load_model(checkpoint, dtype), checkpoint.tokenizer()
+    with notice("reading text ..." if text else f"{model} writes text to judge by ..."):
+        if text:
+            pieces = read_samples(text, tokenizer, samples, tokens)
+        else:
+            pieces = write_samples(target, tokenizer, samples, tokens, lambda *_: None)
+    with progress_bar("leaving out", "layers") as progress:
+        found = search(target, pieces, progress)
+    best = max(found, key=lambda one: one.speedup)
+    directory = out or skip_directory(checkpoint.path)
+    best.save(directory, target.config.num_layers)
+    _show(found, best, directory)
+
+
+def _show(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("layers left out", "words kept", "cost of a guess", "guesses", "speed-up, at best"):
+        table.add_column(heading, justify="left" if heading == "layers left out" else "right")
+    for one in found:
+        table.add_row(
+            ", ".join(map(str, one.skip)),
+            f"{one.agreement:.1%}",
+            f"{one.cost:.2f}",
+            str(one.depth),
+            f"{one.speedup:.2f}",
+            style="bold" if one is best else "",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"{directory} has the best of them.", soft_wrap=True)
+    if best.speedup <= 1:
+        console.print("None of them is expected to be faster than plain decoding.")

@@ -1,0 +1,503 @@
+"""The controller: at each step, for each request, which drafter is asked and how many nodes are verified.
+
+It makes tokens per second as large as it can, over the whole batch. What a pass costs by its rows is measured
+once (`soothsay.engine.timing`), what drafters cost is measured as they run, and how often their guesses are
+right, by their scores and for each request, is counted: since tokens never depend on who guessed them, every
+guess that was ever made can be held against what came, verified or not. Where nothing pays, nothing is asked,
+and a step is plain decoding's; now and then a drafter is tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.compose import Composite
+from soothsay.engine.calibration import Calibration, settle
+from soothsay.engine.request import Request
+from soothsay.engine.timing import StepTimes
+from soothsay.engine.tree import DraftTree
+
+RECENT = 0.1
+"""Weight of the newest step in running means of a request."""
+
+PROBE_SHARE = 0.01
+"""Of the time, at most, for asking drafters that are not expected to pay."""
+
+MARGIN = 0.03
+"""Tokens a step that a drafter must be expected to bring beyond its cost, since expectations err."""
+
+LONGEST_PAUSE = 256
+"""Steps after which a drafter is tried again, at the latest."""
+
+FOLLOW = 4
+"""Steps from one look at the time of a pass to the next."""
+
+KEPT = 1024
+"""Tokens whose features wait for a paused drafter before it is shown them, which costs it a pass."""
+
+
+class Cost:
+    """Seconds that a drafter takes for a step, by how many requests it is asked for."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by the number of requests' bits
+
+    def record(self, requests: int, seconds: float) -> None:
+        """Count a step; a stolen moment of the machine counts no more than a doubling."""
+        key = requests.bit_length()
+        known = self._seconds.get(key)
+        if known is None:
+            self._seconds[key] = seconds
+        else:
+            self._seconds[key] = known + 0.2 * (min(seconds, 2 * known) - known)
+
+    def __call__(self, requests: int) -> float:
+        """An estimate; 0 as long as nothing is known."""
+        if not self._seconds:
+            return 0.0
+        key = requests.bit_length()
+        nearest = min(self._seconds, key=lambda known: abs(known - key))
+        return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), 8)
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one drafter, over all requests."""
+
+    calibration: Calibration = field(default_factory=Calibration)
+    cost: Cost = field(default_factory=Cost)
+    gains: list[float] = field(default_factory=list)  # guesses right among the best k nodes, by k, on average
+    levels: float = 1.0  # of its trees, on average
+    pause: int = 1  # of the request that it was last asked for
+    asked: int = 0  # times
+
+    def outlook(self, step: int) -> _Outlook:
+        """What a new request begins with; where others have had it pause, so does this one."""
+        next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
+        return _Outlook(list(self.gains), next=next_, pause=self.pause)
+
+    def learn(self, gains: Sequence[float], depth: int, outlook: _Outlook) -> None:
+        """Count what a tree of some depth is expected to bring; the first few count more."""
+        self.levels += RECENT * (max(depth, 1) - self.levels)
+        self.pause = outlook.pause
+        self.asked += 1
+        outlook.asked += 1
+        for mean, weight in (
+            (self.gains, max(RECENT / 4, 1 / (self.asked + 1))),
+            (outlook.gains, max(RECENT, 1 / (outlook.asked + 4))),
+        ):
+            for i, gain in enumerate(gains):
+                mean[i] += weight * (gain - mean[i])
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """What is known of one drafter for one request."""
+
+    gains: list[float]  # as above, of this request
+    expected: float = 2.0  # guesses right, as they were calibrated: of late, and two to begin with
+    right: float = 2.0  # guesses right, in truth
+    asked: int = 0  # times
+    surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
+    next: int = 0  # step at which it is asked whatever is expected
+    pause: int = 1  # steps from one such time to the next
+    kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
+
+    @property
+    def trust(self) -> float:
+        """By how much its guesses are better here than elsewhere."""
+        return self.right / self.expected
+
+    def plan(self, step: int, surplus: float, price: float) -> None:
+        """Count what asking has brought, in tokens; and say when to ask again, whatever is expected.
+
+        A drafter that does not pay pauses, each time longer. Pauses are powers of two, so that requests try
+        together.
+        """
+        self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
+        if surplus > price:
+            self.pause = 1
+        else:
+            shortest = 1 << int(price / PROBE_SHARE).bit_length()
+            self.pause = min(max(2 * self.pause, shortest), LONGEST_PAUSE)
+        self.next = (step // self.pause + 1) * self.pause
+
+
+@dataclass(slots=True)
+class _State:
+    """A request as the controller sees it."""
+
+    outlooks: list[_Outlook]
+    asked: list[tuple[int, int, DraftTree, float]] = field(default_factory=list)
+    """Guesses that are still open: drafter, tokens before them, the tree, the sum of its probabilities."""
+    asleep_until: int = 0  # nothing is asked before this step, unless the batch changes
+
+
+_Awake = tuple[Request, _State]
+_Found = tuple[DraftTree, list[float]]  # guesses, and the probability of each node
+
+
+@dataclass(frozen=True, slots=True)
+class _Market:
+    """What things cost in one step, in tokens: those that the same time could have brought otherwise."""
+
+    context: float  # tokens of a request, on average
+    rate: float  # tokens a second, of all requests together
+    prices: list[float]  # of 0, 1, ... nodes for a request
+
+    def call(self, seconds: float) -> float:
+        """The price of time."""
+        return self.rate * seconds
+
+    def best(self, gains: Sequence[float]) -> float:
+        """The most that gains exceed prices by, at any number of nodes."""
+        return max(gain - price for gain, price in zip(gains, self.prices, strict=False))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Worth:
+    """What guesses are worth to a request."""
+
+    tokens: float  # expected, less the cost of verifying them
+    first: float = 0.0  # probability that the first of them is right
+
+    def less(self, price: float) -> _Worth:
+        """After its price is paid."""
+        return _Worth(self.tokens - price, self.first)
+
+    def beyond(self, other: _Worth) -> float:
+        """What they add to others: they are better, or right where the others are wrong at once."""
+        return max(self.tokens - other.tokens, self.tokens * (1 - other.first))
+
+
+NOTHING = _Worth(0.0)
+
+
+class Auto(Composite):
+    """`a | b`: asks whom it pays to ask, and keeps the nodes that it pays to verify.
+
+    Drafters are considered in order of what they cost. One is asked if what it is expected to add to the
+    guesses that are there is worth its time. The guesses of all that were asked are one tree; over all
+    requests of the step, the nodes that are likeliest to be right are verified, as many as give most tokens
+    a second.
+
+    Args:
+        target: the model to draft for.
+        parts: the drafters to choose from.
+        times: of the target's passes; None: measured, or known from before, when first needed.
+        clock: seconds since whenever.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        parts: Sequence[Drafter],
+        times: StepTimes | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        super().__init__(target, parts)
+        self._states: dict[Request, _State] = {}
+        self._times, self._clock = times, clock
+        self._step = 0
+        self._batch = 0  # requests of the last step
+        self._rate = 0.0  # tokens a second of late, with this number of requests
+        self._spent = [0.0 for _ in parts]  # seconds of this step's asking
+        self._asked: list[list[Request]] = [[] for _ in parts]
+        self._begin = self._end = 0.0  # of `propose`
+        self._records = [_Record(gains=_hope(target.config.max_tree)) for _ in parts]
+        self._rows = 0  # that this step verifies
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The trees that it pays to verify; roots alone where none does."""
+        self._begin = self._clock()
+        self._step += 1
+        states = [self._open(request) for request in requests]
+        changed = len(requests) != self._batch
+        if changed:
+            self._batch, self._rate = len(requests), 0.0
+        self._rows = sum(request.num_pending for request in requests)
+        awake = [
+            (request, state)
+            for request, state in zip(requests, states, strict=True)
+            if request.num_pending == 1
+            and request.max_nodes > 1
+            and (changed or state.asleep_until <= self._step)
+        ]
+        for request, state in awake:
+            self._learn(request, state)
+        trees = self._choose(awake) if awake else {}
+        self._end = self._clock()
+        return [trees.get(r) or DraftTree(int(r.tokens[-1])) for r in requests]
+
+    def _open(self, request: Request) -> _State:
+        state = self._states.get(request)
+        if state is None:
+            state = self._states[request] = _State([r.outlook(self._step) for r in self._records])
+        return state
+
+    def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
+        """Ask drafters, the cheapest first, then keep what pays."""
+        market = self._market(awake)
+        costs = [record.cost(len(awake)) for record in self._records]
+        order = sorted(range(len(self.parts)), key=lambda index: costs[index])
+        there = [NOTHING] * len(awake)  # what each request has already
+        found: list[list[_Found]] = [[] for _ in awake]
+        for place, index in enumerate(order):
+            later = [(other, market.call(costs[other]) / len(awake)) for other in order[place + 1 :]]
+            without = [
+                max(has, *(self._hope(state, other, market).less(price) for other, price in later), NOTHING)
+                for (_, state), has in zip(awake, there, strict=True)
+            ]
+            asked = self._worth_asking(index, awake, without, market)
+            if not asked:
+                continue
+            price = market.call(costs[index]) / len(asked)
+            self.parts[index].least = price / self._records[index].levels
+            trees = self._propose_by(index, [awake[number] for number in asked])
+            for number, tree in zip(asked, trees, strict=True):
+                request, state = awake[number]
+                guess, worth = self._weigh(index, request, state, tree, market)
+                found[number].append(guess)
+                state.outlooks[index].plan(self._step, worth.beyond(without[number]), price)
+                there[number] = max(there[number], worth)
+        for (_, state), guesses in zip(awake, found, strict=True):
+            if not guesses:
+                state.asleep_until = min(outlook.next for outlook in state.outlooks)
+        return self._verify(awake, found, market)
+
+    def _market(self, awake: Sequence[_Awake]) -> _Market:
+        """What nodes and seconds cost in this step."""
+        context = sum(len(request.tokens) for request, _ in awake) / len(awake)
+        nodes = max(request.max_nodes for request, _ in awake) - 1
+        passes = self.times.span(self._rows, len(awake), nodes, context)
+        rate = max(self._batch / passes[0], self._rate)
+        share = rate / len(awake)
+        return _Market(context, rate, [(seconds - passes[0]) * share for seconds in passes])
+
+    def _hope(self, state: _State, index: int, market: _Market) -> _Worth:
+        """What a drafter's guesses are expected to be worth to a request."""
+        outlook = state.outlooks[index]
+        trust = outlook.trust
+        gains = [gain * trust for gain in outlook.gains]
+        return _Worth(market.best(gains), min(gains[1], 1.0) if len(gains) > 1 else 0.0)
+
+    def _worth_asking(
+        self, index: int, awake: Sequence[_Awake], without: Sequence[_Worth], market: _Market
+    ) -> list[int]:
+        """Numbers of the requests that a drafter is asked for: those whose turn has come, and of the others
+        as many as together are worth the time."""
+        due, open_ = [], []
+        for number, ((_, state), other) in enumerate(zip(awake, without, strict=True)):
+            outlook = state.outlooks[index]
+            if outlook.next <= self._step:
+                due.append(number)
+            else:
+                surplus = max(self._hope(state, index, market).beyond(other), outlook.surplus) - MARGIN
+                if surplus > 0:
+                    open_.append((surplus, number))
+        open_.sort(reverse=True)
+        cost = self._records[index].cost
+        most, keep, total = -market.call(cost(len(due))) if due else 0.0, 0, 0.0
+        for taken, (surplus, _) in enumerate(open_, start=1):
+            total += surplus
+            net = total - market.call(cost(len(due) + taken))
+            if net > most:
+                most, keep = net, taken
+        return due + [number for _, number in open_[:keep]]
+
+    def _weigh(
+        self, index: int, request: Request, state: _State, tree: DraftTree, market: _Market
+    ) -> tuple[_Found, _Worth]:
+        """A tree with the probabilities of its nodes; and what it is worth."""
+        record, outlook = self._records[index], state.outlooks[index]
+        known = record.calibration.probabilities(tree)
+        trust = outlook.trust
+        trusted = [1.0, *(min(p * trust, 1.0) for p in known[1:])]
+        record.learn(_gains(known, len(outlook.gains)), max(tree.depths), outlook)
+        state.asked.append((index, len(request.tokens), tree, sum(known) - 1))
+        gains = _gains(trusted, len(market.prices))
+        return (tree, trusted), _Worth(market.best(gains), max(trusted[1:], default=0.0))
+
+    def _propose_by(self, index: int, asked: Sequence[_Awake]) -> list[DraftTree]:
+        """One drafter's trees, once it has seen all that it has missed."""
+        begin = self._clock()
+        self._show(index, [(request, state) for request, state in asked if state.outlooks[index].kept])
+        requests = [request for request, _ in asked]
+        self._asked[index] = requests
+        trees = self._ask(index, requests)
+        self._spent[index] = self._clock() - begin
+        return trees
+
+    def _verify(
+        self,
+        awake: Sequence[_Awake],
+        found: Sequence[Sequence[_Found]],
+        market: _Market,
+    ) -> dict[Request, DraftTree]:
+        """Of all guesses, the best; so many that tokens per second are most."""
+        nodes: list[tuple[float, int, int]] = []  # minus probability, number of the request, node
+        merged: dict[int, DraftTree] = {}
+        whole: dict[Request, DraftTree] = {}
+        for number, ((request, _), guesses) in enumerate(zip(awake, found, strict=True)):
+            drawn = next((tree for tree, _ in guesses if tree.draws), None)
+            if drawn is not None:  # cutting it by what was drawn would bias its verifier
+                whole[request] = drawn
+            elif guesses:
+                merged[number], probabilities = _merge(guesses)
+                room, depths = request.max_nodes - 1, merged[number].depths
+                own = sorted((-p, number, node) for node, p in enumerate(probabilities) if node)
+                nodes += [item for item in own if depths[item[2]] <= request.max_depth][:room]
+        nodes.sort()
+        spent = sum(self._spent)
+        most, keep, sure = 0.0, 0, float(self._batch)
+        for taken, seconds in enumerate(self.times.span(self._rows, 1, len(nodes), market.context)):
+            sure -= nodes[taken - 1][0] if taken else 0.0
+            rate = sure / (spent + seconds)
+            if rate > most:
+                most, keep = rate, taken
+        self._rows += keep + sum(len(tree) - 1 for tree in whole.values())
+        chosen: dict[int, list[int]] = {}
+        for _, number, node in nodes[:keep]:
+            chosen.setdefault(number, []).append(node)
+        cut = {awake[number][0]: _cut(merged[number], sorted(kept)) for number, kept in chosen.items()}
+        return {**cut, **whole}
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learn what the step cost, and show it to the drafters; to those that pause, later."""
+        begin = self._clock()
+        self._follow(begin, observations)
+        for index, part in enumerate(self.parts):
+            start = self._clock()
+            asked = set(self._asked[index])
+            shown = [self._seen_by(index, seen) for seen in observations if seen.request in asked]
+            if shown:
+                part.observe(shown)
+            if part.taps:
+                self._keep(index, [seen for seen in observations if seen.request not in asked])
+            self._watch(index, observations)
+            self._trees[index].clear()
+            if asked:
+                seconds = self._spent[index] + self._clock() - start
+                self._records[index].cost.record(len(asked), seconds)
+            self._asked[index], self._spent[index] = [], 0.0
+        tokens = sum(len(seen.verdict.tokens) for seen in observations if seen.verdict is not None)
+        rate = tokens / max(self._clock() - self._begin, 1e-9)
+        self._rate = self._rate + RECENT * (rate - self._rate) if self._rate else rate
+
+    def release(self, request: Request) -> None:
+        """Forget a request; what it taught about the drafters stays."""
+        state = self._states.pop(request, None)
+        if state is not None:
+            self._learn(request, state)
+        super().release(request)
+
+    @property
+    def times(self) -> StepTimes:
+        """Of the target's passes."""
+        if self._times is None:
+            self._times = StepTimes.of(self.target.model, self.target.config.max_context or 1)
+        return self._times
+
+    def _follow(self, now: float, observations: Sequence[Observation]) -> None:
+        """See now and then how fast passes are."""
+        if self._step % FOLLOW or any(seen.verdict is None for seen in observations):
+            return  # where prompts go along, their rows are not counted
+        context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
+        self.times.follow(self._rows, context, max(now - self._end, 1e-9))
+
+    def _keep(self, index: int, observations: Sequence[Observation]) -> None:
+        """Note what a drafter would have to see to go on; after some tokens it sees it."""
+        full: list[_Awake] = []
+        for seen in observations:
+            state = self._open(seen.request)
+            kept = state.outlooks[index].kept
+            kept.append(_committed(self._seen_by(index, seen)))
+            if sum(one.num_pending for one in kept) >= KEPT:
+                full.append((seen.request, state))
+        self._show(index, full)
+
+    def _show(self, index: int, late: Sequence[_Awake]) -> None:
+        """Have a drafter catch up with what it has missed, in one piece a request."""
+        if late:
+            self.parts[index].observe([_joined(state.outlooks[index].kept) for _, state in late])
+            for _, state in late:
+                state.outlooks[index].kept = []
+
+    def _learn(self, request: Request, state: _State) -> None:
+        """Hold guesses against what has come."""
+        still = []
+        for index, behind, tree, expected in state.asked:
+            right = settle(tree, request.tokens[behind:].tolist())
+            if right is None:
+                still.append((index, behind, tree, expected))
+                continue
+            self._records[index].calibration.record(tree, set(right))
+            outlook = state.outlooks[index]
+            outlook.expected += RECENT * (expected - outlook.expected)
+            outlook.right += RECENT * (len(right) - outlook.right)
+        state.asked = still
+
+
+def _hope(size: int) -> list[float]:
+    """Gains that are expected of a drafter before anything is known: it shall be tried."""
+    return [2.0 * (1 - 0.7**k) for k in range(size)]
+
+
+def _gains(probabilities: Sequence[float], size: int) -> list[float]:
+    """Guesses expected to be right among the best 0, 1, ... `size - 1` nodes; the first is the root."""
+    total, gains = 0.0, [0.0]
+    for p in sorted(probabilities[1:], reverse=True)[: size - 1]:
+        total += p
+        gains.append(total)
+    return gains + [total] * (size - len(gains))
+
+
+def _merge(guesses: Sequence[_Found]) -> _Found:
+    """One tree of all guesses, with the probability of each node."""
+    if len(guesses) == 1:
+        return guesses[0]
+    merged, known = DraftTree(guesses[0][0].tokens[0]), [1.0]
+    for tree, probabilities in guesses:
+        place = [0]
+        for node in range(1, len(tree)):
+            at = merged.add(place[tree.parents[node]], tree.tokens[node])
+            if at == len(known):
+                known.append(probabilities[node])
+            else:
+                known[at] = max(known[at], probabilities[node])
+            place.append(at)
+    return merged, known
+
+
+def _cut(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
+    """The tree of these nodes alone; with each comes its parent."""
+    cut, place = DraftTree(tree.tokens[0]), {0: 0}
+    for node in kept:
+        parent = tree.parents[node]
+        place[node] = cut.add(place[parent], tree.tokens[node], tree.scores[node] - tree.scores[parent])
+    return cut
+
+
+def _committed(seen: Observation) -> Observation:
+    """An observation of the tokens that stay, as if they had been a piece of a prompt."""
+    path = [] if seen.verdict is None else seen.verdict.path
+    count = seen.num_pending + len(path)
+    if path == list(range(1, len(path) + 1)):
+        taps = tuple(tap[:count].clone() for tap in seen.taps)  # and not a view of the whole batch's
+    else:
+        rows = [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]
+        taps = tuple(tap[rows] for tap in seen.taps)
+    return Observation(seen.request, seen.start, count, taps)
+
+
+def _joined(kept: Sequence[Observation]) -> Observation:
+    """Pieces that follow each other, as one."""
+    if len(kept) == 1:
+        return kept[0]
+    taps = tuple(torch.cat(layer) for layer in zip(*(seen.taps for seen in kept), strict=True))
+    return replace(kept[0], num_pending=sum(seen.num_pending for seen in kept), taps=taps)

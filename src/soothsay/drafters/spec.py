@@ -1,0 +1,85 @@
+"""How a drafter is named: `"eagle3"`, `"draft-model(model=path, depth=4)"`, `"suffix > eagle3"`,
+`"suffix + mtp"`, `"suffix | mtp"`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from soothsay.errors import DrafterError
+
+OPERATORS = ("|", ">", "+")
+"""What stands between drafters, the weakest first: `a > b + c` is a before b and c together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A drafter of the registry."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Several drafters as one."""
+
+    operator: str  # one of OPERATORS
+    parts: tuple[Named | Composed, ...]
+
+
+def parse(spec: str) -> Named | Composed:
+    """Read a specification. Raises `DrafterError` that says what is malformed."""
+    for operator in OPERATORS:
+        parts = list(_split(spec, operator))
+        if len(parts) > 1:
+            if not all(part.strip() for part in parts):
+                raise DrafterError(f"drafter {spec.strip()!r}: a drafter is missing beside {operator!r}")
+            return Composed(operator, tuple(parse(part) for part in parts))
+    return _named(spec)
+
+
+def _named(spec: str) -> Named:
+    """`name(key=value, ...)`; values are Python literals, or else plain text such as a path."""
+    matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
+    if matched is None:
+        raise DrafterError(
+            f"drafter {spec!r} is not of the form name or name(key=value, ...), or several of them with |, > "
+            "or + between"
+        )
+    name, inside = matched.groups()
+    options: dict[str, Any] = {}
+    for item in _split(inside or "", ","):
+        if not item.strip():
+            continue
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise DrafterError(f"drafter {spec!r}: {item.strip()!r} is not of the form key=value")
+        try:
+            options[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            options[key.strip()] = value.strip()
+    return Named(name, options)
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """The parts between separators that stand outside of brackets and of quoted values."""
+    begin, depth, quote, last = 0, 0, "", ""
+    for i, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and last in ("=", "(", ",", "["):  # elsewhere it is an apostrophe
+            quote = character
+        elif character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character == separator and depth == 0:
+            yield text[begin:i]
+            begin = i + 1
+        last = last if character.isspace() else character
+    yield text[begin:]

@@ -1,0 +1,284 @@
+"""The controller, in a world where time is what the test says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from soothsay import LLM, SamplingParams
+from soothsay.config import EngineConfig
+from soothsay.drafters.auto import Auto
+from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
+from soothsay.drafters.mtp import MTP
+from soothsay.engine.request import Request
+from soothsay.engine.timing import StepTimes
+from soothsay.engine.tree import DraftTree
+from soothsay.engine.verify import match
+
+TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
+
+FLAT = StepTimes([1, 16, 32, 1024], [0], [[10.0, 11.0, 12.0, 300.0]])
+"""Memory-bound, as large models are at small batches: 16 rows cost little more than one."""
+
+STEEP = StepTimes([1, 2, 1024], [0], [[1.0, 2.0, 1024.0]])
+"""Bound by arithmetic: every row costs as much as the first."""
+
+
+class World:
+    """What will be said, and what time it is."""
+
+    def __init__(self, times: StepTimes, seed: int = 0):
+        self.times, self.now = times, 0.0
+        self.random = random.Random(seed)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def future(request: Request, offset: int) -> int:
+    """The token that request will say at a position: anything, but always the same."""
+    return (offset * 7919 + request.seed * 104_729) % 50_000
+
+
+@dataclass
+class Scripted(Drafter):
+    """Guesses a chain, each token right with a chance that it knows."""
+
+    world: World
+    chance: Callable[[Request], float]
+    cost: float
+    depth: int = 4
+    calls: int = 0
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.max_nodes = 1 + self.depth
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        self.world.now += self.cost
+        self.calls += 1
+        self.asked += len(requests)
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> DraftTree:
+        tree, node, here = DraftTree(int(request.tokens[-1])), 0, len(request.tokens)
+        for level in range(self.depth):
+            right = self.world.random.random() < self.chance(request)
+            token = future(request, here + level) if right else 60_000 + level
+            node = tree.add(node, token, -0.2)
+        return tree
+
+
+def run(
+    world: World, drafter: Drafter, count: int, steps: int, seeds: Sequence[int] | None = None
+) -> tuple[float, list[Request]]:
+    """Tokens a second of `count` requests that go on for so many steps."""
+    params = SamplingParams(temperature=0, max_tokens=100_000)
+    requests = [
+        Request([1, 2, 3], params, seed=seed, limit=100_000, drafter=drafter)
+        for seed in (seeds or range(count))
+    ]
+    for request in requests:
+        request.cached = 2
+        request.max_nodes = 16
+    begin, tokens = world.now, 0
+    for _ in range(steps):
+        trees = drafter.propose(requests)
+        trees = [tree.prune(request.max_nodes, 100) for tree, request in zip(trees, requests, strict=True)]
+        context = sum(len(request.tokens) for request in requests) / count
+        world.now += world.times(sum(map(len, trees)), context)
+        seen = []
+        for request, tree in zip(requests, trees, strict=True):
+            here = len(request.tokens)
+            draws = [
+                future(request, here + depth) if right else -1
+                for depth, right in zip(tree.depths, _right(tree, request), strict=True)
+            ]
+            seen.append(Observation(request, here - 1, 1, (), tree, None, draws, match(tree, draws)))
+        drafter.observe(seen)
+        for observation in seen:
+            assert observation.verdict is not None
+            observation.request.emit(observation.verdict.tokens, 0, None)
+            observation.request.cached = len(observation.request.tokens) - 1
+            tokens += len(observation.verdict.tokens)
+    return tokens / (world.now - begin), requests
+
+
+def _right(tree: DraftTree, request: Request) -> list[bool]:
+    here, right = len(request.tokens), [True]
+    for node in range(1, len(tree)):
+        token = future(request, here + tree.depths[node] - 1)
+        right.append(right[tree.parents[node]] and tree.tokens[node] == token)
+    return right
+
+
+def rates(
+    times: StepTimes, count: int, parts: Callable[[World], list[Scripted]], steps: int = 400
+) -> tuple[float, list[float], float]:
+    """Tokens a second: plain, of each drafter by itself, and of the controller over all of them."""
+    plain = run(World(times), NoDrafter(TARGET), count, steps)[0]
+    alone = [
+        run(world := World(times), parts(world)[i], count, steps)[0] for i in range(len(parts(World(times))))
+    ]
+    world = World(times)
+    auto = Auto(TARGET, parts(world), times, world.clock)
+    return plain, alone, run(world, auto, count, steps)[0]
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 32])
+@pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
+@pytest.mark.parametrize("chances", [(0.0, 0.0), (0.1, 0.6), (0.5, 0.8), (0.9, 0.3), (0.02, 0.9)])
+@pytest.mark.parametrize("costs", [(0.01, 0.1), (0.05, 0.6)])
+def test_never_much_slower_than_plain_or_than_the_best_drafter(
+    count: int, times: StepTimes, chances: tuple[float, float], costs: tuple[float, float]
+) -> None:
+    def parts(world: World) -> list[Scripted]:
+        unit = times(1)
+        return [
+            Scripted(world, lambda _, c=c: c, cost * unit) for c, cost in zip(chances, costs, strict=True)
+        ]
+
+    plain, alone, auto = rates(times, count, parts)
+    assert auto > 0.97 * plain
+    assert auto > 0.95 * max(alone)
+
+
+def test_a_drafter_that_becomes_good_is_found_again() -> None:
+    world, chance = World(FLAT), [0.0]
+    part = Scripted(world, lambda _: chance[0], cost=2.0)
+    auto = Auto(TARGET, [part], FLAT, world.clock)
+    run(world, auto, 1, 300)
+    bad = part.calls
+    assert bad < 60
+    chance[0] = 0.9
+    run(world, auto, 1, 600)  # another request, to which all that was learnt applies
+    assert part.calls - bad > 300
+
+
+def test_requests_are_told_apart() -> None:
+    """The drafter is right for half of the requests: these get its nodes."""
+    world = World(FLAT)
+    part = Scripted(world, lambda request: 0.9 if request.seed % 2 else 0.0, cost=0.1)
+    nodes: dict[int, int] = {}
+
+    class Watched(Auto):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            trees = super().propose(requests)
+            for request, tree in zip(requests, trees, strict=True):
+                nodes[request.seed] = nodes.get(request.seed, 0) + len(tree) - 1
+            return trees
+
+    run(world, Watched(TARGET, [part], FLAT, world.clock), 4, 400)
+    assert min(nodes[1], nodes[3]) > 4 * max(nodes[0], nodes[2])
+
+
+def test_more_requests_turn_speculation_off_and_fewer_on_again() -> None:
+    times = StepTimes([1, 8, 1024], [0], [[10.0, 10.5, 1300.0]])
+    world = World(times)
+    part = Scripted(world, lambda _: 0.6, cost=0.5)
+    auto = Auto(TARGET, [part], times, world.clock)
+    asked = []
+    for count in (1, 32, 1):
+        before = part.calls
+        run(world, auto, count, 200)
+        asked.append(part.calls - before)
+    assert asked[0] > 150
+    assert asked[1] < 40
+    assert asked[2] > 150
+
+
+def test_a_step_in_which_nobody_is_asked_takes_no_time_of_drafters() -> None:
+    world = World(STEEP)
+    part = Scripted(world, lambda _: 0.5, cost=1.0)
+    auto = Auto(TARGET, [part], STEEP, world.clock)
+    _, requests = run(world, auto, 1, 200)
+    calls = part.calls
+    assert calls < 20
+    assert auto._states[requests[0]].asleep_until > auto._step
+
+
+def test_guesses_of_several_drafters_are_verified_in_one_tree() -> None:
+    """One is right at some places, the other at all others; neither knows where it is."""
+
+    class Half(Scripted):
+        def _tree(self, request: Request) -> DraftTree:
+            tree, here = DraftTree(int(request.tokens[-1])), len(request.tokens)
+            right = (here * 2_654_435_761 >> 7) % 2 == self.depth % 2
+            tree.add(0, future(request, here) if right else 60_000 + self.depth, -0.5)
+            return tree
+
+    def halves(world: World) -> list[Half]:
+        return [Half(world, lambda _: 1.0, 0.01, depth) for depth in (2, 3)]
+
+    world = World(FLAT)
+    both, _ = run(world, Auto(TARGET, halves(world), FLAT, world.clock), 1, 300)
+    for index in range(2):
+        world = World(FLAT)
+        alone, _ = run(world, halves(world)[index], 1, 300)
+        assert both > 1.2 * alone
+
+
+class Noted(MTP):
+    """Notes what it proposes, by place, and takes its time."""
+
+    def __init__(self, target: Target, world: World):
+        super().__init__(target)
+        self.world = world
+        self.trees: dict[int, list[int]] = {}
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        self.world.now += 0.1 * self.world.times(1)
+        trees = super().propose(requests)
+        self.trees.update((len(r.tokens), t.tokens) for r, t in zip(requests, trees, strict=True))
+        return trees
+
+
+class Oracle(Drafter):
+    """Knows what will be said, and hides it behind a wrong guess."""
+
+    max_nodes = 6
+
+    def __init__(self, said: Sequence[int]):
+        self.said = said
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> DraftTree:
+        tree = DraftTree(int(request.tokens[-1]))
+        tree.add(0, 0, -0.1)
+        tree.extend(self.said[request.num_output : request.num_output + 4], -0.1)
+        return tree
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside one that is right"])
+def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: bool) -> None:
+    llm = LLM("sibyl", dtype="float32", drafter="none", kv_tokens=2048, prefix_caching=False)
+    prompt = "The river rises in the hills north of the town. In spring"
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    times = FLAT if beside else STEEP
+    world = World(times)
+    always, paused = (Noted(llm.engine.target, world) for _ in range(2))
+    expected = llm.generate(prompt, params, drafter=always).token_ids
+
+    class Slow(Auto):
+        """A pass takes as long as it says, wherever it runs."""
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            world.now += times(self._rows)
+            super().observe(observations)
+
+    parts = [Oracle(expected), paused] if beside else [paused]
+    result = llm.generate(prompt, params, drafter=Slow(llm.engine.target, parts, times, world.clock))
+    assert result.token_ids == expected
+    assert (result.stats.mean_accepted > 2) is beside
+    assert len(paused.trees) < 60
+    common = always.trees.keys() & paused.trees.keys()
+    assert len(common) > 1
+    assert max(common) > 100
+    for place in common:  # it may have stopped earlier
+        assert always.trees[place][: len(paused.trees[place])] == paused.trees[place]
+        assert len(paused.trees[place]) > 3

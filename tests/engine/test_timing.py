@@ -1,0 +1,91 @@
+"""The curve of a pass's time, and what is remembered of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from soothsay.engine import timing
+from soothsay.engine.timing import ROWS, StepTimes
+from soothsay.model.transformer import Transformer
+
+Make = Callable[..., Transformer]
+
+
+def test_between_and_behind_what_is_known_the_curve_is_straight() -> None:
+    times = StepTimes([1, 4, 8], [100, 200], [[1.0, 4.0, 4.0], [2.0, 8.0, 8.0]])
+    assert times(2, 100) == pytest.approx(2.0)
+    assert times(2, 150) == pytest.approx(3.0)
+    assert times(16, 100) == pytest.approx(4.0)
+    assert times(4, 0) == pytest.approx(1e-9)  # never nothing, whatever the line says
+    assert times.span(1, 1, 3, 100) == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert StepTimes([1, 2, 4], [0], [[1.0, 2.0, 4.0]])(12) == pytest.approx(12.0)
+
+
+def test_more_rows_never_seem_to_cost_less() -> None:
+    times = StepTimes([1, 2, 4], [0], [[3.0, 1.0, 5.0]])
+    assert times.span(1, 1, 3, 0) == pytest.approx([3.0, 3.0, 4.0, 5.0])
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "soothsay" / "step-times"
+
+
+def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> None:
+    model = tiny()
+    first = StepTimes.of(model, 512)
+    assert first.rows == list(ROWS)
+    (file,) = cache.glob("*.json")
+    assert json.loads(file.read_text())["seconds"] == first.seconds
+    StepTimes.of(tiny(num_layers=1, windows=(None,)), 512)
+    assert len(list(cache.glob("*.json"))) == 2
+
+
+def test_what_a_busy_machine_has_spoilt_mends_itself(tiny: Make, cache: Path) -> None:
+    model = tiny()
+    times = StepTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    spoilt = [[0.01 for _ in own] for own in times.seconds]
+    file.write_text(json.dumps({"rows": times.rows, "contexts": times.contexts, "seconds": spoilt}))
+    again = StepTimes.of(model, 512)
+    assert again(1) < 0.01
+    assert StepTimes.of(model, 512)(1) <= again(1)
+
+
+def test_of_a_large_model_no_start_measures_again(
+    tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny()
+    times = StepTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    slow = [[1.0 for _ in own] for own in times.seconds]
+    file.write_text(json.dumps({"rows": times.rows, "contexts": times.contexts, "seconds": slow}))
+    monkeypatch.setattr(timing.StepTimes, "measure", None)
+    assert StepTimes.of(model, 512).seconds == slow
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"rows": 1}'])
+def test_a_file_that_cannot_be_read_is_measured_anew(tiny: Make, cache: Path, content: str) -> None:
+    model = tiny()
+    StepTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    file.write_text(content)
+    assert StepTimes.of(model, 512).rows == list(ROWS)
+    assert json.loads(file.read_text())["rows"] == list(ROWS)
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert StepTimes.of(tiny(), 512).rows == list(ROWS)
+
+
+def test_a_short_context_has_a_short_curve(tiny: Make) -> None:
+    assert StepTimes.measure(tiny(), 20, repeats=1).rows == [1, 2, 4, 8, 16]
