@@ -34,7 +34,7 @@ MARGIN = 0.03
 LONGEST_PAUSE = 256
 """Steps after which a drafter is tried again, at the latest."""
 
-FOLLOW = 4
+FOLLOW = 16
 """Steps from one look at the time of a pass to the next."""
 
 KEPT = 1024
@@ -107,6 +107,7 @@ class _Outlook:
     next: int = 0  # step at which it is asked whatever is expected
     pause: int = 1  # steps from one such time to the next
     kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
+    behind: int = 0  # tokens of that
 
     @property
     def trust(self) -> float:
@@ -207,7 +208,7 @@ class Auto(Composite):
         self._batch = 0  # requests of the last step
         self._rate = 0.0  # tokens a second of late, with this number of requests
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
-        self._asked: list[list[Request]] = [[] for _ in parts]
+        self._asked: list[set[Request]] = [set() for _ in parts]
         self._begin = self._end = 0.0  # of `propose`
         self._records = [_Record(gains=_hope(target.config.max_tree)) for _ in parts]
         self._rows = 0  # that this step verifies
@@ -328,7 +329,7 @@ class Auto(Composite):
         begin = self._clock()
         self._show(index, [(request, state) for request, state in asked if state.outlooks[index].kept])
         requests = [request for request, _ in asked]
-        self._asked[index] = requests
+        self._asked[index] = set(requests)
         trees = self._ask(index, requests)
         self._spent[index] = self._clock() - begin
         return trees
@@ -372,19 +373,17 @@ class Auto(Composite):
         begin = self._clock()
         self._follow(begin, observations)
         for index, part in enumerate(self.parts):
-            start = self._clock()
-            asked = set(self._asked[index])
-            shown = [self._seen_by(index, seen) for seen in observations if seen.request in asked]
-            if shown:
-                part.observe(shown)
+            asked = self._asked[index]
             if part.taps:
                 self._keep(index, [seen for seen in observations if seen.request not in asked])
-            self._watch(index, observations)
-            self._trees[index].clear()
             if asked:
+                start = self._clock()
+                part.observe([self._seen_by(index, seen) for seen in observations if seen.request in asked])
+                self._watch(index, observations)
+                self._trees[index].clear()
                 seconds = self._spent[index] + self._clock() - start
                 self._records[index].cost.record(len(asked), seconds)
-            self._asked[index], self._spent[index] = [], 0.0
+                self._asked[index], self._spent[index] = set(), 0.0
         tokens = sum(len(seen.verdict.tokens) for seen in observations if seen.verdict is not None)
         rate = tokens / max(self._clock() - self._begin, 1e-9)
         self._rate = self._rate + RECENT * (rate - self._rate) if self._rate else rate
@@ -411,13 +410,15 @@ class Auto(Composite):
         self.times.follow(self._rows, context, max(now - self._end, 1e-9))
 
     def _keep(self, index: int, observations: Sequence[Observation]) -> None:
-        """Note what a drafter would have to see to go on; after some tokens it sees it."""
+        """Note what a drafter would have to see to go on; after many tokens it sees it."""
         full: list[_Awake] = []
         for seen in observations:
             state = self._open(seen.request)
-            kept = state.outlooks[index].kept
-            kept.append(_committed(self._seen_by(index, seen)))
-            if sum(one.num_pending for one in kept) >= KEPT:
+            outlook = state.outlooks[index]
+            one = _committed(seen, self._taps[index])
+            outlook.kept.append(one)
+            outlook.behind += one.num_pending
+            if outlook.behind >= KEPT:
                 full.append((seen.request, state))
         self._show(index, full)
 
@@ -426,7 +427,7 @@ class Auto(Composite):
         if late:
             self.parts[index].observe([_joined(state.outlooks[index].kept) for _, state in late])
             for _, state in late:
-                state.outlooks[index].kept = []
+                state.outlooks[index].kept, state.outlooks[index].behind = [], 0
 
     def _learn(self, request: Request, state: _State) -> None:
         """Hold guesses against what has come."""
@@ -483,15 +484,15 @@ def _cut(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
     return cut
 
 
-def _committed(seen: Observation) -> Observation:
+def _committed(seen: Observation, layers: slice) -> Observation:
     """An observation of the tokens that stay, as if they had been a piece of a prompt."""
     path = [] if seen.verdict is None else seen.verdict.path
     count = seen.num_pending + len(path)
-    if path == list(range(1, len(path) + 1)):
-        taps = tuple(tap[:count].clone() for tap in seen.taps)  # and not a view of the whole batch's
+    if not path or path[-1] == len(path):  # a chain
+        taps = tuple(tap[:count].clone() for tap in seen.taps[layers])  # and no view of the whole batch's
     else:
         rows = [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]
-        taps = tuple(tap[rows] for tap in seen.taps)
+        taps = tuple(tap[rows] for tap in seen.taps[layers])
     return Observation(seen.request, seen.start, count, taps)
 
 

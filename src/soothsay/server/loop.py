@@ -61,9 +61,7 @@ class Job:
         self.deadline = deadline
         self.size = sum(one.params.n for one in asked)
         self.arrived = time.perf_counter()
-        self.requests: list[
-            Request
-        ] = []  # of the answers, in the order of the prompts; the engine's thread's
+        self.requests: list[Request] = []  # of the answers, in order; the engine's thread's
         self.failure: ApiError | None = None
         self.open = True
         self.last = [self.arrived] * self.size  # when each answer last had news
