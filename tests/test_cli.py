@@ -275,12 +275,12 @@ def test_chat_needs_a_template(tmp_path: Path) -> None:
 def test_demo_shows_equal_tokens() -> None:
     result = run("demo", "--repeats", "2", "--max-tokens", "12")
     assert result.exit_code == 0, result.output
-    rows = [line for line in result.stdout.splitlines() if re.search(r"prompt-lookup +\d+ +[\d.]+x", line)]
+    rows = [line for line in result.stdout.splitlines() if re.search(r"suffix +\d+ +[\d.]+x", line)]
     assert len(rows) == len(TASKS)
     assert all(row.rstrip().endswith("✓") for row in rows)
     assert "Every answer is the same as plain decoding's, token for token" in result.stdout
     assert re.search(
-        r"prompt-lookup over all prompts: [\d.]+x as fast as plain, [\d.]+ tokens a step", result.stdout
+        r"suffix over all prompts: [\d.]+x as fast as plain, [\d.]+ tokens a step", result.stdout
     )
     assert "temperature 1" in result.stdout
     assert all(f"\n{task.name} (" in result.stdout for task in TASKS)

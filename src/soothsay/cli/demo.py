@@ -31,6 +31,9 @@ SHOWN_CHARACTERS = 240
 SHOWN_LINES = 6
 """Of a prompt and of an answer, at most."""
 
+SHOWN = ("auto", "suffix", "mtp")
+"""Drafters that a first look compares: the controller, one that looks things up, one that was trained."""
+
 PATIENCE = 30.0
 """Seconds after which no further round is begun, so that a slow machine is done in about a minute too."""
 
@@ -72,7 +75,7 @@ class Entry:
 
     @property
     def stats(self) -> SpeculationStats:
-        """What speculation did; it is the same in each run."""
+        """What speculation did in the first run."""
         return self.runs[0].stats
 
     def equals(self, plain: Entry) -> bool:
@@ -87,7 +90,7 @@ def demo(
         typer.Option(
             "--drafter",
             "-d",
-            show_default="all that need no files",
+            show_default="auto, suffix and mtp, as the model has them",
             help="Compare this one; may be given repeatedly.",
         ),
     ] = None,
@@ -160,9 +163,9 @@ def measure(
 
 
 def _guessing(llm: LLM) -> list[str]:
-    """Drafters that need no files and guess at all."""
-    built = try_drafters(llm.engine.target)
-    return [name for name, one in built.items() if not isinstance(one, DrafterError) and one.max_nodes > 1]
+    """Those of `SHOWN` that there are for the model."""
+    built = try_drafters(llm.engine.target, SHOWN)
+    return [name for name, one in built.items() if not isinstance(one, DrafterError)]
 
 
 def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[Entry]:

@@ -190,7 +190,7 @@ class Auto(Composite):
     Args:
         target: the model to draft for.
         parts: the drafters to choose from.
-        times: of the target's passes; None: measured, or known from before, when first needed.
+        times: of the target's passes; None: those that `target` has.
         clock: seconds since whenever.
     """
 
@@ -399,7 +399,9 @@ class Auto(Composite):
     def times(self) -> StepTimes:
         """Of the target's passes."""
         if self._times is None:
-            self._times = StepTimes.of(self.target.model, self.target.config.max_context or 1)
+            if self.target.times is None:
+                raise ValueError("a controller needs the times of the target's passes")
+            self._times = self.target.times()
         return self._times
 
     def _follow(self, now: float, observations: Sequence[Observation]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from soothsay.config import EngineConfig
 from soothsay.engine.cache import KVPool
 from soothsay.engine.request import Request
+from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Verdict
 from soothsay.errors import DrafterError
@@ -29,6 +30,7 @@ class Target:
     num_blocks: int  # of the KV pool; a drafter's own pool has as many, addressed alike
     path: Path | None = None  # where the model came from; its trained drafters are looked for there
     cache: KVPool | None = None  # the model's own keys and values; None where nothing is served
+    times: Callable[[], StepTimes] | None = None  # of the model's passes, measured when first asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from soothsay.engine.cache import BlockAllocator, Move
 from soothsay.engine.request import FinishReason, Request, TokenLogprobs
 from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, perturb
 from soothsay.engine.scheduler import Scheduler, Share
+from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Evidence, Verdict
 from soothsay.engine.watch import Watch
@@ -54,7 +56,8 @@ class Engine:
         num_blocks = config.kv_tokens // config.block_size
         self.allocator = BlockAllocator(num_blocks, config.block_size, share=config.prefix_caching)
         self.cache = model.new_cache(num_blocks, config.block_size)
-        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache)
+        times = cache(partial(StepTimes.of, model, config.max_context))
+        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
         self.scheduler = Scheduler(
             config, self.allocator, on_evict=lambda request: request.drafter.release(request)
         )
