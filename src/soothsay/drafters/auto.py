@@ -17,22 +17,14 @@ import torch
 
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.compose import Composite
-from soothsay.engine.calibration import Calibration, settle
+from soothsay.drafters.outlook import NOTHING, RECENT, Market, Outlook, Record, Worth, hope
+from soothsay.engine.calibration import settle
 from soothsay.engine.request import Request
 from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
 
-RECENT = 0.1
-"""Weight of the newest step in running means of a request."""
-
-PROBE_SHARE = 0.01
-"""Of the time, at most, for asking drafters that are not expected to pay."""
-
 MARGIN = 0.03
 """Tokens a step that a drafter must be expected to bring beyond its cost, since expectations err."""
-
-LONGEST_PAUSE = 256
-"""Steps after which a drafter is tried again, at the latest."""
 
 FOLLOW = 16
 """Steps from one look at the time of a pass to the next."""
@@ -41,99 +33,11 @@ KEPT = 1024
 """Tokens whose features wait for a paused drafter before it is shown them, which costs it a pass."""
 
 
-class Cost:
-    """Seconds that a drafter takes for a step, by how many requests it is asked for."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by the number of requests' bits
-
-    def record(self, requests: int, seconds: float) -> None:
-        """Count a step; a stolen moment of the machine counts no more than a doubling."""
-        key = requests.bit_length()
-        known = self._seconds.get(key)
-        if known is None:
-            self._seconds[key] = seconds
-        else:
-            self._seconds[key] = known + 0.2 * (min(seconds, 2 * known) - known)
-
-    def __call__(self, requests: int) -> float:
-        """An estimate; 0 as long as nothing is known."""
-        if not self._seconds:
-            return 0.0
-        key = requests.bit_length()
-        nearest = min(self._seconds, key=lambda known: abs(known - key))
-        return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), 8)
-
-
-@dataclass(slots=True)
-class _Record:
-    """What is known of one drafter, over all requests."""
-
-    calibration: Calibration = field(default_factory=Calibration)
-    cost: Cost = field(default_factory=Cost)
-    gains: list[float] = field(default_factory=list)  # guesses right among the best k nodes, by k, on average
-    levels: float = 1.0  # of its trees, on average
-    pause: int = 1  # of the request that it was last asked for
-    asked: int = 0  # times
-
-    def outlook(self, step: int) -> _Outlook:
-        """What a new request begins with; where others have had it pause, so does this one."""
-        next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
-        return _Outlook(list(self.gains), next=next_, pause=self.pause)
-
-    def learn(self, gains: Sequence[float], depth: int, outlook: _Outlook) -> None:
-        """Count what a tree of some depth is expected to bring; the first few count more."""
-        self.levels += RECENT * (max(depth, 1) - self.levels)
-        self.pause = outlook.pause
-        self.asked += 1
-        outlook.asked += 1
-        for mean, weight in (
-            (self.gains, max(RECENT / 4, 1 / (self.asked + 1))),
-            (outlook.gains, max(RECENT, 1 / (outlook.asked + 4))),
-        ):
-            for i, gain in enumerate(gains):
-                mean[i] += weight * (gain - mean[i])
-
-
-@dataclass(slots=True)
-class _Outlook:
-    """What is known of one drafter for one request."""
-
-    gains: list[float]  # as above, of this request
-    expected: float = 2.0  # guesses right, as they were calibrated: of late, and two to begin with
-    right: float = 2.0  # guesses right, in truth
-    asked: int = 0  # times
-    surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
-    next: int = 0  # step at which it is asked whatever is expected
-    pause: int = 1  # steps from one such time to the next
-    kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
-    behind: int = 0  # tokens of that
-
-    @property
-    def trust(self) -> float:
-        """By how much its guesses are better here than elsewhere."""
-        return self.right / self.expected
-
-    def plan(self, step: int, surplus: float, price: float) -> None:
-        """Count what asking has brought, in tokens; and say when to ask again, whatever is expected.
-
-        A drafter that does not pay pauses, each time longer. Pauses are powers of two, so that requests try
-        together.
-        """
-        self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
-        if surplus > price:
-            self.pause = 1
-        else:
-            shortest = 1 << int(price / PROBE_SHARE).bit_length()
-            self.pause = min(max(2 * self.pause, shortest), LONGEST_PAUSE)
-        self.next = (step // self.pause + 1) * self.pause
-
-
 @dataclass(slots=True)
 class _State:
     """A request as the controller sees it."""
 
-    outlooks: list[_Outlook]
+    outlooks: list[Outlook]
     asked: list[tuple[int, int, DraftTree, float]] = field(default_factory=list)
     """Guesses that are still open: drafter, tokens before them, the tree, the sum of its probabilities."""
     asleep_until: int = 0  # nothing is asked before this step, unless the batch changes
@@ -141,42 +45,6 @@ class _State:
 
 _Awake = tuple[Request, _State]
 _Found = tuple[DraftTree, list[float]]  # guesses, and the probability of each node
-
-
-@dataclass(frozen=True, slots=True)
-class _Market:
-    """What things cost in one step, in tokens: those that the same time could have brought otherwise."""
-
-    context: float  # tokens of a request, on average
-    rate: float  # tokens a second, of all requests together
-    prices: list[float]  # of 0, 1, ... nodes for a request
-
-    def call(self, seconds: float) -> float:
-        """The price of time."""
-        return self.rate * seconds
-
-    def best(self, gains: Sequence[float]) -> float:
-        """The most that gains exceed prices by, at any number of nodes."""
-        return max(gain - price for gain, price in zip(gains, self.prices, strict=False))
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Worth:
-    """What guesses are worth to a request."""
-
-    tokens: float  # expected, less the cost of verifying them
-    first: float = 0.0  # probability that the first of them is right
-
-    def less(self, price: float) -> _Worth:
-        """After its price is paid."""
-        return _Worth(self.tokens - price, self.first)
-
-    def beyond(self, other: _Worth) -> float:
-        """What they add to others: they are better, or right where the others are wrong at once."""
-        return max(self.tokens - other.tokens, self.tokens * (1 - other.first))
-
-
-NOTHING = _Worth(0.0)
 
 
 class Auto(Composite):
@@ -210,7 +78,7 @@ class Auto(Composite):
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
         self._asked: list[set[Request]] = [set() for _ in parts]
         self._begin = self._end = 0.0  # of `propose`
-        self._records = [_Record(gains=_hope(target.config.max_tree)) for _ in parts]
+        self._records = [Record(gains=hope(target.config.max_tree)) for _ in parts]
         self._rows = 0  # that this step verifies
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -271,24 +139,24 @@ class Auto(Composite):
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
         return self._verify(awake, found, market)
 
-    def _market(self, awake: Sequence[_Awake]) -> _Market:
+    def _market(self, awake: Sequence[_Awake]) -> Market:
         """What nodes and seconds cost in this step."""
         context = sum(len(request.tokens) for request, _ in awake) / len(awake)
         nodes = max(request.max_nodes for request, _ in awake) - 1
         passes = self.times.span(self._rows, len(awake), nodes, context)
         rate = max(self._batch / passes[0], self._rate)
         share = rate / len(awake)
-        return _Market(context, rate, [(seconds - passes[0]) * share for seconds in passes])
+        return Market(context, rate, [(seconds - passes[0]) * share for seconds in passes])
 
-    def _hope(self, state: _State, index: int, market: _Market) -> _Worth:
+    def _hope(self, state: _State, index: int, market: Market) -> Worth:
         """What a drafter's guesses are expected to be worth to a request."""
         outlook = state.outlooks[index]
         trust = outlook.trust
         gains = [gain * trust for gain in outlook.gains]
-        return _Worth(market.best(gains), min(gains[1], 1.0) if len(gains) > 1 else 0.0)
+        return Worth(market.best(gains), min(gains[1], 1.0) if len(gains) > 1 else 0.0)
 
     def _worth_asking(
-        self, index: int, awake: Sequence[_Awake], without: Sequence[_Worth], market: _Market
+        self, index: int, awake: Sequence[_Awake], without: Sequence[Worth], market: Market
     ) -> list[int]:
         """Numbers of the requests that a drafter is asked for: those whose turn has come, and of the others
         as many as together are worth the time."""
@@ -312,8 +180,8 @@ class Auto(Composite):
         return due + [number for _, number in open_[:keep]]
 
     def _weigh(
-        self, index: int, request: Request, state: _State, tree: DraftTree, market: _Market
-    ) -> tuple[_Found, _Worth]:
+        self, index: int, request: Request, state: _State, tree: DraftTree, market: Market
+    ) -> tuple[_Found, Worth]:
         """A tree with the probabilities of its nodes; and what it is worth."""
         record, outlook = self._records[index], state.outlooks[index]
         known = record.calibration.probabilities(tree)
@@ -322,7 +190,7 @@ class Auto(Composite):
         record.learn(_gains(known, len(outlook.gains)), max(tree.depths), outlook)
         state.asked.append((index, len(request.tokens), tree, sum(known) - 1))
         gains = _gains(trusted, len(market.prices))
-        return (tree, trusted), _Worth(market.best(gains), max(trusted[1:], default=0.0))
+        return (tree, trusted), Worth(market.best(gains), max(trusted[1:], default=0.0))
 
     def _propose_by(self, index: int, asked: Sequence[_Awake]) -> list[DraftTree]:
         """One drafter's trees, once it has seen all that it has missed."""
@@ -338,7 +206,7 @@ class Auto(Composite):
         self,
         awake: Sequence[_Awake],
         found: Sequence[Sequence[_Found]],
-        market: _Market,
+        market: Market,
     ) -> dict[Request, DraftTree]:
         """Of all guesses, the best; so many that tokens per second are most."""
         nodes: list[tuple[float, int, int]] = []  # minus probability, number of the request, node
@@ -444,11 +312,6 @@ class Auto(Composite):
             outlook.expected += RECENT * (expected - outlook.expected)
             outlook.right += RECENT * (len(right) - outlook.right)
         state.asked = still
-
-
-def _hope(size: int) -> list[float]:
-    """Gains that are expected of a drafter before anything is known: it shall be tried."""
-    return [2.0 * (1 - 0.7**k) for k in range(size)]
 
 
 def _gains(probabilities: Sequence[float], size: int) -> list[float]:

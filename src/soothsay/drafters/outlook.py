@@ -1,0 +1,147 @@
+"""What a controller knows of its drafters: what they cost, what they bring, and when to try them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from soothsay.drafters.base import Observation
+from soothsay.engine.calibration import Calibration
+
+RECENT = 0.1
+"""Weight of the newest step in running means of a request."""
+
+PROBE_SHARE = 0.01
+"""Of the time, at most, for asking drafters that are not expected to pay."""
+
+LONGEST_PAUSE = 256
+"""Steps after which a drafter is tried again, at the latest."""
+
+
+class Cost:
+    """Seconds that a drafter takes for a step, by how many requests it is asked for."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by the number of requests' bits
+
+    def record(self, requests: int, seconds: float) -> None:
+        """Count a step; a stolen moment of the machine counts no more than a doubling."""
+        key = requests.bit_length()
+        known = self._seconds.get(key)
+        if known is None:
+            self._seconds[key] = seconds
+        else:
+            self._seconds[key] = known + 0.2 * (min(seconds, 2 * known) - known)
+
+    def __call__(self, requests: int) -> float:
+        """An estimate; 0 as long as nothing is known."""
+        if not self._seconds:
+            return 0.0
+        key = requests.bit_length()
+        nearest = min(self._seconds, key=lambda known: abs(known - key))
+        return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), 8)
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one drafter, over all requests."""
+
+    calibration: Calibration = field(default_factory=Calibration)
+    cost: Cost = field(default_factory=Cost)
+    gains: list[float] = field(default_factory=list)  # guesses right among the best k nodes, by k, on average
+    levels: float = 1.0  # of its trees, on average
+    pause: int = 1  # of the request that it was last asked for
+    asked: int = 0  # times
+
+    def outlook(self, step: int) -> Outlook:
+        """What a new request begins with; where others have had it pause, so does this one."""
+        next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
+        return Outlook(list(self.gains), next=next_, pause=self.pause)
+
+    def learn(self, gains: Sequence[float], depth: int, outlook: Outlook) -> None:
+        """Count what a tree of some depth is expected to bring; the first few count more."""
+        self.levels += RECENT * (max(depth, 1) - self.levels)
+        self.pause = outlook.pause
+        self.asked += 1
+        outlook.asked += 1
+        for mean, weight in (
+            (self.gains, max(RECENT / 4, 1 / (self.asked + 1))),
+            (outlook.gains, max(RECENT, 1 / (outlook.asked + 4))),
+        ):
+            for i, gain in enumerate(gains):
+                mean[i] += weight * (gain - mean[i])
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What is known of one drafter for one request."""
+
+    gains: list[float]  # as above, of this request
+    expected: float = 2.0  # guesses right, as they were calibrated: of late, and two to begin with
+    right: float = 2.0  # guesses right, in truth
+    asked: int = 0  # times
+    surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
+    next: int = 0  # step at which it is asked whatever is expected
+    pause: int = 1  # steps from one such time to the next
+    kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
+    behind: int = 0  # tokens of that
+
+    @property
+    def trust(self) -> float:
+        """By how much its guesses are better here than elsewhere."""
+        return self.right / self.expected
+
+    def plan(self, step: int, surplus: float, price: float) -> None:
+        """Count what asking has brought, in tokens; and say when to ask again, whatever is expected.
+
+        A drafter that does not pay pauses, each time longer. Pauses are powers of two, so that requests try
+        together.
+        """
+        self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
+        if surplus > price:
+            self.pause = 1
+        else:
+            shortest = 1 << int(price / PROBE_SHARE).bit_length()
+            self.pause = min(max(2 * self.pause, shortest), LONGEST_PAUSE)
+        self.next = (step // self.pause + 1) * self.pause
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """What things cost in one step, in tokens: those that the same time could have brought otherwise."""
+
+    context: float  # tokens of a request, on average
+    rate: float  # tokens a second, of all requests together
+    prices: list[float]  # of 0, 1, ... nodes for a request
+
+    def call(self, seconds: float) -> float:
+        """The price of time."""
+        return self.rate * seconds
+
+    def best(self, gains: Sequence[float]) -> float:
+        """The most that gains exceed prices by, at any number of nodes."""
+        return max(gain - price for gain, price in zip(gains, self.prices, strict=False))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Worth:
+    """What guesses are worth to a request."""
+
+    tokens: float  # expected, less the cost of verifying them
+    first: float = 0.0  # probability that the first of them is right
+
+    def less(self, price: float) -> Worth:
+        """After its price is paid."""
+        return Worth(self.tokens - price, self.first)
+
+    def beyond(self, other: Worth) -> float:
+        """What they add to others: they are better, or right where the others are wrong at once."""
+        return max(self.tokens - other.tokens, self.tokens * (1 - other.first))
+
+
+NOTHING = Worth(0.0)
+
+
+def hope(size: int) -> list[float]:
+    """Gains that are expected of a drafter before anything is known: it shall be tried."""
+    return [2.0 * (1 - 0.7**k) for k in range(size)]
