@@ -41,6 +41,9 @@ class Server(ThreadingHTTPServer):
         self.status = 200
         self.last = "data: [DONE]\n\n"
 
+    def handle_error(self, *_: object) -> None:
+        """Clients leave when another of theirs has failed."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
