@@ -104,7 +104,7 @@ def test_generate_puts_stats_on_stderr(llm: LLM) -> None:
     params = replace(GREEDY, max_tokens=48)
     assert result.stdout == llm.chat([{"role": "user", "content": LOOPING}], params).text
     assert re.search(r"48 tokens in [\d.]+ s, \d+ tokens/s; \d+ steps, [\d.]+ tokens a step", result.stderr)
-    assert re.search(r"accepted by depth: \d+% ", result.stderr)
+    assert re.search(r"accepted by depth: \d+% .*; by drafter: (suffix|mtp) \d+", result.stderr)
     assert "ended by length" in result.stderr
     plain = run("generate", PROMPT, "-n", "4", "-d", "none", "-t", "1", "--seed", "3", "--stats").stderr
     assert "nothing was drafted" in plain

@@ -14,7 +14,7 @@ import torch
 from heads import untrained
 from stores import tiny_store
 
-from soothsay import LLM, REGISTRY, Grammar, Result, SamplingParams
+from soothsay import LLM, REGISTRY, Grammar, Result, SamplingParams, Stream
 from soothsay.engine.request import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # of the untrained
@@ -164,6 +164,24 @@ class TestEveryDrafter:
     def test_with_prompts_in_small_chunks(self, drafter: str) -> None:
         llm = make(max_rows=24)
         all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+
+
+def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
+    """With so little memory that the order decides who is preempted."""
+    longest = max(len(prompt) for prompt in prompts()) + (GREEDY.max_tokens or 0)
+    llm = make(kv_tokens=longest + 100, block_size=8)
+    requests: list[Request] = []
+    for i, (prompt, params) in enumerate(zip(prompts(), MIXED, strict=True)):
+        asked = {"drafter": resolve(DRAFTERS[-i]), "max_nodes": (None, 0, 1, 3)[i % 4], "priority": -i % 3}
+        requests += llm.requests(prompt, params, **asked, traced=i > 4)  # type: ignore[arg-type]
+        llm.engine.add(requests[-1])
+        llm.engine.step()
+    assert {request.priority for request in requests} == {0, 1, 2}
+    for request, expected in zip(requests, plain(), strict=True):
+        same(Stream(llm.engine, request).result, expected)
+    assert sum(request.num_preemptions for request in requests) > 0
+    assert max(request.stats.drafted / request.stats.steps for request in requests[3::4]) <= 3
+    assert requests[1].stats.drafted == requests[5].stats.drafted == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])

@@ -280,9 +280,25 @@ class LLM:
         return self.tokenizer.encode_chat(messages)
 
     def requests(
-        self, prompt: Prompt, params: SamplingParams, *, drafter: DrafterSpec | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        drafter: DrafterSpec | None = None,
+        max_nodes: int | None = None,
+        priority: int = 0,
+        traced: bool = False,
     ) -> list[Request]:
         """Check a prompt and make its `n` requests, not yet in the line: for whoever runs `engine` himself.
+
+        Args:
+            prompt: text or token ids.
+            params: how to sample.
+            drafter: in place of the model's own.
+            max_nodes: guesses that are verified in a step at most, the root not counted; 0 is plain decoding,
+                None as many as drafter and engine allow.
+            priority: requests with a lower one go first, as in vLLM; among equals, whoever came first.
+            traced: whether the requests keep a `StepTrace` of each step in their `traces`.
 
         Raises:
             RequestError: it cannot be served.
@@ -298,7 +314,11 @@ class LLM:
                 f"logprobs={params.logprobs} is more than the {self.model.config.vocab_size} tokens there are"
             )
         seed = secrets.randbits(48) if params.seed is None else params.seed
+        if max_nodes is not None and max_nodes < 0:
+            raise RequestError(f"max_nodes={max_nodes} is not possible: it must be at least 0, or None")
         own_drafter = self._drafter(self.drafter if drafter is None else drafter)
+        if max_nodes == 0:  # nobody need guess
+            own_drafter = self._drafter("none")
         return [
             Request(
                 ids,
@@ -310,6 +330,9 @@ class LLM:
                 tokenizer=self.tokenizer,
                 block_size=self.config.block_size,
                 constraint=self.constraint(params),
+                max_guesses=max_nodes,
+                priority=priority,
+                traced=traced,
             )
             for index in range(params.n)
         ]

@@ -101,7 +101,7 @@ def run(
         drafter.observe(seen)
         for observation in seen:
             assert observation.verdict is not None
-            observation.request.emit(observation.verdict.tokens, 0, None)
+            observation.request.emit(observation.verdict.tokens)
             observation.request.cached = len(observation.request.tokens) - 1
             tokens += len(observation.verdict.tokens)
     return tokens / (world.now - begin), requests
@@ -282,3 +282,21 @@ def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: bool
     for place in common:  # it may have stopped earlier
         assert always.trees[place][: len(paused.trees[place])] == paused.trees[place]
         assert len(paused.trees[place]) > 3
+
+
+def test_decisions_are_counted_by_name_for_each_request() -> None:
+    world = World(FLAT)
+    good, bad = Scripted(world, lambda _: 0.9, 0.1), Scripted(world, lambda _: 0.0, 0.1)
+    good.name, bad.name = "good", "bad"
+    auto = Auto(TARGET, [bad, good], FLAT, world.clock)
+    assert auto.decisions == {"good": 0, "bad": 0, "none": 0}
+    run(world, auto, 3, 100)
+    assert auto.decisions == {"good": good.asked, "bad": bad.asked, "none": auto.decisions["none"]}
+    assert good.asked > 270
+    assert 300 <= sum(auto.decisions.values()) <= 300 + bad.asked
+
+    world = World(STEEP)
+    costly = Auto(TARGET, [Scripted(world, lambda _: 0.5, 1.0)], STEEP, world.clock)
+    run(world, costly, 1, 200)
+    assert costly.decisions["none"] == 200 - costly.decisions["Scripted"] > 180
+    assert NoDrafter(TARGET).decisions == {}

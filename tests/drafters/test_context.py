@@ -161,7 +161,7 @@ class TestFeatures:
         """A request whose prompt has been run from `start` on, and one token emitted."""
         request = book.request(tokens, blocks)
         book.show(request, start, len(tokens) - start)
-        request.emit([99], 0, None)
+        request.emit([99])
         return request
 
     def test_there_is_no_row_for_the_first_token(self, tiny: Make) -> None:
@@ -180,7 +180,7 @@ class TestFeatures:
         assert not book.context.ready(request), (
             "the last token's own feature is there, but no token behind it"
         )
-        request.emit([99], 0, None)
+        request.emit([99])
         assert book.context.ready(request)
 
     def test_another_request_goes_on_from_noted_blocks(self, tiny: Make) -> None:
@@ -195,7 +195,7 @@ class TestFeatures:
         request = self.said(book, TEXT[:7], [5, 6, 7])
         book.draft(request)  # two full blocks, and the last token's feature is not known
         book.show(request, 7, 1)
-        request.emit([98], 0, None)
+        request.emit([98])
         book.close(request)
         assert book.draft(self.said(book, [*TEXT[:7], 99, 3], [5, 6, 8], start=8)) == 1
 

@@ -42,7 +42,7 @@ def show(drafter: Lookahead, request: Request, tree: DraftTree) -> int:
     draws = [says([*committed, *(tree.tokens[n] for n in tree.path(i)[1:])]) for i in range(len(tree))]
     verdict = match(tree, draws)
     drafter.observe([Observation(request, len(committed) - 1, 1, (), tree, None, draws, verdict)])
-    request.emit(verdict.tokens, 0, None)
+    request.emit(verdict.tokens)
     return len(verdict.tokens)
 
 
@@ -127,7 +127,7 @@ def test_the_pool_keeps_the_latest(seed: int) -> None:
     request = request_of(drafter, text[:5])
     drafter.propose([request])
     for begin in range(5, 150, 5):  # read in pieces
-        request.emit(text[begin : begin + 5], 0, None)
+        request.emit(text[begin : begin + 5])
         drafter.propose([request])
         seen = [tuple(text[i : i + 3]) for i in range(begin + 5 - 2)]
         kept: list[list[tuple[int, ...]]] = []  # of each first token, the latest of both last
@@ -150,7 +150,7 @@ def test_steps_that_it_did_not_see_are_no_trouble() -> None:
         show(drafter, request, other)
         assert list(drafter._columns[request].values()) == list(before.values())
         for _ in range(skipped):
-            request.emit([says(request.tokens)], 0, None)
+            request.emit([says(request.tokens)])
     (tree,) = drafter.propose([request])
     begin = len(request.tokens)
     assert sorted(drafter._columns[request]) == [begin, begin + 1, begin + 2]

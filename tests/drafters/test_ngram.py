@@ -50,7 +50,7 @@ def test_counts_are_those_of_brute_force_however_the_text_comes(seed: int) -> No
     requests = [ask(drafter, rng.integers(0, 4, int(rng.integers(1, 30))).tolist()) for _ in range(4)]
     for _ in range(10):
         request = requests[int(rng.integers(4))]
-        request.emit(rng.integers(0, 4, int(rng.integers(1, 9))).tolist(), 0, None)
+        request.emit(rng.integers(0, 4, int(rng.integers(1, 9))).tolist())
         drafter.propose([request])
         if rng.random() < 0.3:
             drafter.release(request)  # preempted: nothing is learnt twice
@@ -86,8 +86,8 @@ def test_it_learns_from_requests_that_still_run() -> None:
     first, second = ask(drafter, [1, 2, 3, 4, 5]), ask(drafter, [1, 2, 3])
     trees = drafter.propose([second, first])
     assert trees[0].tokens[:2] == [3, 4], "and all before any is guessed for"
-    first.emit([6], 0, None)
-    second.emit([4, 5], 0, None)
+    first.emit([6])
+    second.emit([4, 5])
     drafter.propose([first])
     assert drafter.propose([second])[0].tokens[:2] == [5, 6]
 

@@ -116,12 +116,12 @@ def test_what_was_read_stands_in_for_what_was_not_thought(target: Target) -> Non
     request = request_of(drafter, [8, 9])
     (tree,) = drafter.propose([request])
     assert len(tree) == 1, "nothing follows 9 yet"
-    request.emit([8, 60], 0, None)
+    request.emit([8, 60])
     (tree,) = drafter.propose([request])
     assert (drafter._tokens[9, 0], drafter._tokens[8, 0]) == (8, 9), "what came first stays"
     drafter.release(request)
     drafter.release(request)
-    request.emit([9], 0, None)
+    request.emit([9])
     (tree,) = drafter.propose([request])
     assert [path for path in says(tree) if len(path) < 4] == [(8,), (8, 9), (8, 9, 8)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from soothsay import REGISTRY, DrafterError, ModelError
 from soothsay.config import EngineConfig
-from soothsay.drafters import Target, build_drafter
+from soothsay.drafters import DrafterSpec, Target, build_drafter
 from soothsay.drafters.auto import Auto
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.compose import Cascade, Composite, Merged
@@ -121,6 +121,21 @@ def test_drafters_compose(spec: str, shape: tuple[type, list[type]]) -> None:
     made = build_drafter(spec, TARGET)
     assert isinstance(made, Composite)
     assert (type(made), [type(part) for part in made.parts]) == shape
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("none", "none"),
+        (" prompt-lookup(num_tokens=3)", "prompt-lookup"),
+        ("none>prompt-lookup(num_tokens=3)  + none", "none > prompt-lookup + none"),
+        ("suffix | none", "suffix | none"),
+        (PromptLookup, "PromptLookup"),
+    ],
+)
+def test_a_drafter_is_called_as_it_was_specified(spec: DrafterSpec, name: str) -> None:
+    made = build_drafter(spec, TARGET)
+    assert made.name == name
 
 
 def test_no_drafter_proposes_the_roots_alone() -> None:

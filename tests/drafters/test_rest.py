@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from soothsay.drafters.datastore import write_datastore
 from soothsay.drafters.rest import DOUBT, LEAST, WEIGHTS, Rest, grow_likeliest
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -153,6 +157,24 @@ class TestWhichStore:
         drafter = build_drafter("rest", target)
         assert isinstance(drafter, Rest)
         assert says(propose(drafter, [1, 2])) == [[3]]
+
+    def test_the_one_beside_the_model_that_the_target_was_grown_from(
+        self, target: Target, tmp_path: Path
+    ) -> None:
+        small, grown = open_checkpoint("sibyl").path, tmp_path / "grown"
+        grown.mkdir()
+        (grown / "config.json").write_text(json.dumps({"grown_from": {"model": str(small)}}))
+        larger = replace(target, path=grown)
+        with pytest.raises(
+            DrafterError, match=rf"no datastore at {grown}/.* or {small}/drafters/rest\.store"
+        ):
+            Rest(larger)
+        shutil.copytree(small, tmp_path / "small", ignore=shutil.ignore_patterns("drafters"))
+        (grown / "config.json").write_text(json.dumps({"grown_from": {"model": str(tmp_path / "small")}}))
+        build(target, [[1, 2, 3]], "small/drafters/rest.store")
+        assert says(propose(Rest(larger), [1, 2])) == [[3]]
+        build(target, [[1, 2, 4]], "grown/drafters/rest.store")
+        assert says(propose(Rest(larger), [1, 2])) == [[4]], "its own comes first"
 
     @pytest.mark.parametrize(
         ("spec", "message"),

@@ -154,7 +154,7 @@ def test_reading_in_pieces_is_reading_at_once() -> None:
     at = 1
     while at < len(text):
         size = int(rng.integers(1, 9))  # a drafter may be passed over for some steps
-        request.emit(text[at : at + size], 0, None)
+        request.emit(text[at : at + size])
         at += size
         if rng.random() < 0.3:
             drafter.release(request)  # preempted

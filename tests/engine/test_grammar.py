@@ -255,7 +255,7 @@ def test_what_is_forbidden_is_as_if_biased_away(asked: dict[str, Any]) -> None:
     def scores(params: SamplingParams, constraint: Constraint | None, row: Tensor, node: int) -> Tensor:
         drafter = NoDrafter(Target(None, None, None, 0))  # type: ignore[arg-type]
         request = Request([5, 1], params, seed=3, limit=20, drafter=drafter, constraint=constraint)
-        request.emit([3], 0, None)  # ab
+        request.emit([3])  # ab
         return perturb(row, [Nodes(request, tree, [node])])
 
     for node in range(len(tree)):
@@ -268,6 +268,35 @@ def test_what_is_forbidden_is_as_if_biased_away(asked: dict[str, Any]) -> None:
         row = rows[node : node + 1]
         assert 0 < len(away) < 12
         assert torch.equal(scores(params, constraint, row, node), scores(biased, None, row, node))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_is_cut_to_what_is_allowed(seed: int) -> None:
+    """As the masks have it, node by node; an end is left to them, and nothing below it is of use."""
+    rng = np.random.default_rng(seed)
+    grammars = Grammars(byte_level(PIECES, ["<|x|>"]), 12)
+    grammar = Grammar.regex("ab(c|ab){1,4}c?")
+    constraint, ends, said = grammars.constraint(grammar), frozenset({8}), np.array([3])
+    tree = DraftTree(3)
+    for _ in range(40):
+        tree.add(int(rng.integers(0, len(tree))), int(rng.integers(0, 9)), float(-rng.random()))
+    cut = constraint.cut(said, tree, ends)
+    masks = grammars.constraint(grammar).allowed(said, tree, range(len(tree)), ends)
+    kept = {0: True}
+    for node in range(1, len(tree)):
+        above, token = tree.parents[node], tree.tokens[node]
+        kept[node] = kept[above] and tree.tokens[above] not in ends
+        kept[node] &= token in ends or bool(masks[above, token])
+
+    def paths(tree: DraftTree, nodes: Sequence[int]) -> dict[tuple[int, ...], float]:
+        return {tuple(tree.tokens[n] for n in tree.path(node)): tree.scores[node] for node in nodes}
+
+    expected = paths(tree, [node for node in range(len(tree)) if kept[node]])
+    assert paths(cut, range(len(cut))) == pytest.approx(expected)
+    assert 1 < len(cut) < len(tree)
+    assert constraint.cut(said, cut, ends) is cut
+    mask = constraint.allowed(said, tree, range(len(tree)), ends)
+    assert torch.equal(mask, masks), "it has left no trace"
 
 
 def alone_allows(grammars: Grammars, grammar: Grammar, said: Any, token: int) -> bool:

@@ -122,7 +122,7 @@ def law(case: Case) -> Floats:
 
 def request_of(asked: SamplingParams, seed: int, output: Sequence[int] = OUTPUT) -> Request:
     request = Request(PROMPT, asked, seed=seed, limit=64, drafter=NO_DRAFTER)
-    request.emit(output, 0, None)
+    request.emit(output)
     return request
 
 

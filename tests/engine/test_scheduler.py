@@ -38,7 +38,13 @@ class Serving:
         self.evicted: list[Request] = []
         self.scheduler = Scheduler(self.config, self.allocator, self.evicted.append)
 
-    def add(self, prompt: int | Sequence[int], drafter: Drafter | int = 1, max_tokens: int = 40) -> Request:
+    def add(
+        self,
+        prompt: int | Sequence[int],
+        drafter: Drafter | int = 1,
+        max_tokens: int = 40,
+        **options: Any,
+    ) -> Request:
         """A request; a number of tokens stands for a prompt that shares nothing with others."""
         if isinstance(prompt, int):
             prompt = np.random.default_rng().integers(0, 1 << 40, prompt).tolist()
@@ -49,6 +55,7 @@ class Serving:
             limit=len(prompt) + max_tokens,
             drafter=Guesses(drafter) if isinstance(drafter, int) else drafter,
             block_size=SIZE,
+            **options,
         )
         self.scheduler.add(request)
         return request
@@ -65,7 +72,7 @@ class Serving:
         ends = share.reaches_end
         request.cached += share.num_tokens
         if ends:
-            request.emit(tokens, accept, None)
+            request.emit(tokens, ["guesses"] * accept)
             request.cached = min(request.cached + accept, len(request.tokens))
         for block in range(known, request.cached // SIZE):
             self.allocator.register(request.blocks[block], request.digest(block))
@@ -155,6 +162,13 @@ class TestTrees:
         serving = Serving(64)
         serving.add(3, 8, max_tokens=left)
         assert trees(serving.scheduler.next()) == [nodes]
+
+    @pytest.mark.parametrize(("guesses", "nodes"), [(0, 1), (2, 3), (7, 8), (9, 8), (None, 8)])
+    def test_a_request_may_bound_its_guesses(self, guesses: int | None, nodes: int) -> None:
+        serving = Serving(64)
+        serving.add(3, 8, max_guesses=guesses)
+        serving.add(3, 8)
+        assert trees(serving.scheduler.next()) == [nodes, 8]
 
     def test_scarce_blocks_cut_trees_before_they_cost_anyone_his_place(self) -> None:
         serving = Serving(4)
@@ -279,6 +293,51 @@ class TestMemory:
         assert rows(serving.step()) == [(c, 4)]
 
 
+class TestPriority:
+    def test_the_lowest_is_admitted_first_and_equals_as_they_came(self) -> None:
+        serving = Serving(64, max_requests=1)
+        asked = [serving.add(3, max_tokens=1, priority=priority) for priority in (0, 5, -1, 5, 0, -1)]
+        order = [asked.index(share.request) for _ in asked for share in serving.step()]
+        assert order == [2, 5, 0, 4, 1, 3]
+
+    def test_a_newcomer_s_prompt_is_read_before_that_of_others(self) -> None:
+        serving = Serving(64, max_rows=10)
+        late = serving.add(40, priority=1)
+        assert rows(serving.step()) == [(late, 10)]
+        soon = serving.add(20)
+        assert rows(serving.step()) == [(late, 10)], "those who run have their rows before anyone is admitted"
+        assert rows(serving.step()) == [(soon, 9), (late, 1)]
+
+    def test_nobody_has_to_go_only_because_another_came(self) -> None:
+        serving = Serving(6)
+        late = serving.add(15, priority=1)
+        serving.step()
+        soon = serving.add(12)
+        assert rows(serving.step()) == [(late, 1)]
+        assert serving.scheduler.waiting == [soon]
+
+    def test_the_highest_goes_when_blocks_run_out_and_keeps_its_place(self) -> None:
+        serving = Serving(6, share=False)
+        worst, middle, best = (serving.add(4, priority=priority) for priority in (2, 1, 0))
+        assert [share.request for share in serving.step()] == [best, middle, worst]
+        equal = serving.add(9, priority=2)
+        while not serving.evicted:
+            serving.step()
+        assert serving.evicted == [worst], "not whoever came last"
+        assert serving.scheduler.waiting == [worst, equal], "it came before its equal"
+        better = serving.add(4, priority=1)
+        assert serving.scheduler.waiting == [better, worst, equal]
+        assert serving.scheduler.running == [best, middle]
+
+    def test_of_equals_the_last_to_come_goes(self) -> None:
+        serving = Serving(6, share=False)
+        a, b, c = serving.add(4, priority=3), serving.add(4, priority=3), serving.add(3)
+        while not serving.evicted:
+            serving.step()
+        assert serving.evicted == [b]
+        assert serving.scheduler.running == [c, a]
+
+
 PREFIX = list(range(100, 112))  # three blocks
 
 
@@ -356,7 +415,7 @@ def check(serving: Serving, shares: Sequence[Share], before: Sequence[Request]) 
     running = scheduler.running
     sizes = [s.num_tokens + (s.request.max_nodes - 1 if s.reaches_end else 0) for s in shares]
     assert sum(sizes) <= config.max_rows
-    assert [share.request for share in shares] == running[: len(shares)]
+    assert len({share.request for share in shares} & {*running}) == len(shares), "a share each"
     assert len(running) <= config.max_requests
     stayed = sum(request in running for request in before)
     assert len(shares) >= min(stayed, config.max_rows), "everyone who ran gets a row"
@@ -380,9 +439,12 @@ def check(serving: Serving, shares: Sequence[Share], before: Sequence[Request]) 
                 assert contents.setdefault(block, request.digest(i)) == request.digest(i)
 
 
+@pytest.mark.parametrize("priorities", [[0], [0, 0, 1, -2]], ids=["equal", "priorities"])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_leaks_and_nobody_starves_in_random_runs(seed: int, share: bool) -> None:
+def test_nothing_leaks_and_nobody_starves_in_random_runs(
+    seed: int, share: bool, priorities: Sequence[int]
+) -> None:
     rng = random.Random(seed)
     serving = Serving(
         rng.choice([10, 14, 40]),
@@ -395,14 +457,19 @@ def test_nothing_leaks_and_nobody_starves_in_random_runs(seed: int, share: bool)
     for step in range(400):
         if step < 150 and rng.random() < 0.3:
             prompt = [rng.randrange(2)] * rng.randrange(1, 13) + rng.choices(range(2), k=rng.randrange(1, 9))
-            arrived.append(serving.add(prompt, rng.choice([1, 3, 12]), max_tokens=rng.randrange(1, 20)))
+            nodes, most = rng.choice([1, 3, 12]), rng.randrange(1, 20)
+            arrived.append(serving.add(prompt, nodes, max_tokens=most, priority=rng.choice(priorities)))
         if step < 150 and rng.random() < 0.05 and scheduler.running:
             scheduler.remove(rng.choice([*scheduler.running, *scheduler.waiting]))
         before = list(scheduler.running)
         shares = scheduler.next()
         check(serving, shares, before)
-        line = [arrived.index(request) for request in (*scheduler.running, *scheduler.waiting)]
-        assert line == sorted(line), "first come, first served"
+        line = [*scheduler.running, *scheduler.waiting]
+        for priority in priorities:
+            equals = [arrived.index(request) for request in line if request.priority == priority]
+            assert equals == sorted(equals), "first come, first served"
+        for part in (scheduler.running, scheduler.waiting):
+            assert [r.priority for r in part] == sorted(r.priority for r in part)
         assert shares or not line
         for share in shares:
             guesses = min(share.request.max_nodes - 1, max(share.request.max_depth, 0))

@@ -135,9 +135,9 @@ def replay(
                 request.max_nodes = min(nodes, drafter.max_nodes)
                 tree = drafter.propose([request])[0].prune(request.max_nodes, max(request.max_depth, 0))
                 left = answer[request.num_output :]
-                accepted = len(tree.walk(left[:-1])) - 1
-                emitted = request.emit(left[: accepted + 1], accepted, None)
-                request.stats.record(len(tree) - 1, max(tree.depths), accepted, emitted)
+                authors = drafter.authors(request, tree, tree.walk(left[:-1])[1:])
+                emitted = request.emit(left[: len(authors) + 1], authors)
+                request.stats.record(len(tree) - 1, max(tree.depths), authors, emitted)
             assert request.finish_reason is FinishReason.LENGTH
             drafter.release(request)
             (more, steps), before = request.stats.behind_prompt, scores.get(episode.task, Steps(0, 0))

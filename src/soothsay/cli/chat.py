@@ -29,7 +29,7 @@ from soothsay.cli.options import (
     TopKOption,
     TopPOption,
 )
-from soothsay.cli.terminal import ACCEPTED, by_depth, load_llm, report, summary
+from soothsay.cli.terminal import ACCEPTED, load_llm, report, right_guesses, summary
 from soothsay.errors import RequestError, SoothsayError
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Conversation:
         stats = choice.stats
         self._say(
             f"{summary(stats, seconds)}\n{stats.drafted} tokens drafted, {stats.accepted} of them accepted\n"
-            f"{by_depth(stats)}\nseed {choice.seed}"
+            f"{right_guesses(stats)}\nseed {choice.seed}"
         )
 
     def _quit(self, _: str) -> None:

@@ -22,7 +22,7 @@ from soothsay.cli.options import (
     TopKOption,
     TopPOption,
 )
-from soothsay.cli.terminal import by_depth, load_llm, summary
+from soothsay.cli.terminal import load_llm, right_guesses, summary
 
 
 def generate(
@@ -81,7 +81,7 @@ def generate(
     console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
     if stats or (stats is None and console.is_terminal):
         ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if temperature else "")
-        console.print(summary(choice.stats, seconds), by_depth(choice.stats), ending, sep="\n")
+        console.print(summary(choice.stats, seconds), right_guesses(choice.stats), ending, sep="\n")
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

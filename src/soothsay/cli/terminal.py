@@ -74,8 +74,10 @@ def summary(stats: SpeculationStats, seconds: float) -> str:
     )
 
 
-def by_depth(stats: SpeculationStats) -> str:
-    """Which share of guesses was right: first guess, second guess, ..."""
+def right_guesses(stats: SpeculationStats) -> str:
+    """Which share of guesses was right: first guess, second guess, ...; and how many whose."""
     if not stats.drafted:
         return "nothing was drafted"
-    return "accepted by depth: " + " ".join(f"{share:.0%}" for share in stats.acceptance)
+    shares = " ".join(f"{share:.0%}" for share in stats.acceptance)
+    own = ", ".join(f"{name} {sum(counts)}" for name, counts in stats.accepted_by.items())
+    return f"accepted by depth: {shares}" + (f"; by drafter: {own}" if own else "")

@@ -52,14 +52,14 @@ def automatic(target: Target) -> Auto:
 
     One that is there and cannot be read is left out, with a warning.
     """
-    parts: list[Drafter] = [Suffix(target)]
+    parts = [build_drafter("suffix", target)]
     for name, directory in TRAINED.items():
         try:
             place = drafter_directory(directory, "", target)
         except DrafterError:
             continue
         try:
-            parts.append(REGISTRY[name](target))
+            parts.append(build_drafter(name, target))
             break
         except DrafterError as error:
             if place.parent.name == "drafters":  # and not the target's own directory
@@ -108,7 +108,10 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
 
 def _build(spec: Named | Composed, target: Target) -> Drafter:
     if isinstance(spec, Composed):
-        return COMPOSITIONS[spec.operator](target, [_build(part, target) for part in spec.parts])
+        parts = [_build(part, target) for part in spec.parts]
+        drafter: Drafter = COMPOSITIONS[spec.operator](target, parts)
+        drafter.name = f" {spec.operator} ".join(part.name for part in parts)
+        return drafter
     name, options = spec.name, spec.options
     if name not in REGISTRY:
         raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}")
@@ -125,4 +128,6 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         value = options.get(p.name, 0)
         if p.annotation in ("int", int) and not isinstance(value, int):
             raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
-    return REGISTRY[name](target, **options)
+    drafter = REGISTRY[name](target, **options)
+    drafter.name = name
+    return drafter

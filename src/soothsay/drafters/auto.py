@@ -10,6 +10,7 @@ and a step is plain decoding's; now and then a drafter is tried again.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,9 @@ MARGIN = 0.03
 
 FOLLOW = 16
 """Steps from one look at the time of a pass to the next."""
+
+NOBODY = "none"
+"""In `Auto.decisions`, where no drafter was asked."""
 
 KEPT = 1024
 """Tokens whose features wait for a paused drafter before it is shown them, which costs it a pass."""
@@ -76,10 +80,10 @@ class Auto(Composite):
         self._batch = 0  # requests of the last step
         self._rate = 0.0  # tokens a second of late, with this number of requests
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
-        self._asked: list[set[Request]] = [set() for _ in parts]
         self._begin = self._end = 0.0  # of `propose`
         self._records = [Record(gains=hope(target.config.max_tree)) for _ in parts]
         self._rows = 0  # that this step verifies
+        self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The trees that it pays to verify; roots alone where none does."""
@@ -100,6 +104,8 @@ class Auto(Composite):
         for request, state in awake:
             self._learn(request, state)
         trees = self._choose(awake) if awake else {}
+        for request in requests:
+            self.decisions.update([self.parts[index].name for index in self._trees[request]] or [NOBODY])
         self._end = self._clock()
         return [trees.get(r) or DraftTree(int(r.tokens[-1])) for r in requests]
 
@@ -197,7 +203,6 @@ class Auto(Composite):
         begin = self._clock()
         self._show(index, [(request, state) for request, state in asked if state.outlooks[index].kept])
         requests = [request for request, _ in asked]
-        self._asked[index] = set(requests)
         trees = self._ask(index, requests)
         self._spent[index] = self._clock() - begin
         return trees
@@ -233,7 +238,7 @@ class Auto(Composite):
         chosen: dict[int, list[int]] = {}
         for _, number, node in nodes[:keep]:
             chosen.setdefault(number, []).append(node)
-        cut = {awake[number][0]: _cut(merged[number], sorted(kept)) for number, kept in chosen.items()}
+        cut = {awake[number][0]: merged[number].only(kept) for number, kept in chosen.items()}
         return {**cut, **whole}
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -241,17 +246,17 @@ class Auto(Composite):
         begin = self._clock()
         self._follow(begin, observations)
         for index, part in enumerate(self.parts):
-            asked = self._asked[index]
+            asked = [seen for seen in observations if index in self._trees[seen.request]]
             if part.taps:
-                self._keep(index, [seen for seen in observations if seen.request not in asked])
+                self._keep(index, [seen for seen in observations if index not in self._trees[seen.request]])
             if asked:
                 start = self._clock()
-                part.observe([self._seen_by(index, seen) for seen in observations if seen.request in asked])
-                self._watch(index, observations)
-                self._trees[index].clear()
+                part.observe([self._seen_by(index, seen) for seen in asked])
+                self._watch(index, asked)
                 seconds = self._spent[index] + self._clock() - start
                 self._records[index].cost.record(len(asked), seconds)
-                self._asked[index], self._spent[index] = set(), 0.0
+                self._spent[index] = 0.0
+        self._trees.clear()
         tokens = sum(len(seen.verdict.tokens) for seen in observations if seen.verdict is not None)
         rate = tokens / max(self._clock() - self._begin, 1e-9)
         self._rate = self._rate + RECENT * (rate - self._rate) if self._rate else rate
@@ -338,15 +343,6 @@ def _merge(guesses: Sequence[_Found]) -> _Found:
                 known[at] = max(known[at], probabilities[node])
             place.append(at)
     return merged, known
-
-
-def _cut(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
-    """The tree of these nodes alone; with each comes its parent."""
-    cut, place = DraftTree(tree.tokens[0]), {0: 0}
-    for node in kept:
-        parent = tree.parents[node]
-        place[node] = cut.add(place[parent], tree.tokens[node], tree.scores[node] - tree.scores[parent])
-    return cut
 
 
 def _committed(seen: Observation, layers: slice) -> Observation:

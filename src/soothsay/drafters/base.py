@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -72,6 +74,17 @@ class Drafter(ABC):
     trained: bool = False
     """Whether it was made for its target: guesses that are never right then mean that something is wrong."""
 
+    decisions: Mapping[str, int] = MappingProxyType({})
+    """Of one that chooses among others, for each of them by name: in how many steps of requests it was asked;
+    and under "none", in how many nobody was. Empty for all others."""
+
+    @cached_property
+    def name(self) -> str:
+        """What it is called where its guesses are told of: its specification without options, which
+        `build_drafter` sets, else its class.
+        """
+        return type(self).__name__
+
     @abstractmethod
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """A tree for each request, rooted at its last committed token.
@@ -83,6 +96,16 @@ class Drafter(ABC):
 
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - most drafters need not look
         """Learn from a step: every request of this drafter that took part, prompt chunks included."""
+
+    def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]:
+        """Who guessed each of some nodes, by `name`. Asked after `propose` and before `observe`.
+
+        Args:
+            request: whose tree it is.
+            tree: the one that was proposed, or what was kept of it.
+            nodes: without the root; each stands behind the one that it hangs below, unless that is the root.
+        """
+        return [self.name] * len(nodes)
 
     def release(self, request: Request) -> None:  # noqa: B027
         """Forget a request: it has ended, or lost its blocks and will come again."""

@@ -7,7 +7,8 @@ arXiv 2305.09781). Either way there is one tree and one verification.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from soothsay.drafters.base import Drafter, Observation, Target
@@ -32,17 +33,30 @@ class Composite(Drafter):
         ends = [sum(len(part.taps) for part in parts[: i + 1]) for i in range(len(parts))]
         self._taps = [slice(end - len(part.taps), end) for part, end in zip(parts, ends, strict=True)]
         self._watches = [Watch() if part.trained else None for part in parts]
-        self._trees: list[dict[Request, DraftTree]] = [{} for _ in parts]  # of this step, by part
+        # of this step: what each part has proposed, by its number, in the order in which they were asked
+        self._trees: defaultdict[Request, dict[int, DraftTree]] = defaultdict(dict)
+
+    def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]:
+        """The part that each node is from; where several had the same guess, the one that was asked first."""
+        names: dict[int, str] = {}
+        for index, own in self._proposed(request):
+            places = _places(nodes, tree, own)
+            found = self.parts[index].authors(request, own, [*places.values()])
+            names = dict(zip(places, found, strict=True)) | names
+            if len(names) == len(nodes):
+                break
+        return [names.get(node, self.name) for node in nodes]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Show each part what it would see by itself."""
         for index, part in enumerate(self.parts):
             part.observe([self._seen_by(index, seen) for seen in observations])
             self._watch(index, observations)
-            self._trees[index].clear()
+        self._trees.clear()
 
     def release(self, request: Request) -> None:
         """Forget a request."""
+        self._trees.pop(request, None)
         for part in self.parts:
             part.release(request)
 
@@ -54,8 +68,13 @@ class Composite(Drafter):
     def _ask(self, index: int, requests: Sequence[Request]) -> list[DraftTree]:
         """Trees of one part, noted until the step has been observed."""
         trees = self.parts[index].propose(requests) if requests else []
-        self._trees[index].update(zip(requests, trees, strict=True))
+        for request, tree in zip(requests, trees, strict=True):
+            self._trees[request][index] = tree
         return trees
+
+    def _proposed(self, request: Request) -> Iterable[tuple[int, DraftTree]]:
+        """Numbers and trees of the parts that were asked; what several have guessed is the first one's."""
+        return self._trees[request].items()
 
     def _seen_by(self, index: int, seen: Observation) -> Observation:
         return replace(seen, taps=seen.taps[self._taps[index]])
@@ -65,7 +84,7 @@ class Composite(Drafter):
         if watch is None:
             return
         for seen in observations:
-            tree = self._trees[index].get(seen.request)
+            tree = self._trees[seen.request].get(index)
             if tree is not None and len(tree) > 1 and seen.verdict is not None:
                 watch.see(self.parts[index], len(tree.walk(seen.verdict.tokens)) - 1)
 
@@ -117,7 +136,7 @@ class Cascade(Composite):
         """Learn how good the parts are."""
         for seen in observations:
             for index, calibration in enumerate(self._calibrations):
-                tree = self._trees[index].get(seen.request)
+                tree = self._trees[seen.request].get(index)
                 if tree is None or seen.verdict is None:
                     continue
                 right = tree.walk(seen.verdict.tokens)[1:]
@@ -126,6 +145,10 @@ class Cascade(Composite):
                 if settled is not None:
                     calibration.record(tree, set(settled))
         super().observe(observations)
+
+    def _proposed(self, request: Request) -> Iterable[tuple[int, DraftTree]]:
+        """The part that was asked last comes first: its tree is the one."""
+        return reversed(self._trees[request].items())
 
 
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
@@ -138,3 +161,15 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
             log_prob = tree.scores[node] - tree.scores[parent]
             place.append(merged.add(place[parent], tree.tokens[node], log_prob))
     return merged
+
+
+def _places(nodes: Sequence[int], tree: DraftTree, other: DraftTree) -> dict[int, int]:
+    """Where the same guesses stand in another tree, of those nodes that it has; `nodes` as in `authors`."""
+    places = {0: 0}
+    for node in nodes:
+        above = places.get(tree.parents[node])
+        place = None if above is None else other.children[above].get(tree.tokens[node])
+        if place is not None:
+            places[node] = place
+    del places[0]
+    return places

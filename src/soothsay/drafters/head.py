@@ -295,6 +295,19 @@ def find_head(kind: type[AnyHead], model: str | Path | Head, target: Target) -> 
     return head
 
 
+def drafter_places(target: Target) -> list[Path]:
+    """Where drafters of a target are kept, the place to look in first before the others: `drafters` beside
+    its weights, and beside those of the model that it was grown from. None if it has no directory.
+
+    Raises `DrafterError` if the model that it was grown from is not there any more.
+    """
+    if target.path is None:
+        return []
+    grown_from = _grown_from(target.path)
+    models = [target.path] if grown_from is None else [target.path, _open_small(target, grown_from).path]
+    return [model / "drafters" for model in models]
+
+
 def drafter_directory(method: str, model: str, target: Target) -> Path:
     """Where the drafter is: at `model`, or if that is empty in `drafters/<method>` beside the target's
     weights or those of the model that it was grown from.
@@ -303,17 +316,16 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
     """
     if model:
         return Path(model).expanduser()
-    if target.path is None:
+    places = drafter_places(target)
+    if not places:
         raise DrafterError(
             f"no model is named for {method}, and the target has no directory to look in: write "
             f"{method}(model=...)"
         )
-    grown_from = _grown_from(target.path)
-    places = [target.path] if grown_from is None else [target.path, _open_small(target, grown_from).path]
     for place in places:
-        if (place / "drafters" / method).is_dir():
-            return place / "drafters" / method
+        if (place / method).is_dir():
+            return place / method
     if method == "mtp":
-        return places[-1]
-    looked = " or ".join(str(place / "drafters" / method) for place in places)
+        return places[-1].parent
+    looked = " or ".join(str(place / method) for place in places)
     raise DrafterError(f"there is no drafter at {looked}: train one, or name one, {method}(model=...)")

@@ -14,6 +14,7 @@ from pathlib import Path
 from soothsay.drafters.backoff import LEAST
 from soothsay.drafters.base import Drafter, Target
 from soothsay.drafters.datastore import SORTED_BY, Datastore, check_tokenizer
+from soothsay.drafters.head import drafter_places
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError
@@ -35,7 +36,7 @@ class Rest(Drafter):
     Args:
         target: the model to draft for.
         store: a file that `soothsay datastore build` has made for the target's tokenizer; empty:
-            `drafters/rest.store` beside the target's weights.
+            `drafters/rest.store` beside the target's weights or those of the model that it was grown from.
         max_ngram: the longest match that is looked for, in tokens, at most 16.
         min_ngram: nothing is proposed where the longest match is shorter.
         num_tokens: tokens proposed after a match.
@@ -110,24 +111,23 @@ def grow_likeliest(tree: DraftTree, said: Sequence[Sequence[int]], lengths: Sequ
 
 
 def open_store(store: str | Path, target: Target) -> Datastore:
-    """The store that is named, or the one beside the target's weights.
+    """The store that is named, or the one beside the target's weights or those of the model that it was grown
+    from.
 
     Raises `DrafterError` if there is none, if it is damaged, or if it is another tokenizer's.
     """
-    if store:
-        path = Path(store).expanduser()
-    elif target.path is not None:
-        path = target.path / "drafters" / "rest.store"
-    else:
+    paths = [Path(store).expanduser()] if store else [p / "rest.store" for p in drafter_places(target)]
+    if not paths:
         raise DrafterError(
             "no store is named for rest, and the target has no directory to look in: write rest(store=...); "
             "'soothsay datastore build MODEL FILES... --out FILE' makes one"
         )
-    if not path.is_file():
-        model = target.path or "MODEL"
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        model, looked = target.path or "MODEL", " or ".join(map(str, paths))
         raise DrafterError(
-            f"there is no datastore at {path}: build one with 'soothsay datastore build {model} FILES... "
-            f"--out {path}', or name one, rest(store=...)"
+            f"there is no datastore at {looked}: build one with 'soothsay datastore build {model} FILES... "
+            f"--out {paths[0]}', or name one, rest(store=...)"
         )
     opened = Datastore(path)
     check_tokenizer(opened, target.tokenizer, str(target.path or "the target"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from soothsay.config import EngineConfig
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import BlockAllocator, Move
-from soothsay.engine.request import FinishReason, Request, TokenLogprobs
+from soothsay.engine.request import FinishReason, Request, StepTrace, TokenLogprobs
 from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, perturb
 from soothsay.engine.scheduler import Scheduler, Share
 from soothsay.engine.timing import StepTimes
@@ -36,6 +36,7 @@ class _Pass:
     logits: Tensor  # [M, V]
     draws: list[int]  # [M] what the target says after each node
     verdicts: list[Verdict | None]  # of each share
+    authors: list[dict[int, str]]  # of each share: node -> who guessed it, of those that anyone asks for
     taps: dict[int, Tensor]  # layer -> [N, hidden]
 
 
@@ -110,6 +111,9 @@ class Engine:
         trees: dict[Request, DraftTree] = {}
         for drafter, requests in groups.items():
             for request, tree in zip(requests, drafter.propose(requests), strict=True):
+                if request.constraint is not None and not tree.draws:  # cutting draws would bias a verifier
+                    output = request.tokens[request.num_prompt :]
+                    tree = request.constraint.cut(output, tree, request.end_tokens)
                 trees[request] = tree.prune(request.max_nodes, max(request.max_depth, 0))
         return [trees.get(share.request) for share in shares]
 
@@ -128,7 +132,8 @@ class Engine:
         hidden, tapped = self.model(batch, self.cache, taps=taps)
         logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
         draws, verdicts = _verify(shares, trees, batch.spans, logits)
-        return _Pass(batch, logits, draws, verdicts, dict(zip(taps, tapped, strict=True)))
+        authors = [_authors(*each) for each in zip(shares, trees, verdicts, strict=True)]
+        return _Pass(batch, logits, draws, verdicts, authors, dict(zip(taps, tapped, strict=True)))
 
     def pack(self, rows: Sequence[Rows]) -> Batch:
         """Lay out a pass of the target."""
@@ -176,20 +181,22 @@ class Engine:
 
     def _update(self, shares: Sequence[Share], trees: Sequence[DraftTree | None], done: _Pass) -> None:
         """Append what was emitted, register full blocks, and let go of those that have ended."""
-        for share, tree, verdict, (begin, end) in zip(
-            shares, trees, done.verdicts, done.batch.spans, strict=True
+        for share, tree, verdict, authors, (begin, end) in zip(
+            shares, trees, done.verdicts, done.authors, done.batch.spans, strict=True
         ):
             request, size = share.request, self.config.block_size
             known = request.cached // size
             request.cached += share.num_tokens
             if tree is not None and verdict is not None:
-                accepted = len(verdict.path)
+                guessed_by = [authors[node] for node in verdict.path]
                 logprobs = _logprobs(request, done.logits[begin:end], [0, *verdict.path], verdict.tokens)
-                emitted = request.emit(verdict.tokens, accepted, logprobs)
-                request.cached += accepted
-                request.stats.record(len(tree) - 1, max(tree.depths), min(accepted, emitted), emitted)
+                emitted = request.emit(verdict.tokens, guessed_by, logprobs)
+                request.cached += len(verdict.path)
+                request.stats.record(len(tree) - 1, max(tree.depths), guessed_by[:emitted], emitted)
+                if request.traces is not None:
+                    request.traces.append(_trace(tree, verdict, authors))
                 if len(tree) > 1 and request.drafter.trained:
-                    self._watched.setdefault(request.drafter, Watch()).see(request.drafter, accepted)
+                    self._watched.setdefault(request.drafter, Watch()).see(request.drafter, len(verdict.path))
             if request.finish_reason is not None:
                 request.cached = min(request.cached, len(request.tokens))
             for block in range(known, request.cached // size):
@@ -227,6 +234,29 @@ def _verify(
             draws[begin + node] = token
         verdicts.append(verdict)
     return draws, verdicts
+
+
+def _authors(share: Share, tree: DraftTree | None, verdict: Verdict | None) -> dict[int, str]:
+    """Who guessed the accepted nodes of a tree; if the request is traced, of all its nodes.
+
+    It has to be asked before the step is observed, for then drafters forget what they have proposed.
+    """
+    if tree is None or verdict is None:
+        return {}
+    nodes = verdict.path if share.request.traces is None else range(1, len(tree))
+    if not nodes:
+        return {}
+    return dict(zip(nodes, share.request.drafter.authors(share.request, tree, nodes), strict=True))
+
+
+def _trace(tree: DraftTree, verdict: Verdict, authors: Mapping[int, str]) -> StepTrace:
+    return StepTrace(
+        tokens=[*tree.tokens],
+        parents=[*tree.parents],
+        authors=[authors.get(node) for node in range(len(tree))],
+        path=[*verdict.path],
+        bonus=verdict.tokens[-1],
+    )
 
 
 def _logprobs(

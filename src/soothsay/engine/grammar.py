@@ -221,6 +221,24 @@ class Constraint:
         bits[:, sorted(end_tokens)] = bits[:, size:]
         return torch.from_numpy(bits[:, :size]).bool()
 
+    def cut(self, output: npt.NDArray[np.int64], tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
+        """A tree without the guesses that are not allowed, which could only be wrong.
+
+        Args: as in `allowed`.
+        """
+        self._commit(output)
+        kept: set[int] = set()
+        for path in tree.paths() if self._follows else ():
+            tokens = [tree.tokens[node] for node in path[1:]]
+            whole = self._move(tokens)
+            if self._matcher.is_error():
+                self._restart()
+                return tree
+            count = len(self._ahead)
+            ends = not whole and tokens[count] in end_tokens  # allowed or not, the matcher has no such token
+            kept.update(path[1 : 1 + count + ends])
+        return tree.only(kept) if self._follows and len(kept) < len(tree) - 1 else tree
+
     def _commit(self, output: npt.NDArray[np.int64]) -> None:
         new = output[len(self._said) :].tolist()
         if new:

@@ -46,8 +46,28 @@ class Piece:
 
     token: int
     text: str  # what is now certain of the text; may be empty, or of several tokens
-    drafted: bool  # whether a drafter had guessed it
+    drafter: str | None = None  # the name of the drafter that had guessed it; None: the target's own
     logprobs: TokenLogprobs | None = None
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a drafter had guessed it."""
+        return self.drafter is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step of one answer: what was guessed, by whom, and what held.
+
+    Lists are indexed by node; node 0 is the root, the last token before the step. The step's tokens are those
+    of `path` and then `bonus`, though an answer may end before the last of them.
+    """
+
+    tokens: list[int]
+    parents: list[int]  # -1 for the root; else a smaller number
+    authors: list[str | None]  # by name; None for the root
+    path: list[int]  # accepted nodes below the root, in order
+    bonus: int  # the token that the target added itself
 
 
 @dataclass(slots=True)
@@ -61,6 +81,7 @@ class SpeculationStats:
     accepted: int = 0  # of them, right
     drafted_at: list[int] = field(default_factory=list)  # steps whose tree reached this depth
     accepted_at: list[int] = field(default_factory=list)  # steps that accepted this deep
+    accepted_by: dict[str, list[int]] = field(default_factory=dict)  # of them, by who had guessed it
 
     @property
     def mean_accepted(self) -> float:
@@ -77,19 +98,30 @@ class SpeculationStats:
         """By depth: of the steps that guessed this deep, the share that was right so deep."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
 
-    def record(self, drafted: int, depth: int, accepted: int, emitted: int) -> None:
-        """Count one step with a tree of `drafted` nodes and this depth."""
+    def record(self, drafted: int, depth: int, authors: Sequence[str], emitted: int) -> None:
+        """Count one step with a tree of `drafted` nodes and this depth.
+
+        Args:
+            drafted: nodes, the root not counted.
+            depth: of the deepest.
+            authors: who had guessed each of the tokens that were guessed and emitted, in order.
+            emitted: tokens, guessed or not.
+        """
         if self.steps == 0:
             self.first = emitted
         self.steps += 1
         self.emitted += emitted
         self.drafted += drafted
-        self.accepted += accepted
+        self.accepted += len(authors)
         for counts in (self.drafted_at, self.accepted_at):
             counts.extend([0] * (depth - len(counts)))
         for level in range(depth):
             self.drafted_at[level] += 1
-            self.accepted_at[level] += level < accepted
+        for level, author in enumerate(authors):
+            self.accepted_at[level] += 1
+            own = self.accepted_by.setdefault(author, [])
+            own.extend([0] * (level + 1 - len(own)))
+            own[level] += 1
 
 
 class Request:
@@ -97,6 +129,20 @@ class Request:
 
     `cached` tokens have their KV in `blocks`; `tokens[cached:]` are pending. `max_nodes` is how large a tree
     the scheduler allows in the coming step, and `max_depth` how deep it can be of use.
+
+    Args:
+        prompt: token ids.
+        params: how to sample.
+        seed: of this answer.
+        limit: tokens of prompt and answer together.
+        drafter: who guesses.
+        eos_ids: tokens that end an answer.
+        tokenizer: for the answer's text; None: there is none.
+        block_size: tokens in a block of the KV pool.
+        constraint: of the parameters' grammar; its own, not shared with other requests.
+        max_guesses: nodes below the root that may be verified in a step; None: as many as anyone.
+        priority: requests with a lower one go first; among equals, whoever came first.
+        traced: whether `traces` are kept.
     """
 
     def __init__(
@@ -111,14 +157,20 @@ class Request:
         tokenizer: Tokenizer | None = None,
         block_size: int = 16,
         constraint: Constraint | None = None,
+        max_guesses: int | None = None,
+        priority: int = 0,
+        traced: bool = False,
     ):
         self.params = params
         self.seed = seed
         self.drafter = drafter
         self.num_prompt = len(prompt)
-        self.limit = limit  # tokens of prompt and answer together
+        self.limit = limit
         self.block_size = block_size
-        self.constraint = constraint  # of the parameters' grammar; its own, not shared with other requests
+        self.constraint = constraint
+        self.max_guesses = max_guesses
+        self.priority = priority
+        self.arrival = 0  # its number among all that were added, set then
         self.end_tokens = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
         )
@@ -135,6 +187,7 @@ class Request:
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
         self.pieces: deque[Piece] = deque()  # emitted, not yet read by the caller
+        self.traces: deque[StepTrace] | None = deque() if traced else None  # likewise
 
     @property
     def tokens(self) -> IntArray:
@@ -174,9 +227,14 @@ class Request:
             self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
         return self._digests[block]
 
-    def emit(self, tokens: Sequence[int], num_drafted: int, logprobs: Sequence[TokenLogprobs] | None) -> int:
-        """Append tokens, the first `num_drafted` of which were guessed, until one ends the answer; return how
-        many.
+    def emit(
+        self,
+        tokens: Sequence[int],
+        authors: Sequence[str] = (),
+        logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> int:
+        """Append tokens until one ends the answer; return how many. The first ones were guessed by `authors`,
+        the others by nobody.
 
         One token at a time, so that where an answer ends cannot depend on how many came in a step.
         """
@@ -194,7 +252,8 @@ class Request:
             )
             if self.answer.stopped:
                 self.finish_reason = FinishReason.STOP
-            self.pieces.append(Piece(token, text, i < num_drafted, logprobs[i] if logprobs else None))
+            author = authors[i] if i < len(authors) else None
+            self.pieces.append(Piece(token, text, author, logprobs[i] if logprobs else None))
             if self.finish_reason is not None:
                 return i + 1
         return len(tokens)

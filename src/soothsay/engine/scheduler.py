@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from soothsay.config import EngineConfig
 from soothsay.engine.cache import BlockAllocator
@@ -25,39 +26,39 @@ class Share:
 
 
 class Scheduler:
-    """First come, first served. Blocks are given as requests grow; when they run out, the last to come starts
-    over.
+    """Lower priorities first, and among equals first come, first served. Blocks are given as requests grow;
+    when they run out, the last in that order starts over.
 
-    A preempted request loses its blocks, not its tokens: it waits at the head of the line and recomputes what
-    it cannot find in the prefix cache.
+    A preempted request loses its blocks, not its tokens: it waits in its old place, before all that come
+    behind it in order, and recomputes what it cannot find in the prefix cache.
+
+    A priority decides who is admitted first, whose prompt is read first and who has to go. Nobody who runs
+    has to go only because another came, and nobody's priority changes by waiting: as long as requests with
+    lower ones keep coming, the others may wait for ever.
     """
 
     def __init__(self, config: EngineConfig, allocator: BlockAllocator, on_evict: Callable[[Request], None]):
         self.config = config
         self.allocator = allocator
         self.on_evict = on_evict  # called when a request loses its blocks, for drafters to forget it
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # in order
+        self.running: list[Request] = []  # in order
+        self._arrivals = count()
 
     def add(self, request: Request) -> None:
         """Put a request in the line."""
-        self.waiting.append(request)
+        request.arrival = next(self._arrivals)
+        insort(self.waiting, request, key=_place)
 
     def next(self) -> list[Share]:
         """The shares of the next step, with blocks for all rows they can bring."""
-        shares: list[Share] = []
         rows, line = self.config.max_rows, len(self.waiting)
-        for admit in (False, True):
-            if admit and len(self.waiting) == line:  # nobody had to go, so there may be room for more
-                self._admit()
-            while rows and len(shares) < len(self.running):
-                request = self.running[len(shares)]
-                behind = len(self.running) - len(shares) - 1  # each of them gets a row too
-                count = min(request.num_pending, max(rows - behind, 1))
-                if not self._grow(request, count):
-                    break  # it was the last one, and there is no room even for it
-                rows -= count
-                shares.append(Share(request, count))
+        shares = self._share(rows, self.running)
+        rows -= sum(share.num_tokens for share in shares)
+        if len(self.waiting) == line:  # nobody had to go, so there may be room for more
+            new = self._share(rows, self._admit())
+            rows -= sum(share.num_tokens for share in new)
+            shares += new
         ends = [share for share in shares if share.reaches_end]
         for i, share in enumerate(ends):
             rows -= self._grant_tree(share.request, rows // (len(ends) - i)) - 1
@@ -71,24 +72,38 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def _admit(self) -> None:
-        size = self.allocator.block_size
+    def _share(self, rows: int, requests: Sequence[Request]) -> list[Share]:
+        """As many of the rows as these requests have a use for; one at least for each, as far as rows go."""
+        shares: list[Share] = []
+        while rows and len(shares) < len(requests):
+            request = requests[len(shares)]
+            behind = len(requests) - len(shares) - 1  # each of them gets a row too
+            num_tokens = min(request.num_pending, max(rows - behind, 1))
+            if not self._grow(request, num_tokens):
+                break  # it was the last one, and there is no room even for it
+            rows -= num_tokens
+            shares.append(Share(request, num_tokens))
+        return shares
+
+    def _admit(self) -> list[Request]:
+        """Those that begin to run, in order."""
+        size, admitted = self.allocator.block_size, list[Request]()
         while self.waiting and len(self.running) < self.config.max_requests:
             request = self.waiting[0]
             num_full = (len(request.tokens) - 1) // size  # the last token is computed anyway, for its logits
             found = self.allocator.find([request.digest(i) for i in range(num_full)])
             needed = -(-len(request.tokens) // size) - len(found)
-            reserve = len(
-                self.running
-            )  # a block in hand for everyone who runs, lest the newcomer goes at once
+            reserve = len(self.running)  # a block in hand for everyone who runs, lest one goes at once
             if needed + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
                 self.allocator.release(found)
-                return
+                break
             request.blocks = found + self.allocator.allocate(needed)
             request.cached = len(found) * size
             if request.num_preemptions == 0:
                 request.num_prefix_hits = request.cached
-            self.running.append(self.waiting.popleft())
+            insort(self.running, self.waiting.pop(0), key=_place)
+            admitted.append(request)
+        return admitted
 
     def _is_being_computed(self, request: Request, block: int) -> bool:
         """Whether a running request is about to compute the very block that this one lacks."""
@@ -102,20 +117,22 @@ class Scheduler:
         )
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens`, at the cost of those who came later. False: it had to go itself."""
+        """Make room for `num_tokens`, at the cost of those behind it. False: it had to go itself."""
         while (missing := self._missing_blocks(request, num_tokens)) > self.allocator.num_free:
             victim = self.running.pop()
             victim.num_preemptions += 1
             self._evict(victim)
-            self.waiting.appendleft(victim)
+            insort(self.waiting, victim, key=_place)
             if victim is request:
                 return False
         request.blocks += self.allocator.allocate(max(missing, 0))
         return True
 
     def _grant_tree(self, request: Request, spare: int) -> int:
-        """Set and return how many nodes a tree may have: what rows, drafter, use and blocks allow."""
+        """Set and return how many nodes a tree may have: as rows, drafter, request, use and blocks allow."""
         nodes = 1 + max(0, min(spare, request.drafter.max_nodes - 1, self.config.max_tree - 1))
+        if request.max_guesses is not None:
+            nodes = min(nodes, 1 + request.max_guesses)
         if request.max_depth < 1:
             nodes = 1
         size = self.allocator.block_size
@@ -133,3 +150,8 @@ class Scheduler:
         request.blocks = []
         request.cached = 0
         self.on_evict(request)
+
+
+def _place(request: Request) -> tuple[int, int]:
+    """Whose is lower goes first."""
+    return request.priority, request.arrival

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -131,13 +131,16 @@ class DraftTree:
             return self._prune_drawn(max_nodes, max_depth)
         allowed = [node for node in range(1, len(self)) if self.depths[node] <= max_depth]
         best = sorted(allowed, key=lambda node: (-self.scores[node], node))[: max(max_nodes, 1) - 1]
-        pruned = DraftTree(self.tokens[0])
-        renamed = {0: 0}
-        for node in sorted(best):
+        return self.only(best)
+
+    def only(self, nodes: Iterable[int]) -> DraftTree:
+        """The tree of the root and these nodes, no parent of which is left out; without draws."""
+        kept, renamed = DraftTree(self.tokens[0]), {0: 0}
+        for node in sorted(nodes):
             parent = self.parents[node]
             log_prob = self.scores[node] - self.scores[parent]
-            renamed[node] = pruned.add(renamed[parent], self.tokens[node], log_prob)
-        return pruned
+            renamed[node] = kept.add(renamed[parent], self.tokens[node], log_prob)
+        return kept
 
     def _prune_drawn(self, max_nodes: int, max_depth: int) -> DraftTree:
         """The same, by guesses: one that was drawn again takes the room of a node, or it would be kept more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from soothsay.engine.grammar import Grammar
@@ -33,6 +34,33 @@ COMPLETION_TOKENS = 16
 """Tokens of a completion that says nothing of its length, as OpenAI has it. A chat goes on to its end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Speculating:
+    """What a request wants of the engine besides its tokens."""
+
+    drafter: str | None = None  # by name; None: the model's own
+    max_nodes: int | None = None  # guesses verified a step at most; None: as many as the engine likes
+    traced: bool = False  # whether every step's tree is told
+    priority: int = 0  # lower goes first
+
+
+def speculating(body: Generation, config: ServerConfig) -> Speculating:
+    """Who guesses for a request and how much, and when its turn is. Raises `ApiError`.
+
+    `speculation: false` is plain decoding.
+    """
+    asked = body.speculation
+    wanted = asked if isinstance(asked, Speculation) else Speculation()
+    if wanted.trace and not body.stream:
+        raise _wrong("speculation.trace", "speculation.trace needs stream=true")
+    return Speculating(
+        drafter="none" if asked is False else wanted.drafter,
+        max_nodes=wanted.max_nodes,
+        traced=bool(wanted.trace),
+        priority=body.priority or 0,
+    )
+
+
 def sampling_params(
     body: ChatRequest | CompletionRequest, config: ServerConfig, forced: str | None = None
 ) -> SamplingParams:
@@ -54,16 +82,6 @@ def sampling_params(
         return SamplingParams(**given)
     except RequestError as error:
         raise ApiError.from_request(error) from None
-
-
-def drafter_name(body: Generation) -> str | None:
-    """The drafter that a request chooses; None: the model's own."""
-    match body.speculation:
-        case False:
-            return "none"
-        case Speculation(drafter=name):
-            return name
-    return None
 
 
 def _max_tokens(body: ChatRequest | CompletionRequest) -> int | None:

@@ -32,10 +32,12 @@ class StreamOptions(_Body):
 
 
 class Speculation(_Body):
-    """Who guesses for this request, and which guesses hold."""
+    """Who guesses for this request and how much, which guesses hold, and whether to tell of them."""
 
     drafter: str | None = None
     verifier: str | None = None
+    max_nodes: int | None = Field(default=None, ge=0)
+    trace: bool | None = None
 
 
 class StructuredOutputs(_Body):
@@ -70,6 +72,7 @@ class Generation(_Body):
     max_tokens: int | None = None
     n: int | None = None
     speculation: Speculation | bool | None = None
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
