@@ -16,7 +16,7 @@ from soothsay import LLM, Drafter, DraftTree, Observation, Request, RequestError
 from soothsay.bench.equality import Divergence, Emitted, Report, compare
 from soothsay.cli import app
 from soothsay.engine.engine import Engine
-from soothsay.engine.verify import Verdict
+from soothsay.engine.verify import VERIFIERS, Chance, Verdict, Walk
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.9, seed=3)
@@ -245,17 +245,18 @@ def test_a_margin_is_told_and_not_compared() -> None:
     assert Emitted(1, b"bits", 0.0) != Emitted(1, b"other", 0.0)
 
 
-def accept_first_guess(tree: DraftTree, draws: Sequence[int]) -> Verdict:
+def accept_first_guess(tree: DraftTree, chance: Chance) -> Walk:
     """Takes a guess for right that nobody checked."""
+    seen = yield range(len(tree))
     if len(tree) == 1:
-        return Verdict([], [draws[0]])
-    return Verdict([1], [tree.tokens[1], draws[1]])
+        return Verdict([], [seen.draws[0]])
+    return Verdict([1], [tree.tokens[1], seen.draws[1]])
 
 
 def test_a_guess_that_is_wrongly_accepted(
     monkeypatch: pytest.MonkeyPatch, pilot_tokens: list[list[int]]
 ) -> None:
-    monkeypatch.setattr("soothsay.engine.verify.match", accept_first_guess)
+    monkeypatch.setitem(VERIFIERS, "match", replace(VERIFIERS["match"], verify=accept_first_guess))
     report = compare(make(), pilot_tokens, {"late": Late}, GREEDY)
     assert [len(comparison.divergences) for comparison in report.comparisons] == [0, 3]
     assert [found.prompt for found in report.divergences] == [0, 1, 2]
@@ -350,7 +351,7 @@ def test_the_command_skips_and_says_so(tmp_path: Path) -> None:
 def test_the_command_fails_loudly_and_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question_id": 81, "category": "counting", "turns": ["Count: one two one two"]}\n')
-    monkeypatch.setattr("soothsay.engine.verify.match", accept_first_guess)
+    monkeypatch.setitem(VERIFIERS, "match", replace(VERIFIERS["match"], verify=accept_first_guess))
     result = verify("-d", "prompt-lookup(min_ngram=1)", "-n", "24", "--prompts", str(file))
     assert result.exit_code == 1
     number, text = r"\d+ '[^']*'", r"[\d.e-]+"

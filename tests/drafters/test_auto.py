@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
+from verifying import match
 
 from soothsay import LLM, SamplingParams
 from soothsay.config import EngineConfig
@@ -16,7 +17,6 @@ from soothsay.drafters.mtp import MTP
 from soothsay.engine.request import Request
 from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
-from soothsay.engine.verify import match
 
 TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
 
@@ -97,7 +97,7 @@ def run(
                 future(request, here + depth) if right else -1
                 for depth, right in zip(tree.depths, _right(tree, request), strict=True)
             ]
-            seen.append(Observation(request, here - 1, 1, (), tree, None, draws, match(tree, draws)))
+            seen.append(Observation(request, here - 1, 1, (), tree, None, match(tree, draws)))
         drafter.observe(seen)
         for observation in seen:
             assert observation.verdict is not None

@@ -46,7 +46,7 @@ def test_each_part_sees_the_layers_that_it_asked_for_and_every_release() -> None
     asked = request()
     trees = one.propose([asked])
     layers = tuple(torch.full((1, 3), float(tap)) for tap in one.taps)
-    one.observe([Observation(asked, 2, 1, layers, trees[0], None, [9], Verdict([], [9]))])
+    one.observe([Observation(asked, 2, 1, layers, trees[0], None, Verdict([], [9]))])
     one.release(asked)
     for part in parts:
         assert [int(tap[0, 0]) for tap in part.seen[0].taps] == list(part.taps)

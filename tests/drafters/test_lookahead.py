@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from verifying import match
 
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Observation
 from soothsay.drafters.lookahead import Lookahead
 from soothsay.engine.request import Request
-from soothsay.engine.verify import match
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -41,7 +41,8 @@ def show(drafter: Lookahead, request: Request, tree: DraftTree) -> int:
     committed = request.tokens.tolist()
     draws = [says([*committed, *(tree.tokens[n] for n in tree.path(i)[1:])]) for i in range(len(tree))]
     verdict = match(tree, draws)
-    drafter.observe([Observation(request, len(committed) - 1, 1, (), tree, None, draws, verdict)])
+    logits = torch.nn.functional.one_hot(torch.tensor(draws), 1000).float()
+    drafter.observe([Observation(request, len(committed) - 1, 1, (), tree, logits, verdict)])
     request.emit(verdict.tokens)
     return len(verdict.tokens)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from one_shot import counting_model
+from verifying import match
 
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
@@ -19,7 +20,6 @@ from soothsay.drafters.recycling import Recycling, gumbel, largest
 from soothsay.drafters.template import best_template
 from soothsay.engine import sampling
 from soothsay.engine.request import Request
-from soothsay.engine.verify import match
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -44,9 +44,7 @@ def request_of(
 
 def show(drafter: Recycling, request: Request, tree: DraftTree, logits: torch.Tensor) -> None:
     draws = logits.argmax(-1).tolist()
-    drafter.observe(
-        [Observation(request, len(request.tokens) - 1, 1, (), tree, logits, draws, match(tree, draws))]
-    )
+    drafter.observe([Observation(request, len(request.tokens) - 1, 1, (), tree, logits, match(tree, draws))])
 
 
 def fill(drafter: Recycling, tokens: Sequence[int], seed: int = 0) -> torch.Tensor:
@@ -82,7 +80,7 @@ def test_noise_is_the_samplers() -> None:
     tokens = np.random.default_rng(0).integers(0, 150_000, (50, 16))
     for seed, position in [(0, 0), (7, 123), (2**47, 99_999)]:
         key = sampling._key(seed, position)
-        expected = sampling.gumbel(torch.tensor([key]), torch.from_numpy(tokens)).numpy()
+        expected = sampling.gumbel(torch.tensor([key] * len(tokens)), torch.from_numpy(tokens)).numpy()
         assert np.allclose(gumbel(key, tokens), expected, atol=1e-4)
 
 

@@ -11,6 +11,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
+from verifying import match
 
 from soothsay import DrafterError, DraftTree, SamplingParams
 from soothsay.drafters.base import NoDrafter, Observation
@@ -26,7 +27,6 @@ from soothsay.drafters.template import (
 )
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
-from soothsay.engine.verify import match
 
 Rates = Sequence[Sequence[float]]
 
@@ -265,7 +265,7 @@ def steps(layout: Layout, request: Request, count: int, right: Sequence[int]) ->
         (tree,) = layout.trees([request], logits, [len(right)])
         draws = [said[depth] if depth < len(said) else 0 for depth in tree.depths]
         verdict = match(tree, draws)
-        layout.observe([Observation(request, 0, 3, (), tree, logits, draws, verdict)])
+        layout.observe([Observation(request, 0, 3, (), tree, logits, verdict)])
         yield tree
 
 

@@ -38,8 +38,9 @@ class Watcher(Drafter):
             if seen.tree is not None:
                 assert seen.logits is not None
                 assert seen.verdict is not None
-                assert len(seen.logits) == len(seen.draws) == len(seen.tree)
-                assert seen.logits.argmax(-1).tolist() == list(seen.draws)  # at temperature 0
+                assert len(seen.logits) == len(seen.tree)
+                said = seen.logits[[0, *seen.verdict.path]].argmax(-1).tolist()
+                assert said == seen.verdict.tokens  # at temperature 0
             own = self.features.setdefault(seen.request, {})
             for row in range(seen.num_pending):
                 own[seen.start + row] = torch.stack([tap[row] for tap in seen.taps])

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from verifying import match, run
 
 from soothsay import LLM, DraftTree, Observation, RequestError, SamplingParams
 from soothsay.drafters import guesses
@@ -29,8 +30,8 @@ from soothsay.drafters.guesses import add_draws, draw_rates, draw_tokens
 from soothsay.drafters.template import Layout, draw_template
 from soothsay.engine import engine, verify
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Keyed
-from soothsay.engine.verify import VERIFIERS, Chance, Evidence, Guessing, Promise, Verdict, match
+from soothsay.engine.sampling import Keyed, Nodes, perturb
+from soothsay.engine.verify import VERIFIERS, Chance, Evidence, Guessing, Promise, Verdict, Walk
 from soothsay.model.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
@@ -98,10 +99,13 @@ def says(tree: DraftTree, node: int) -> Said:
     return tuple(tree.tokens[above] for above in tree.path(node)[1:])
 
 
-def evidence(tree: DraftTree, p: Law, chance: Chance) -> Evidence:
-    with np.errstate(divide="ignore"):
-        rows = np.stack([np.log(p(says(tree, node))) for node in range(len(tree))])
-    return Evidence(rows.argmax(-1).tolist(), torch.from_numpy(rows), chance)
+def verified(verify: Callable[[DraftTree, Chance], Walk], tree: DraftTree, p: Law, chance: Chance) -> Verdict:
+    def evidence(nodes: Sequence[int]) -> Evidence:
+        with np.errstate(divide="ignore"):
+            rows = np.stack([np.log(p(says(tree, node))) for node in nodes])
+        return Evidence(rows.argmax(-1).tolist(), torch.from_numpy(rows))
+
+    return run(verify(tree, chance), evidence)
 
 
 @dataclass(frozen=True)
@@ -153,15 +157,15 @@ def emitted(name: str, plan: Plan, p: Law, q: Law) -> dict[Said, float]:
     """Of each sequence, the probability that a step emits just that."""
     verifier = VERIFIERS[name]
 
-    def run(chance: Chance) -> Verdict:
+    def step(chance: Chance) -> Verdict:
         tree = plan.draw(q, verifier.guessing is Guessing.WITH_REPLACEMENT, chance)
-        verdict = verifier.verify(tree, evidence(tree, p, chance))
+        verdict = verified(verifier.verify, tree, p, chance)
         assert [tree.tokens[node] for node in verdict.path] == verdict.tokens[:-1]
         assert [tree.parents[node] for node in verdict.path] == [0, *verdict.path][:-1]
         return verdict
 
     law: dict[Said, float] = defaultdict(float)
-    for chance, verdict in outcomes(run):
+    for chance, verdict in outcomes(step):
         assert isinstance(verdict, Verdict)
         law[tuple(verdict.tokens)] += chance
     return law
@@ -356,13 +360,13 @@ def test_a_tree_keeps_the_law_without_its_draws() -> None:
     for name in LAWFUL:
         verify_ = VERIFIERS[name].verify
 
-        def run(chance: Chance, verify_: Callable[..., Verdict] = verify_) -> Verdict:
+        def step(chance: Chance, verify_: Callable[[DraftTree, Chance], Walk] = verify_) -> Verdict:
             tree = Plan(BUSHY).draw(q, False, chance)
             tree.draws.clear()
-            return verify_(tree, evidence(tree, p, chance))
+            return verified(verify_, tree, p, chance)
 
         law: dict[Said, float] = defaultdict(float)
-        for chance, verdict in outcomes(run):
+        for chance, verdict in outcomes(step):
             assert isinstance(verdict, Verdict)
             law[tuple(verdict.tokens)] += chance
         assert same_law(in_full(law, p, 2), target(p, 2))
@@ -395,7 +399,7 @@ class TestTypicalAcceptance:
             tree.extend(chain)
         found = []
         for chance, verdict in outcomes(
-            lambda chance: VERIFIERS["typical"].verify(tree, evidence(tree, p, chance))
+            lambda chance: verified(VERIFIERS["typical"].verify, tree, p, chance)
         ):
             assert isinstance(verdict, Verdict)
             found.append((chance, verdict))
@@ -555,17 +559,17 @@ class TestTheLawOfTreesThatDraftersMake:
     ) -> dict[Said, float]:
         p, sizes = random_law(1, 3), set()
 
-        def run(chance: Chance) -> Verdict:
+        def step(chance: Chance) -> Verdict:
             patch.setattr(guesses, "Keyed", lambda *key: chance)
             (tree,) = trees()
             sizes.add(len(tree))
             assert len(tree) <= request.max_nodes
             assert len(tree) == 1 + sum(len({*drawn.tokens}) for drawn in tree.draws.values())
             tree = tree.prune(cut, request.max_depth)
-            return request.params.rule.verify(tree, evidence(tree, p, chance))
+            return verified(request.params.rule.verify, tree, p, chance)
 
         law: dict[Said, float] = defaultdict(float)
-        for chance, verdict in outcomes(run):
+        for chance, verdict in outcomes(step):
             assert isinstance(verdict, Verdict)
             law[tuple(verdict.tokens)] += chance
         assert max(sizes) > 2
@@ -636,12 +640,11 @@ class Seer(NoDrafter):
         for seen in observations:
             assert seen.tree is not None or seen.verdict is None
             if seen.tree is not None and seen.verdict is not None:
-                assert match(seen.tree, seen.draws) == seen.verdict
-                if seen.request.params.verifier != "match":
-                    told = {0, *seen.verdict.path}
-                    rest = [node for node in range(len(seen.tree)) if node not in told]
-                    assert seen.logits is not None
-                    assert [seen.draws[node] for node in rest] == seen.logits[rest].argmax(-1).tolist()
+                assert seen.logits is not None
+                if seen.request.params.rule is VERIFIERS["match"]:  # as if all nodes had been looked at
+                    nodes = Nodes(seen.request, seen.tree, range(len(seen.tree)))
+                    draws = perturb(seen.logits, [nodes]).argmax(-1).tolist()
+                    assert match(seen.tree, draws) == seen.verdict
 
 
 def test_a_drafter_is_shown_what_was_said(tiny: Callable[..., Transformer]) -> None:

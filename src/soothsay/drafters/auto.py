@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.compose import Composite
-from soothsay.drafters.outlook import NOTHING, RECENT, Market, Outlook, Record, Worth, hope
+from soothsay.drafters.outlook import NOTHING, RECENT, Cost, Market, Outlook, Record, Worth, hope
 from soothsay.engine.calibration import settle
 from soothsay.engine.request import Request
 from soothsay.engine.timing import StepTimes
-from soothsay.engine.tree import DraftTree
+from soothsay.engine.tree import DraftTree, FloatArray
 
 MARGIN = 0.03
 """Tokens a step that a drafter must be expected to bring beyond its cost, since expectations err."""
@@ -41,6 +42,7 @@ KEPT = 1024
 class _State:
     """A request as the controller sees it."""
 
+    records: list[Record]  # of requests like this one
     outlooks: list[Outlook]
     asked: list[tuple[int, int, DraftTree, float]] = field(default_factory=list)
     """Guesses that are still open: drafter, tokens before them, the tree, the sum of its probabilities."""
@@ -81,7 +83,10 @@ class Auto(Composite):
         self._rate = 0.0  # tokens a second of late, with this number of requests
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
         self._begin = self._end = 0.0  # of `propose`
-        self._records = [Record(gains=hope(target.config.max_tree)) for _ in parts]
+        self._costs = [Cost() for _ in parts]
+        self._records = {  # above temperature 0 guesses are another matter
+            sampled: [Record(hope(target.config.max_tree)) for _ in parts] for sampled in (False, True)
+        }
         self._rows = 0  # that this step verifies
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
 
@@ -112,13 +117,16 @@ class Auto(Composite):
     def _open(self, request: Request) -> _State:
         state = self._states.get(request)
         if state is None:
-            state = self._states[request] = _State([r.outlook(self._step) for r in self._records])
+            records = self._records[request.params.temperature > 0]
+            state = _State(records, [record.outlook(self._step) for record in records])
+            self._states[request] = state
         return state
 
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
         market = self._market(awake)
-        costs = [record.cost(len(awake)) for record in self._records]
+        begin, drafting = self._clock(), 0.0
+        costs = [cost(len(awake)) for cost in self._costs]
         order = sorted(range(len(self.parts)), key=lambda index: costs[index])
         there = [NOTHING] * len(awake)  # what each request has already
         found: list[list[_Found]] = [[] for _ in awake]
@@ -132,34 +140,40 @@ class Auto(Composite):
             if not asked:
                 continue
             price = market.call(costs[index]) / len(asked)
-            self.parts[index].least = price / self._records[index].levels
-            trees = self._propose_by(index, [awake[number] for number in asked])
+            self.parts[index].least = price / max(awake[number][1].records[index].levels for number in asked)
+            trees, seconds = self._propose_by(index, [awake[number] for number in asked])
+            spent, drafting = market.call(seconds) / len(asked), drafting + seconds
             for number, tree in zip(asked, trees, strict=True):
                 request, state = awake[number]
                 guess, worth = self._weigh(index, request, state, tree, market)
                 found[number].append(guess)
-                state.outlooks[index].plan(self._step, worth.beyond(without[number]), price)
+                outlook = state.outlooks[index]
+                outlook.plan(self._step, worth.beyond(without[number]), price, spent)
+                state.records[index].pause = outlook.pause
                 there[number] = max(there[number], worth)
         for (_, state), guesses in zip(awake, found, strict=True):
             if not guesses:
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
-        return self._verify(awake, found, market)
+        chosen = self._verify(awake, found, market)
+        first = next((index for index in order if self._spent[index]), None)
+        if first is not None:  # without it, nothing would have had to be decided
+            self._spent[first] += self._clock() - begin - drafting
+        return chosen
 
     def _market(self, awake: Sequence[_Awake]) -> Market:
         """What nodes and seconds cost in this step."""
         context = sum(len(request.tokens) for request, _ in awake) / len(awake)
         nodes = max(request.max_nodes for request, _ in awake) - 1
-        passes = self.times.span(self._rows, len(awake), nodes, context)
-        rate = max(self._batch / passes[0], self._rate)
-        share = rate / len(awake)
-        return Market(context, rate, [(seconds - passes[0]) * share for seconds in passes])
+        passes = self.times.span(self._rows, nodes * len(awake), context)
+        rate = max(self._batch / float(passes[0]), self._rate)
+        prices = (passes[:: len(awake)] - passes[0]) * (rate / len(awake))
+        return Market(rate, passes, prices)
 
     def _hope(self, state: _State, index: int, market: Market) -> Worth:
         """What a drafter's guesses are expected to be worth to a request."""
         outlook = state.outlooks[index]
-        trust = outlook.trust
-        gains = [gain * trust for gain in outlook.gains]
-        return Worth(market.best(gains), min(gains[1], 1.0) if len(gains) > 1 else 0.0)
+        gains = outlook.gains * outlook.trust
+        return Worth(market.best(gains), min(float(gains[1]), 1.0) if len(gains) > 1 else 0.0)
 
     def _worth_asking(
         self, index: int, awake: Sequence[_Awake], without: Sequence[Worth], market: Market
@@ -176,7 +190,7 @@ class Auto(Composite):
                 if surplus > 0:
                     open_.append((surplus, number))
         open_.sort(reverse=True)
-        cost = self._records[index].cost
+        cost = self._costs[index]
         most, keep, total = -market.call(cost(len(due))) if due else 0.0, 0, 0.0
         for taken, (surplus, _) in enumerate(open_, start=1):
             total += surplus
@@ -189,7 +203,7 @@ class Auto(Composite):
         self, index: int, request: Request, state: _State, tree: DraftTree, market: Market
     ) -> tuple[_Found, Worth]:
         """A tree with the probabilities of its nodes; and what it is worth."""
-        record, outlook = self._records[index], state.outlooks[index]
+        record, outlook = state.records[index], state.outlooks[index]
         known = record.calibration.probabilities(tree)
         trust = outlook.trust
         trusted = [1.0, *(min(p * trust, 1.0) for p in known[1:])]
@@ -198,14 +212,16 @@ class Auto(Composite):
         gains = _gains(trusted, len(market.prices))
         return (tree, trusted), Worth(market.best(gains), max(trusted[1:], default=0.0))
 
-    def _propose_by(self, index: int, asked: Sequence[_Awake]) -> list[DraftTree]:
-        """One drafter's trees, once it has seen all that it has missed."""
-        begin = self._clock()
+    def _propose_by(self, index: int, asked: Sequence[_Awake]) -> tuple[list[DraftTree], float]:
+        """One drafter's trees, and the seconds it took, with those for seeing all that it has missed."""
+        late = self._clock()
         self._show(index, [(request, state) for request, state in asked if state.outlooks[index].kept])
+        begin = self._clock()
         requests = [request for request, _ in asked]
         trees = self._ask(index, requests)
-        self._spent[index] = self._clock() - begin
-        return trees
+        end = self._clock()
+        self._spent[index] = end - begin
+        return trees, end - late
 
     def _verify(
         self,
@@ -228,12 +244,8 @@ class Auto(Composite):
                 nodes += [item for item in own if depths[item[2]] <= request.max_depth][:room]
         nodes.sort()
         spent = sum(self._spent)
-        most, keep, sure = 0.0, 0, float(self._batch)
-        for taken, seconds in enumerate(self.times.span(self._rows, 1, len(nodes), market.context)):
-            sure -= nodes[taken - 1][0] if taken else 0.0
-            rate = sure / (spent + seconds)
-            if rate > most:
-                most, keep = rate, taken
+        sure = np.cumsum([self._batch, *(-minus for minus, *_ in nodes)])
+        keep = int((sure / (spent + market.passes[: len(sure)])).argmax())
         self._rows += keep + sum(len(tree) - 1 for tree in whole.values())
         chosen: dict[int, list[int]] = {}
         for _, number, node in nodes[:keep]:
@@ -254,7 +266,7 @@ class Auto(Composite):
                 part.observe([self._seen_by(index, seen) for seen in asked])
                 self._watch(index, asked)
                 seconds = self._spent[index] + self._clock() - start
-                self._records[index].cost.record(len(asked), seconds)
+                self._costs[index].record(len(asked), seconds)
                 self._spent[index] = 0.0
         self._trees.clear()
         tokens = sum(len(seen.verdict.tokens) for seen in observations if seen.verdict is not None)
@@ -312,20 +324,19 @@ class Auto(Composite):
             if right is None:
                 still.append((index, behind, tree, expected))
                 continue
-            self._records[index].calibration.record(tree, set(right))
+            state.records[index].calibration.record(tree, set(right))
             outlook = state.outlooks[index]
             outlook.expected += RECENT * (expected - outlook.expected)
             outlook.right += RECENT * (len(right) - outlook.right)
         state.asked = still
 
 
-def _gains(probabilities: Sequence[float], size: int) -> list[float]:
+def _gains(probabilities: Sequence[float], size: int) -> FloatArray:
     """Guesses expected to be right among the best 0, 1, ... `size - 1` nodes; the first is the root."""
-    total, gains = 0.0, [0.0]
-    for p in sorted(probabilities[1:], reverse=True)[: size - 1]:
-        total += p
-        gains.append(total)
-    return gains + [total] * (size - len(gains))
+    gains = np.zeros(size)
+    best = sorted(probabilities[1:], reverse=True)[: size - 1]
+    gains[1 : 1 + len(best)] = best
+    return gains.cumsum()
 
 
 def _merge(guesses: Sequence[_Found]) -> _Found:

@@ -49,7 +49,6 @@ class Observation:
     taps: tuple[Tensor, ...]  # for each of the drafter's taps, [rows, hidden] float32
     tree: DraftTree | None = None
     logits: Tensor | None = None  # [nodes, V] of the target at every node, rejected ones included
-    draws: Sequence[int] = ()  # what the target emits after each node
     verdict: Verdict | None = None
 
 

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.engine.request import Request
+from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError
 
@@ -110,18 +111,31 @@ class Lookahead(Drafter):
         All of them go on with the text, those that are still short too: they began with any token, so that
         one place is as good as another.
         """
-        moved, spine = Columns(), list[int]()
+        whole: list[tuple[int, list[int]]] = []  # the columns, in a row
+        ends: dict[int, int] = {}  # position -> the last node of its column, where that was verified
         for position, column in _in_a_row(columns, len(seen.request.tokens)):
-            path = [*spine, *column]
+            path = [*(above[0] for _, above in whole), *column]
             nodes = tree.walk(path)
-            spine.append(column[0])
             if len(nodes) == 1 + len(path):
-                column = [*column, seen.draws[nodes[-1]]]
+                ends[position] = nodes[-1]
+            whole.append((position, column))
+        draws = self._draws(seen, tree, list(ends.values()))
+        moved = Columns()
+        for position, column in whole:
+            if position in ends:
+                column = [*column, draws[ends[position]]]
                 if len(column) == self.ngram:
                     self._add(column)
                     column = column[1:]
             moved[position + 1] = column
         return moved
+
+    def _draws(self, seen: Observation, tree: DraftTree, nodes: Sequence[int]) -> dict[int, int]:
+        """What the target would emit after each of some nodes."""
+        if not nodes or seen.logits is None:
+            return {}
+        scores = perturb(seen.logits[list(nodes)], [Nodes(seen.request, tree, nodes)])
+        return dict(zip(nodes, scores.argmax(-1).tolist(), strict=True))
 
     def _read_new(self, request: Request) -> None:
         """Put the n-grams of committed tokens that are new into the pool."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from soothsay.drafters.base import Observation
 from soothsay.engine.calibration import Calibration
+from soothsay.engine.tree import FloatArray
 
 RECENT = 0.1
 """Weight of the newest step in running means of a request."""
@@ -14,8 +16,8 @@ RECENT = 0.1
 PROBE_SHARE = 0.01
 """Of the time, at most, for asking drafters that are not expected to pay."""
 
-LONGEST_PAUSE = 256
-"""Steps after which a drafter is tried again, at the latest."""
+SELDOM = 16
+"""In the end, one that never pays takes that share divided by this."""
 
 
 class Cost:
@@ -44,11 +46,10 @@ class Cost:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one drafter, over all requests."""
+    """What is known of one drafter, over all requests of a kind."""
 
+    gains: FloatArray  # guesses right among the best k nodes, by k, on average
     calibration: Calibration = field(default_factory=Calibration)
-    cost: Cost = field(default_factory=Cost)
-    gains: list[float] = field(default_factory=list)  # guesses right among the best k nodes, by k, on average
     levels: float = 1.0  # of its trees, on average
     pause: int = 1  # of the request that it was last asked for
     asked: int = 0  # times
@@ -56,27 +57,25 @@ class Record:
     def outlook(self, step: int) -> Outlook:
         """What a new request begins with; where others have had it pause, so does this one."""
         next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
-        return Outlook(list(self.gains), next=next_, pause=self.pause)
+        return Outlook(self.gains.copy(), next=next_, pause=self.pause)
 
-    def learn(self, gains: Sequence[float], depth: int, outlook: Outlook) -> None:
+    def learn(self, gains: FloatArray, depth: int, outlook: Outlook) -> None:
         """Count what a tree of some depth is expected to bring; the first few count more."""
         self.levels += RECENT * (max(depth, 1) - self.levels)
-        self.pause = outlook.pause
         self.asked += 1
         outlook.asked += 1
         for mean, weight in (
             (self.gains, max(RECENT / 4, 1 / (self.asked + 1))),
             (outlook.gains, max(RECENT, 1 / (outlook.asked + 4))),
         ):
-            for i, gain in enumerate(gains):
-                mean[i] += weight * (gain - mean[i])
+            mean += weight * (gains - mean)
 
 
 @dataclass(slots=True)
 class Outlook:
     """What is known of one drafter for one request."""
 
-    gains: list[float]  # as above, of this request
+    gains: FloatArray  # as above, of this request
     expected: float = 2.0  # guesses right, as they were calibrated: of late, and two to begin with
     right: float = 2.0  # guesses right, in truth
     asked: int = 0  # times
@@ -91,18 +90,24 @@ class Outlook:
         """By how much its guesses are better here than elsewhere."""
         return self.right / self.expected
 
-    def plan(self, step: int, surplus: float, price: float) -> None:
-        """Count what asking has brought, in tokens; and say when to ask again, whatever is expected.
+    def plan(self, step: int, surplus: float, price: float, spent: float) -> None:
+        """Count what asking has brought; and say when to ask again, whatever is expected. All in tokens.
 
         A drafter that does not pay pauses, each time longer. Pauses are powers of two, so that requests try
         together.
+
+        Args:
+            step: this one.
+            surplus: what its guesses add.
+            price: what asking costs as a rule.
+            spent: what it has cost now, with all that the drafter had to catch up with.
         """
         self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
         if surplus > price:
             self.pause = 1
         else:
-            shortest = 1 << int(price / PROBE_SHARE).bit_length()
-            self.pause = min(max(2 * self.pause, shortest), LONGEST_PAUSE)
+            shortest = 1 << int(max(price, spent) / PROBE_SHARE).bit_length()
+            self.pause = min(max(2 * self.pause, shortest), SELDOM * shortest)
         self.next = (step // self.pause + 1) * self.pause
 
 
@@ -110,17 +115,18 @@ class Outlook:
 class Market:
     """What things cost in one step, in tokens: those that the same time could have brought otherwise."""
 
-    context: float  # tokens of a request, on average
     rate: float  # tokens a second, of all requests together
-    prices: list[float]  # of 0, 1, ... nodes for a request
+    passes: FloatArray  # seconds of a pass with 0, 1, ... nodes, of all requests together
+    prices: FloatArray  # of 0, 1, ... nodes for each request
 
     def call(self, seconds: float) -> float:
         """The price of time."""
         return self.rate * seconds
 
-    def best(self, gains: Sequence[float]) -> float:
+    def best(self, gains: FloatArray) -> float:
         """The most that gains exceed prices by, at any number of nodes."""
-        return max(gain - price for gain, price in zip(gains, self.prices, strict=False))
+        size = min(len(gains), len(self.prices))
+        return float((gains[:size] - self.prices[:size]).max())
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -142,6 +148,6 @@ class Worth:
 NOTHING = Worth(0.0)
 
 
-def hope(size: int) -> list[float]:
+def hope(size: int) -> FloatArray:
     """Gains that are expected of a drafter before anything is known: it shall be tried."""
-    return [2.0 * (1 - 0.7**k) for k in range(size)]
+    return np.array([2.0 * (1 - 0.7**k) for k in range(size)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, perturb
 from soothsay.engine.scheduler import Scheduler, Share
 from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
-from soothsay.engine.verify import Evidence, Verdict
+from soothsay.engine.verify import Evidence, Verdict, Walk
 from soothsay.engine.watch import Watch
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
@@ -34,7 +34,6 @@ class _Pass:
 
     batch: Batch
     logits: Tensor  # [M, V]
-    draws: list[int]  # [M] what the target says after each node
     verdicts: list[Verdict | None]  # of each share
     authors: list[dict[int, str]]  # of each share: node -> who guessed it, of those that anyone asks for
     taps: dict[int, Tensor]  # layer -> [N, hidden]
@@ -131,9 +130,9 @@ class Engine:
         taps = sorted({tap for share in shares for tap in share.request.drafter.taps})
         hidden, tapped = self.model(batch, self.cache, taps=taps)
         logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
-        draws, verdicts = _verify(shares, trees, batch.spans, logits)
+        verdicts = _verify(shares, trees, batch.spans, logits)
         authors = [_authors(*each) for each in zip(shares, trees, verdicts, strict=True)]
-        return _Pass(batch, logits, draws, verdicts, authors, dict(zip(taps, tapped, strict=True)))
+        return _Pass(batch, logits, verdicts, authors, dict(zip(taps, tapped, strict=True)))
 
     def pack(self, rows: Sequence[Rows]) -> Batch:
         """Lay out a pass of the target."""
@@ -171,7 +170,6 @@ class Engine:
                     taps=tuple(done.taps[tap][first : first + count] for tap in request.drafter.taps),
                     tree=tree,
                     logits=None if tree is None else done.logits[begin:end],
-                    draws=done.draws[begin:end],
                     verdict=verdict,
                 )
             )
@@ -210,30 +208,37 @@ def _verify(
     trees: Sequence[DraftTree | None],
     spans: Sequence[tuple[int, int]],
     logits: Tensor,
-) -> tuple[list[int], list[Verdict | None]]:
-    """What the target says after each row of `logits`, and what that makes of each tree.
+) -> list[Verdict | None]:
+    """What the target makes of each tree: all verifiers go on together, each with the nodes it asks for."""
+    verdicts: list[Verdict | None] = [None] * len(shares)
+    open_: list[tuple[int, Walk, Nodes]] = []
+    for index, (share, tree) in enumerate(zip(shares, trees, strict=True)):
+        if tree is not None:
+            request = share.request
+            walk = request.params.rule.verify(tree, Keyed(request.seed, VERIFYING, len(request.tokens)))
+            open_.append((index, walk, Nodes(request, tree, next(walk))))
+    while open_:
+        rows = [spans[index][0] + node for index, _, nodes in open_ for node in nodes.indices]
+        scores = perturb(_rows(logits, rows), [nodes for *_, nodes in open_])
+        draws = scores.argmax(-1).tolist()
+        still, begin = [], 0
+        for index, walk, nodes in open_:
+            end = begin + len(nodes.indices)
+            try:
+                wanted = walk.send(Evidence(draws[begin:end], scores[begin:end]))
+                still.append((index, walk, replace(nodes, indices=wanted)))
+            except StopIteration as ended:
+                verdicts[index] = ended.value
+            begin = end
+        open_ = still
+    return verdicts
 
-    Where a verifier does not go by draws, it is the likeliest token at nodes that were not accepted.
-    """
-    asked = [
-        Nodes(share.request, tree, range(len(tree)))
-        for share, tree in zip(shares, trees, strict=True)
-        if tree is not None
-    ]
-    scores = perturb(logits, asked) if asked else logits
-    draws: list[int] = scores.argmax(-1).tolist() if asked else []
-    verdicts: list[Verdict | None] = []
-    for share, tree, (begin, end) in zip(shares, trees, spans, strict=True):
-        if tree is None:
-            verdicts.append(None)
-            continue
-        request = share.request
-        chance = Keyed(request.seed, VERIFYING, len(request.tokens))
-        verdict = request.params.rule.verify(tree, Evidence(draws[begin:end], scores[begin:end], chance))
-        for node, token in zip([0, *verdict.path], verdict.tokens, strict=True):
-            draws[begin + node] = token
-        verdicts.append(verdict)
-    return draws, verdicts
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """Some rows; a view where they follow each other."""
+    if rows == [*range(rows[0], rows[0] + len(rows))]:
+        return logits[rows[0] : rows[-1] + 1]
+    return logits[torch.tensor(rows, device=logits.device)]
 
 
 def _authors(share: Share, tree: DraftTree | None, verdict: Verdict | None) -> dict[int, str]:

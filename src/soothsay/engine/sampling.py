@@ -26,6 +26,7 @@ from soothsay.engine.grammar import Constraint, Grammar
 from soothsay.engine.tree import DraftTree, FloatArray
 from soothsay.engine.verify import VERIFIERS, Guessing, Verifier
 from soothsay.errors import RequestError
+from soothsay.native import native_kernels
 
 IntArray = npt.NDArray[np.int64]
 
@@ -182,6 +183,8 @@ def perturb(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
     scores = adjusted
     if noisy:
         keys = torch.tensor([key for *_, key in noisy], device=logits.device)
+        if len(noisy) == len(logits):
+            return _sampled(adjusted, [params for _, params, _ in noisy], keys)
         scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys)
     return _replace(scores, adjusted, noiseless, None) if noiseless else scores
 
@@ -194,14 +197,20 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
         tokens: `[M, W]` or `[1, W]` int64 token ids.
 
     Returns:
-        `[M, W]` float32. A counter-based generator: 32-bit integer hashing (the "lowbias32" mixer), so the
-        noise of one token can be had without that of the others, in any batch and on any device.
+        `[M, W]` float32. A counter-based generator, so the noise of one token can be had without that of the
+        others, in any batch and on any device.
     """
-    x = _mix(tokens * 0x9E3779B1 + keys[:, :1])
-    x = _mix(x.add_(keys[:, 1:]))
-    uniform = x.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    native = native_kernels() if tokens.device.type == "cpu" else None
+    uniform = hashed(keys, tokens) if native is None else native.hashed(keys, tokens)
     # the exponential near 0 decides, so its precision is kept there
     return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def hashed(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Numbers in (0, 1), `[M, W]` float32, by 32-bit hashing (the "lowbias32" mixer); see `gumbel`."""
+    x = _mix(tokens * 0x9E3779B1 + keys[:, :1])
+    x = _mix(x.add_(keys[:, 1:]))
+    return x.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -296,7 +305,7 @@ def _sampled(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor | No
         kept = torch.full((len(cut), vocab), -math.inf, device=device)
         full.index_copy_(0, rows, kept.scatter_(1, tokens, values + noise))
         cut = [row for row, done in zip(cut, complete.tolist(), strict=True) if not done]
-        width = vocab
+        width = min(16 * width, vocab)
     return full
 
 

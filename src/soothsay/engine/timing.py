@@ -112,23 +112,23 @@ class StepTimes:
     def __init__(self, rows: Sequence[int], contexts: Sequence[int], seconds: Sequence[Sequence[float]]):
         self.rows, self.contexts = list(rows), list(contexts)
         self.seconds = [_rising(times) for times in seconds]
+        self._rows, self._known = np.array(self.rows), np.array(self.seconds)
         self._scales: FloatArray | None = None  # [rows] of passes as they run, to what was measured
 
     def __call__(self, rows: int, context: float = 0.0) -> float:
         """Seconds of a pass of so many rows, each with so many tokens before it on average."""
-        return self.span(rows, 1, 0, context)[0]
+        return float(self.span(rows, 0, context)[0])
 
-    def span(self, rows: int, step: int, steps: int, context: float) -> list[float]:
-        """Seconds of passes of `rows`, `rows + step`, ..., `rows + steps * step` rows."""
-        asked = np.arange(rows, rows + step * steps + 1, step)
-        seconds = _line(self.rows, self.seconds[0], asked)
+    def span(self, rows: int, more: int, context: float) -> FloatArray:
+        """Seconds of passes of `rows`, `rows + 1`, ..., `rows + more` rows."""
+        asked = np.arange(rows, rows + more + 1)
+        seconds, longest = self._known[0], self._known[-1]
         if len(self.contexts) > 1:
             share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0])
-            seconds += (_line(self.rows, self.seconds[-1], asked) - seconds) * share
+            seconds = seconds + (longest - seconds) * share
         if self._scales is not None:
-            seconds = seconds * np.interp(asked, self.rows, self._scales)
-        times: list[float] = np.maximum(seconds, 1e-9).tolist()
-        return times
+            seconds = seconds * self._scales
+        return np.maximum(_line(self._rows, seconds, asked), 1e-9)
 
     def follow(self, rows: int, context: float, seconds: float) -> None:
         """Learn from a pass that was run, with all that goes with it: sampling, moving what was accepted.
@@ -198,12 +198,15 @@ def _rising(times: Sequence[float]) -> list[float]:
     return rising
 
 
-def _line(xs: Sequence[int], ys: Sequence[float], x: IntArray) -> FloatArray:
-    """Straight lines between what is known; behind the last two points, they go on."""
+def _line(xs: IntArray, ys: FloatArray, x: IntArray) -> FloatArray:
+    """Straight lines between what is known; behind the last two points, they go on. `x` rises."""
     if len(xs) == 1:
-        return ys[0] * np.maximum(x, xs[0]) / xs[0]
-    slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
-    return np.interp(x, xs, ys) + slope * np.maximum(x - xs[-1], 0)
+        line: FloatArray = ys[0] * np.maximum(x, xs[0]) / xs[0]
+        return line
+    line = np.interp(x, xs, ys)
+    if x[-1] > xs[-1]:
+        line += (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) * np.maximum(x - xs[-1], 0)
+    return line
 
 
 def _wait(device: torch.device) -> None:

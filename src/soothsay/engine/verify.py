@@ -5,12 +5,15 @@ tokens depend on nothing that a drafter does. The others decide by chance, and m
 law: whatever was drafted, tokens come as often as the target says. Here p is the target's distribution at a
 node and q what a child of that node was drawn from. A guess without a q is a point mass, which is lawful
 wherever the guess comes from, for the law holds for each tree that could have been.
+
+What the target says at a node costs time: noise, masks and sums over the whole vocabulary. So a verifier is
+shown only the nodes that it asks for, which for most of them are those of the path that they accept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Protocol
@@ -45,15 +48,19 @@ class Chance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the target says at a tree's nodes."""
+    """What the target says at the nodes that were asked for, in that order."""
 
-    draws: Sequence[int]  # [n] the best-scored token at each node
+    draws: Sequence[int]  # [n] the best-scored token of each
     scores: Tensor  # [n, V] float32 of `perturb`
-    chance: Chance
 
-    def p(self, node: int) -> FloatArray:
+    def p(self, index: int = 0) -> FloatArray:
         """`[V]`: the softmax of a node's scores, which is the target's law where they have no noise."""
-        return self.scores[node].double().softmax(-1).cpu().numpy()
+        return self.scores[index].double().softmax(-1).cpu().numpy()
+
+
+Walk = Generator[Sequence[int], Evidence, Verdict]
+"""A verification under way: yields the nodes it wants to know of, is sent the evidence, returns the verdict.
+"""
 
 
 class Guessing(Enum):
@@ -83,7 +90,7 @@ class Promise(StrEnum):
 class Verifier:
     """A way to verify, and what goes with it."""
 
-    verify: Callable[[DraftTree, Evidence], Verdict]
+    verify: Callable[[DraftTree, Chance], Walk]
     guessing: Guessing
     promise: Promise
 
@@ -93,22 +100,24 @@ class Verifier:
         return self.promise is not Promise.NOTHING
 
 
-def match(tree: DraftTree, draws: Sequence[int]) -> Verdict:
-    """Follow the draws down from the root for as long as the tree has guessed them.
+def match(tree: DraftTree, chance: Chance) -> Walk:
+    """Follow the draws down from the root for as long as the tree has guessed them; chance decides nothing.
 
-    `draws[i]` is what the target emits after node i. The result is what plain decoding would say, token by
-    token; for a drafter without noise of its own this accepts with exactly the law of recursive rejection
-    sampling.
+    A draw is what the target emits after a node. The result is what plain decoding would say, token by token;
+    for a drafter without noise of its own this accepts with exactly the law of recursive rejection sampling.
     """
     path: list[int] = []
     node = 0
-    while (child := tree.children[node].get(draws[node])) is not None:
+    while True:
+        draw = (yield (node,)).draws[0]
+        child = tree.children[node].get(draw)
+        if child is None:
+            return Verdict(path, [tree.tokens[n] for n in path] + [draw])
         path.append(child)
         node = child
-    return Verdict(path, [tree.tokens[n] for n in path] + [draws[node]])
 
 
-def from_root(tree: DraftTree, seen: Evidence) -> Verdict:
+def from_root(tree: DraftTree, chance: Chance) -> Walk:
     """Recursive rejection: a node's children are tried in turn, and one that is accepted is gone on from.
 
     A child with token x is accepted with probability min(1, p(x) / q(x)); if it is not, p becomes
@@ -118,19 +127,17 @@ def from_root(tree: DraftTree, seen: Evidence) -> Verdict:
     2305.09781); without replacement, recursive speculative decoding's (Jeon et al. 2024, arXiv 2402.14160).
     """
     path: list[int] = []
-    node, p = 0, seen.p(0)
-    tried = _guesses(tree, node)
+    p, tried = (yield (0,)).p(), _guesses(tree, 0)
     while (guess := next(tried, None)) is not None:
-        if seen.chance.happens(guess.ratio(p[guess.token])):
-            node = guess.node
-            path.append(node)
-            p, tried = seen.p(node), _guesses(tree, node)
+        if chance.happens(guess.ratio(p[guess.token])):
+            path.append(guess.node)
+            p, tried = (yield (guess.node,)).p(), _guesses(tree, guess.node)
         else:
             p = _normalized(guess.rest(p), p)
-    return Verdict(path, [tree.tokens[n] for n in path] + [seen.chance.pick(p)])
+    return Verdict(path, [tree.tokens[n] for n in path] + [chance.pick(p)])
 
 
-def from_leaves(tree: DraftTree, seen: Evidence) -> Verdict:
+def from_leaves(tree: DraftTree, chance: Chance) -> Walk:
     """Traversal verification (Weng et al. 2025, arXiv 2505.12398), on a chain block verification (Sun et al.
     2024, arXiv 2403.10444).
 
@@ -139,6 +146,7 @@ def from_leaves(tree: DraftTree, seen: Evidence) -> Verdict:
     root, min(1, weight * p(x) / q(x)) for a child with token x. If nothing of that child is accepted,
     weight * p becomes max(weight * p - q, 0), whose sum S gives the weight S / (S + 1 - weight).
     """
+    seen = yield range(len(tree))  # few of them will be left out
     levels = [_Level(tree, seen, 0, 1.0)]
     while True:
         level = levels[-1]
@@ -150,18 +158,19 @@ def from_leaves(tree: DraftTree, seen: Evidence) -> Verdict:
                 levels.append(_Level(tree, seen, guess.node, weight))
             else:
                 level.refuse()
-        elif len(levels) == 1 or seen.chance.happens(level.weight):
+        elif len(levels) == 1 or chance.happens(level.weight):
             path = [each.node for each in levels[1:]]
-            return Verdict(path, [tree.tokens[n] for n in path] + [seen.chance.pick(level.p)])
+            return Verdict(path, [tree.tokens[n] for n in path] + [chance.pick(level.p)])
         else:
             levels.pop()
             levels[-1].refuse()
 
 
-def typical(tree: DraftTree, seen: Evidence) -> Verdict:
+def typical(tree: DraftTree, chance: Chance) -> Walk:
     """Medusa's typical acceptance (Cai et al. 2024, arXiv 2401.10774): the deepest path whose every token is
     likely enough where it stands, and of several the likeliest. Does not keep the target's law.
     """
+    seen = yield range(len(tree))
     found = {0: (0, 0.0)}  # accepted nodes: their depth, log p of their path
     for node in range(len(tree)):
         if node not in found or not tree.children[node]:
@@ -174,7 +183,7 @@ def typical(tree: DraftTree, seen: Evidence) -> Verdict:
                 found[child] = (depth + 1, log_p + math.log(p[token]))
     last = max(found, key=lambda node: found[node])
     path = tree.path(last)[1:]
-    return Verdict(path, [tree.tokens[n] for n in path] + [seen.chance.pick(seen.p(last))])
+    return Verdict(path, [tree.tokens[n] for n in path] + [chance.pick(seen.p(last))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +242,7 @@ def _normalized(rest: FloatArray, before: FloatArray) -> FloatArray:
 
 
 VERIFIERS: dict[str, Verifier] = {
-    "match": Verifier(lambda tree, seen: match(tree, seen.draws), Guessing.SHARED_NOISE, Promise.TOKENS),
+    "match": Verifier(match, Guessing.SHARED_NOISE, Promise.TOKENS),
     "rejection": Verifier(from_root, Guessing.ONE_DRAW, Promise.LAW),
     "specinfer": Verifier(from_root, Guessing.WITH_REPLACEMENT, Promise.LAW),
     "rsd": Verifier(from_root, Guessing.WITHOUT_REPLACEMENT, Promise.LAW),

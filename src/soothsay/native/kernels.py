@@ -45,6 +45,7 @@ SIGNATURES = {
         *(c_void_p, c_void_p),  # q, kv
     ],
     "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
+    "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
     "soothsay_linear": [
         *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
         *(c_void_p, c_int, c_void_p, c_void_p, c_void_p),  # weights, bits, scales, zeros, bias
@@ -189,6 +190,16 @@ class NativeKernels:
             ACTIVATIONS[activation],
             *(rows, size),
             out.data_ptr(),
+        )
+        return out
+
+    def hashed(self, keys: Tensor, tokens: Tensor) -> Tensor:
+        """See `soothsay.engine.sampling.hashed`, to the bit."""
+        keys, tokens = keys.contiguous(), tokens.contiguous()
+        rows, width = len(keys), tokens.shape[1]
+        out = torch.empty(rows, width)
+        self._library.soothsay_hashed(
+            keys.data_ptr(), tokens.data_ptr(), len(tokens) == 1, rows, width, out.data_ptr()
         )
         return out
 
