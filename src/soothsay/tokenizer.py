@@ -28,6 +28,7 @@ class Tokenizer:
         self, backend: Backend, chat_template: str | None = None, special: Mapping[str, str] | None = None
     ):
         self.backend = backend
+        self.chat_template = chat_template
         self.special = dict(special or {})
         self._template: jinja2.Template | None = None
         if chat_template is not None:
@@ -40,6 +41,10 @@ class Tokenizer:
                 self._template = environment.from_string(chat_template)
             except jinja2.TemplateError as error:
                 raise ModelError(f"the chat template is not valid Jinja: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process without the compiled template, which is compiled there again."""
+        return Tokenizer, (self.backend, self.chat_template, self.special)
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:

@@ -9,6 +9,7 @@ import pytest
 
 from soothsay import LLM, Drafter, DraftTree, Request, RequestError, SamplingParams
 from soothsay.drafters import build_drafter
+from soothsay.drafters.auto import Auto
 from soothsay.drafters.base import Target
 from soothsay.drafters.compose import Cascade, Composite, Merged
 from soothsay.model.transformer import Transformer
@@ -181,7 +182,9 @@ def test_names_are_those_of_the_specification(spec: str, temperature: float, sib
         named = {author for trace in request.traces or () for author in trace.authors[1:]}
         assert named <= {part.name for part in drafter.parts} <= {"suffix", "mtp", "recycling"}
         assert request.stats.accepted_by == by_depth(request)
-        assert sum(map(sum, request.stats.accepted_by.values())) == request.stats.accepted > 0
+        assert sum(map(sum, request.stats.accepted_by.values())) == request.stats.accepted
+        if not isinstance(drafter, Auto):  # it goes by the clock, and may find that nothing pays
+            assert request.stats.accepted > 0
 
 
 def test_nothing_is_guessed_where_no_node_is_allowed(llm: LLM, answer: list[int]) -> None:

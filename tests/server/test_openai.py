@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import engines
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -65,10 +68,12 @@ def test_usage_counts_guesses(client: OpenAI) -> None:
     guessed = speculation(speculation={"drafter": "prompt-lookup"})
     assert guessed["drafted"] >= guessed["accepted"] > 0
     assert guessed["mean_accepted"] > 1
+    assert guessed["accepted_by"] == {"prompt-lookup": guessed["accepted"]}
     for off in (False, {"drafter": "none"}):
         assert speculation(speculation=off) == {
             "drafted": 0,
             "accepted": 0,
+            "accepted_by": {},
             "mean_accepted": 1.0,
             "lossless": True,
         }
@@ -80,6 +85,58 @@ def test_verifier_of_a_request(client: OpenAI) -> None:
         model="sibyl", prompt=PROMPT, seed=3, extra_body={"speculation": {"verifier": "typical"}}
     )
     assert said.usage.model_extra["speculation"]["lossless"] is False
+
+
+def traced(client: OpenAI, drafter: str, **options: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """Text, steps and usage of an answer."""
+    text, steps, usage = "", [], {}
+    for chunk in client.chat.completions.create(
+        model="sibyl",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=60,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True, "speculation": {"drafter": drafter, "trace": True, **options}},
+    ):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            steps += (choice.model_extra or {}).get("speculation", {"steps": []})["steps"]
+        if chunk.usage is not None:
+            usage = chunk.usage.model_extra["speculation"]
+    return text, steps, usage
+
+
+def test_a_trace_tells_every_step(client: OpenAI, sibyl: LLM) -> None:
+    text, steps, usage = traced(client, "suffix")
+    accepted: Counter[str] = Counter()
+    said = ""
+    for step in steps:
+        tokens, parents, drafters, path = (
+            step[name] for name in ("tokens", "parents", "drafters", "accepted")
+        )
+        assert len(tokens) == len(parents) == len(drafters)
+        assert (parents[0], drafters[0]) == (-1, None)
+        assert all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1))
+        assert [parents[node] for node in path] == [0, *path[:-1]][: len(path)]
+        assert set(drafters[1:]) <= {"suffix"}
+        accepted.update(drafters[node] for node in path)
+        said += "".join(tokens[node] for node in path) + step["bonus"]
+    assert said.startswith(text)
+    assert text == expected(sibyl, MESSAGES, max_tokens=60, ignore_eos=True).text
+    assert max(len(step["accepted"]) for step in steps) > 1
+    assert usage["drafted"] == sum(len(step["tokens"]) - 1 for step in steps)
+    assert usage["accepted_by"] == accepted
+    assert usage["accepted"] == accepted["suffix"] > 0
+
+
+def test_a_bound_on_guesses(client: OpenAI) -> None:
+    free, steps, _ = traced(client, "suffix")
+    assert max(len(step["tokens"]) for step in steps) > 3
+    for most in (0, 2):
+        text, steps, _ = traced(client, "suffix", max_nodes=most)
+        assert text == free
+        assert max(len(step["tokens"]) for step in steps) == most + 1
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -272,7 +329,7 @@ def test_forms_of_vllm(client: OpenAI, form: dict[str, Any]) -> None:
     assert said.choices[0].text in ("yes", "no")
 
 
-def test_tools(fresh_llm: Any, sibyl: LLM) -> None:
+def test_tools(sibyl: LLM) -> None:
     template = (
         "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
         "{% for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -280,7 +337,7 @@ def test_tools(fresh_llm: Any, sibyl: LLM) -> None:
     )
     tokenizer = Tokenizer(sibyl.tokenizer.backend, template, sibyl.tokenizer.special)
     asked: Any = {"model": "sibyl", "messages": MESSAGES, "tools": TOOLS, "seed": 0, "max_tokens": 80}
-    with serving(fresh_llm(tokenizer=tokenizer)) as running, running.client() as client:
+    with serving(partial(engines.sibyl, tokenizer=tokenizer)) as running, running.client() as client:
         said = client.chat.completions.create(**asked, tool_choice="required").choices[0]
         (call,) = said.message.tool_calls
         assert said.finish_reason == "tool_calls"

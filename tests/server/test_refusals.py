@@ -6,21 +6,24 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import engines
 import httpx
 import pytest
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 from serving import Running, serving
+from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from soothsay import LLM
+from soothsay.cli.serve import allowed_hosts
 from soothsay.server.config import ServerConfig
 from soothsay.server.gate import Gate
 from soothsay.server.keys import Allowance, KeyFileError, KeyRing, add_key, read_keys, remove_key
+from soothsay.server.metrics import Metrics
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "sibyl", "messages": MESSAGES, "max_tokens": 1}
@@ -62,8 +65,11 @@ def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]
         ({"logit_bias": {"9999999": 1}}, None, "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"speculation": {"drafter": "draft-model(model=/etc)"}}, "speculation.drafter", "invalid_value"),
-        ({"speculation": {"drafter": "medusa"}}, "speculation.drafter", "invalid_value"),
+        ({"speculation": {"drafter": "rest"}}, "speculation.drafter", "invalid_value"),
         ({"speculation": {"verifier": "hope"}}, "verifier", "invalid_value"),
+        ({"speculation": {"max_nodes": -1}}, "speculation", "invalid_value"),
+        ({"speculation": {"trace": True}}, "speculation.trace", "invalid_value"),
+        ({"priority": "high"}, "priority", "invalid_value"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", "invalid_value"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
         ({"guided_regex": "("}, None, "invalid_value"),
@@ -174,8 +180,8 @@ def test_what_is_not_there(running: Running) -> None:
         assert "access-control-allow-origin" not in reply.headers
 
 
-def test_slow_clients_are_hung_up_on(fresh_llm: Callable[..., LLM]) -> None:
-    with serving(fresh_llm(), client_timeout=0.2) as running:
+def test_slow_clients_are_hung_up_on() -> None:
+    with serving(engines.sibyl, client_timeout=0.2) as running:
         address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         for sent, status in (
@@ -212,21 +218,56 @@ def test_a_client_that_does_not_read_is_hung_up_on() -> None:
 
     answered: list[tuple[str, int]] = []
     metrics: Any = SimpleNamespace(answered=lambda *what: answered.append(what))
-    gate = Gate(app, ServerConfig(name="x", client_timeout=0.01), metrics, None, frozenset({"/x"}))
+    paths = frozenset({"/x"})
+    gate = Gate(app, ServerConfig(name="x", client_timeout=0.01), metrics, None, paths, paths)
     scope: Any = {"type": "http", "method": "GET", "path": "/x", "headers": []}
     asyncio.run(asyncio.wait_for(gate(scope, receive, send), 10))
     assert sent == ["http.response.start", "http.response.body"]
     assert answered == [("/x", 200)]
 
 
-def test_keys(fresh_llm: Callable[..., LLM], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "allowed", "keyless", "called", "status"),
+    [
+        ("127.0.0.1", [], True, "127.0.0.1:8000", 200),
+        ("127.0.0.1", [], True, "LocalHost", 200),
+        ("::1", [], True, "[::1]:8000", 200),
+        ("localhost", [], True, "evil.example", 403),
+        ("localhost", [], True, "evil.example:8000", 403),
+        ("localhost", [], True, "localhost.evil.example", 403),
+        ("localhost", [], True, "", 403),
+        ("localhost", ["My.host"], True, "my.host:8000", 200),
+        ("localhost", [], False, "my.host", 200),
+        ("0.0.0.0", [], True, "my.host", 200),
+        ("0.0.0.0", ["my.host"], False, "other.host", 403),
+    ],
+)
+def test_names_that_the_server_answers_to(
+    host: str, allowed: list[str], keyless: bool, called: str, status: int
+) -> None:
+    app = Starlette(routes=[Route("/health", lambda _: PlainTextResponse("x"))])
+    config = ServerConfig(name="x", hosts=allowed_hosts(host, allowed, keyless=keyless))
+    paths = frozenset({"/health"})
+    gate = Gate(app, config, Metrics("x"), None, paths, paths)
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://x") as http:
+            return await http.get("/health", headers={"Host": called})
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == status
+    if status == 403:
+        assert reply.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     good = add_key(file, "good")
     limited = add_key(file, "limited", requests_per_minute=2)
     thrifty = add_key(file, "thrifty", tokens_per_minute=10)
     assert good not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
-    with serving(fresh_llm(), KeyRing(file)) as running:
+    with serving(engines.sibyl, KeyRing(file)) as running:
         for key in ("none", "sk-", good[:-1], f"{good}x"):
             with running.client(key) as client, pytest.raises(AuthenticationError) as wrong:
                 client.completions.create(**COMPLETION)

@@ -9,8 +9,9 @@ from openai import OpenAI
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from soothsay import LLM, FinishReason, Piece, SamplingParams, Tokenizer
-from soothsay.server.loop import News
+from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
+from soothsay.server.loop import Answer
+from soothsay.server.messages import News
 from soothsay.server.replies import ChatReply, TokenTexts, usage
 from soothsay.server.tools import Hermes
 
@@ -25,12 +26,11 @@ def test_tokens_keep_the_space_they_begin_with() -> None:
 
 
 def test_calls_of_one_answer_are_counted_over_chunks() -> None:
-    request: Any = SimpleNamespace(params=SamplingParams(), end_tokens=frozenset())
     reply = ChatReply("it", TokenTexts(None), Hermes)
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     numbers, reasons = [], []
     for text, reason in ((call, None), (call + call, None), ("", FinishReason.STOP)):
-        for choice in reply.news(News(0, [Piece(1, text, False)], reason, 0.0), request):
+        for choice in reply.news(News(0, 0, text, None, [], 1, 0, 0, SpeculationStats(), reason)):
             numbers += [made["index"] for made in choice["delta"].get("tool_calls", ())]
             reasons.append(choice["finish_reason"])
     assert numbers == [0, 1, 2]
@@ -50,15 +50,20 @@ def test_the_token_that_ends_an_answer_has_no_logprobs(client: OpenAI, sibyl: LL
     assert (said.choices[0].finish_reason, said.usage and said.usage.completion_tokens) == ("stop", 1)
 
 
-def test_usage_counts_a_prompt_once(sibyl: LLM) -> None:
-    def request(prompt: int, said: int) -> Any:
-        stats = SimpleNamespace(steps=2, emitted=said, drafted=4, accepted=1)
-        params = SamplingParams()
-        return SimpleNamespace(
-            stats=stats, num_prompt=prompt, num_output=said, num_prefix_hits=16, params=params
-        )
+def test_usage_counts_a_prompt_once() -> None:
+    def answer(prompt: int, said: int, author: str) -> Answer:
+        stats = SpeculationStats(steps=2, emitted=said, drafted=4, accepted=2, accepted_by={author: [1, 1]})
+        return Answer(prompt, 0.0, said=said, found=16, stats=stats)
 
-    told = usage([request(20, 3), request(20, 5), request(30, 4), request(30, 4)], 2)
+    answers = [answer(20, 3, "a"), answer(20, 5, "b"), answer(30, 4, "b"), answer(30, 4, "b")]
+    job: Any = SimpleNamespace(answers=answers, params=SamplingParams(n=2))
+    told = usage(job)
     assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (50, 16, 66)
     assert told["prompt_tokens_details"] == {"cached_tokens": 32}
-    assert told["speculation"] == {"drafted": 16, "accepted": 4, "mean_accepted": 2.0, "lossless": True}
+    assert told["speculation"] == {
+        "drafted": 16,
+        "accepted": 8,
+        "accepted_by": {"a": 2, "b": 6},
+        "mean_accepted": 2.0,
+        "lossless": True,
+    }

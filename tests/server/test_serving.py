@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import engines
 import httpx
 import pytest
 from openai import APIError, APIStatusError, InternalServerError, OpenAI, RateLimitError
@@ -21,7 +25,7 @@ from serving import Running, serving
 from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams
-from soothsay.server.run import JsonLines
+from soothsay.server.log import JsonLines
 
 ENDLESS: dict[str, Any] = {
     "model": "sibyl",
@@ -33,6 +37,14 @@ ENDLESS: dict[str, Any] = {
 SHORT: dict[str, Any] = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 4}
 
 
+def lives(pid: int | None) -> bool:
+    """Whether there is such a process, and more of it than its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def numbers(running: Running) -> dict[str, float]:
     """The metrics, by name and labels but the model's."""
     lines = httpx.get(f"{running.url}/metrics").text.splitlines()
@@ -41,12 +53,22 @@ def numbers(running: Running) -> dict[str, float]:
     return {model.sub("", name): float(value) for name, value in pairs}
 
 
-def test_a_stream_that_is_left_frees_its_blocks(running: Running, client: OpenAI) -> None:
-    with client.completions.create(**ENDLESS, stream=True) as stream:
-        next(iter(stream))
-        assert not running.free
-    running.wait_until(lambda: running.free)
-    running.wait_until(lambda: running.server.loop.in_flight == 0)
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[Running]:
+    with serving(partial(engines.fragile, max_requests=1)) as one:
+        yield one
+
+
+def doomed(token: int, **changes: Any) -> dict[str, Any]:
+    return {**ENDLESS, "prompt": [token, 17], **changes}
+
+
+def test_an_answer_that_nobody_waits_for_ends_at_once(fragile: Running) -> None:
+    with fragile.client() as client:
+        with client.completions.create(**doomed(engines.SLOW), stream=True) as stream:
+            next(iter(stream))
+            assert not fragile.free
+        fragile.wait_until(lambda: fragile.free)
 
 
 def test_a_client_that_hangs_up_while_it_waits_frees_its_blocks(
@@ -61,22 +83,22 @@ def test_a_client_that_hangs_up_while_it_waits_frees_its_blocks(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
-        running.wait_until(lambda: len(running.llm.engine.scheduler.running) == 3)
+        running.wait_until(lambda: running.in_engine == (3, 0))
     running.wait_until(lambda: running.free)
-    running.wait_until(lambda: running.server.loop.in_flight == 0)
     running.wait_until(lambda: bool(caplog.records))
     assert [(vars(record)["status"], record.levelname) for record in caplog.records] == [(499, "INFO")]
 
 
-def test_a_full_queue_refuses(fresh_llm: Callable[..., LLM]) -> None:
+def test_a_full_queue_refuses() -> None:
     with (
-        serving(fresh_llm(max_requests=1), max_queue=1) as running,
+        serving(partial(engines.sibyl, max_requests=1), max_queue=1) as running,
         running.client() as client,
         ExitStack() as streams,
     ):
         first = streams.enter_context(client.completions.create(**ENDLESS, stream=True))
         next(iter(first))
         streams.enter_context(client.completions.create(**ENDLESS, stream=True))
+        running.wait_until(lambda: running.in_engine == (1, 1))
         with pytest.raises(RateLimitError) as full:
             client.completions.create(**SHORT)
         assert full.value.code == "queue_full"
@@ -88,13 +110,38 @@ def test_a_full_queue_refuses(fresh_llm: Callable[..., LLM]) -> None:
         with pytest.raises(APIStatusError, match="ask for fewer"):
             client.completions.create(**{**SHORT, "n": 3})
         streams.close()
-        running.wait_until(lambda: running.server.loop.in_flight == 0)
+        running.wait_until(lambda: running.free)
         assert client.completions.create(**SHORT).choices[0].text
         assert httpx.get(f"{running.url}/ready").status_code == 200
 
 
-def test_deadline(fresh_llm: Callable[..., LLM]) -> None:
-    with serving(fresh_llm(), timeout=0.1) as running, running.client() as client:
+def test_better_priorities_go_first(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="soothsay.server")
+    with (
+        serving(partial(engines.sibyl, max_requests=1)) as running,
+        running.client() as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+
+        def ask(priority: int) -> None:
+            headers = {"X-Request-Id": f"of.{priority}"}
+            client.completions.create(**SHORT, extra_body={"priority": priority}, extra_headers=headers)
+
+        with client.completions.create(**ENDLESS, stream=True) as stream:
+            next(iter(stream))
+            asked = []
+            for count, priority in enumerate((5, 0, -5), start=1):
+                asked.append(pool.submit(ask, priority))
+                running.wait_until(lambda count=count: running.in_engine == (1, count))  # type: ignore[misc]
+        for one in asked:
+            one.result()
+        running.wait_until(lambda: len(caplog.records) == 4)
+    told = [vars(record)["id"] for record in caplog.records]
+    assert [one for one in told if one.startswith("of.")] == ["of.-5", "of.0", "of.5"]
+
+
+def test_deadline() -> None:
+    with serving(engines.sibyl, timeout=0.1) as running, running.client() as client:
         with pytest.raises(InternalServerError) as late:
             client.completions.create(**ENDLESS)
         assert (late.value.status_code, late.value.code) == (504, "timeout")
@@ -103,124 +150,50 @@ def test_deadline(fresh_llm: Callable[..., LLM]) -> None:
         running.wait_until(lambda: running.free)
 
 
-def test_the_end_waits_for_answers(fresh_llm: Callable[..., LLM], sibyl: LLM) -> None:
-    meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)).text
-    with serving(fresh_llm()) as running, running.client() as client:
-        asked = {**ENDLESS, "max_tokens": 60}
-        with client.completions.create(**asked, stream=True) as stream:
-            parts = iter(stream)
-            text = next(parts).choices[0].text
-            running.stop()
-            text += "".join(chunk.choices[0].text for chunk in parts)
-        assert text == meant
-        running.wait_until(lambda: not running.server.loop.alive)
-
-
-def test_the_end_does_not_wait_for_ever(fresh_llm: Callable[..., LLM]) -> None:
+def test_the_end_does_not_wait_for_ever() -> None:
     with (
-        serving(fresh_llm(), drain=0) as running,
+        serving(engines.sibyl, drain=0) as running,
         running.client() as client,
         client.completions.create(**ENDLESS, stream=True) as stream,
     ):
         next(iter(stream))
+        pid = running.server.loop.engine_pid
         running.stop()
-        running.wait_until(lambda: not running.server.loop.alive)
+        running.wait_until(lambda: not lives(pid))
 
 
-def failing(running: Running, error: BaseException, times: int) -> None:
-    """Let the engine's next steps raise in their middle, when blocks are taken and shared."""
-    engine = running.llm.engine
-    forward = engine._forward
-    left = iter([error] * times)
-
-    def fail(*args: Any) -> Any:
-        if (problem := next(left, None)) is not None:
-            raise problem
-        return forward(*args)
-
-    engine._forward = fail  # type: ignore[method-assign]
-
-
-def test_a_failing_step_fails_what_runs_and_not_the_server(
-    fresh_llm: Callable[..., LLM], sibyl: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_step_fails_what_runs_and_not_the_server(fragile: Running, sibyl: LLM) -> None:
     meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=4)).text
-    with serving(fresh_llm(max_requests=1)) as running, running.client() as client, ExitStack() as streams:
-        first = streams.enter_context(client.completions.create(**ENDLESS, stream=True))
-        next(iter(first))
+    with fragile.client() as client, ExitStack() as streams:
+        first = streams.enter_context(client.completions.create(**doomed(engines.STEP), stream=True))
         waiting = streams.enter_context(client.completions.create(**SHORT, stream=True))
-        failing(running, ValueError("/secret/path"), 1)
         with pytest.raises(APIError) as failed:
             list(first)
         assert "secret" not in str(failed.value)
         assert "".join(chunk.choices[0].text for chunk in waiting) == meant
-        assert running.free
-        failing(running, ValueError("/secret/path"), 1)
         with pytest.raises(InternalServerError) as whole:
-            client.completions.create(**SHORT)
+            client.completions.create(**doomed(engines.STEP))
         assert (whole.value.status_code, whole.value.code) == (500, "internal_error")
         assert "secret" not in whole.value.response.text
         assert client.completions.create(**SHORT).choices[0].text == meant
-        assert running.free
-        assert numbers(running)["soothsay:failed_steps_total"] == 2
-        assert httpx.get(f"{running.url}/health").status_code == 200
-    assert any("secret" in str(record.exc_info) for record in caplog.records if record.exc_info)
+        assert fragile.free
+        assert numbers(fragile)["soothsay:failed_steps_total"] == 2
+        assert httpx.get(f"{fragile.url}/health").status_code == 200
 
 
-def test_a_drafter_that_fails_everywhere(fresh_llm: Callable[..., LLM]) -> None:
-    with serving(fresh_llm()) as running, running.client() as client:
-
-        def fail(*_: object) -> Any:
-            raise RuntimeError("broken")
-
-        asked = {**SHORT, "extra_body": {"speculation": {"drafter": "ngram"}}}
-        client.completions.create(**asked)
-        drafter = running.server.drafters._built["ngram"]
-        drafter.propose = drafter.release = fail  # type: ignore[method-assign]
-        with pytest.raises(InternalServerError):
-            client.completions.create(**asked)
+@pytest.mark.parametrize("token", [engines.DRAFTER, engines.SCHEDULE])
+def test_failures_before_and_behind_a_step(fragile: Running, token: int) -> None:
+    with fragile.client() as client:
+        with pytest.raises(InternalServerError) as failed:
+            client.completions.create(**doomed(token))
+        assert failed.value.status_code == 500
         assert client.completions.create(**SHORT).choices[0].text
-        assert running.free
+        assert fragile.free
+    assert httpx.get(f"{fragile.url}/health").json()["engine_restarts"] == 0
 
 
-def test_a_failure_before_anything_runs_ends(
-    fresh_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(fresh_llm()) as running, running.client() as client:
-
-        def fail() -> Any:
-            raise RuntimeError("broken")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(running.llm.engine.scheduler, "next", fail)
-            with pytest.raises(InternalServerError):
-                client.completions.create(**SHORT)
-        assert client.completions.create(**SHORT).choices[0].text
-        assert running.free
-
-
-def test_a_dead_engine_is_restarted_once(fresh_llm: Callable[..., LLM]) -> None:
-    with serving(fresh_llm()) as running, running.client() as client:
-        failing(running, SystemExit(3), 1)
-        with pytest.raises(InternalServerError):
-            client.completions.create(**SHORT)
-        assert httpx.get(f"{running.url}/health").json() == {"status": "ok", "engine_restarts": 1}
-        assert client.completions.create(**SHORT).choices[0].text
-        assert running.free
-        failing(running, SystemExit(3), 1)
-        with pytest.raises(APIError):
-            list(client.completions.create(**ENDLESS, stream=True))
-        running.wait_until(lambda: not running.server.loop.alive)
-        health = httpx.get(f"{running.url}/health")
-        assert (health.status_code, health.json()["status"]) == (503, "engine stopped")
-        assert httpx.get(f"{running.url}/ready").status_code == 503
-        with pytest.raises(InternalServerError) as stopped:
-            client.completions.create(**SHORT)
-        assert (stopped.value.status_code, stopped.value.code) == (503, "engine_stopped")
-
-
-def test_metrics_count_what_happened(fresh_llm: Callable[..., LLM], sibyl: LLM) -> None:
-    with serving(fresh_llm()) as running, running.client() as client:
+def test_metrics_count_what_happened(sibyl: LLM) -> None:
+    with serving(partial(engines.sibyl, drafter="suffix | ngram")) as running, running.client() as client:
         prompt = "one two three " * 12
         asked = {**SHORT, "prompt": prompt, "max_tokens": 20, "n": 2}
         asked["extra_body"] = {"ignore_eos": True}
@@ -237,13 +210,21 @@ def test_metrics_count_what_happened(fresh_llm: Callable[..., LLM], sibyl: LLM) 
         cached = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
         assert told["soothsay:prefix_cache_hits_total"] >= cached > 0
         speculation = [usage.model_extra["speculation"] for usage in usages]
-        label = '{drafter="suffix"}'
+        label = '{drafter="suffix | ngram"}'
         drafted = sum(part["drafted"] for part in speculation)
         accepted = sum(part["accepted"] for part in speculation)
         assert told[f"soothsay:spec_decode_num_draft_tokens_total{label}"] == drafted
         assert told[f"soothsay:spec_decode_num_accepted_tokens_total{label}"] == accepted
         per_position = "soothsay:spec_decode_num_accepted_tokens_per_pos_total"
-        assert sum(value for name, value in told.items() if name.startswith(per_position)) == accepted
+        for author in ("suffix", "ngram"):
+            by_author = re.compile(rf'{per_position}{{drafter="{author}",position="\d+"}}')
+            counted = sum(value for name, value in told.items() if by_author.fullmatch(name))
+            assert counted == sum(part["accepted_by"].get(author, 0) for part in speculation)
+        counted = sum(value for name, value in told.items() if name.startswith(per_position))
+        assert counted == accepted > 0
+        decisions = [value for name, value in told.items() if "controller_decisions_total" in name]
+        steps = told[f"soothsay:spec_decode_num_drafts_total{label}"]
+        assert steps <= sum(decisions) <= 2 * steps  # one of the two, or both
         assert told['soothsay:http_requests_total{path="/v1/completions",status="200"}'] == 2
 
 
@@ -262,29 +243,68 @@ def test_every_request_is_a_line_in_the_log(running: Running, caplog: pytest.Log
     assert "A man" not in str(told)
 
 
+@contextmanager
+def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, Iterator[dict[str, Any]]]]:
+    """`soothsay serve sibyl` as a group of processes; its address, and the lines that it then logs."""
+    code = "from soothsay.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "serve", "sibyl", "--port", "0", "--dtype", "float32", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            lines = (json.loads(line) for line in process.stderr)
+            url = next(m[0] for line in lines if (m := re.search(r"http://\S+", line["event"])))
+            yield process, url, lines
+        finally:
+            process.kill()
+
+
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) -> None:
-    command = "from soothsay.cli import main; main()"
     keys = tmp_path / "keys.json"
     key = CliRunner().invoke(_app(), ["keys", "add", "me", "--file", str(keys)]).stdout.strip()
-    options = ["--port", "0", "--dtype", "float32", "--api-keys", str(keys), "--served-model-name", "it"]
-    meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)).text
-    with subprocess.Popen(
-        [sys.executable, "-c", command, "serve", "sibyl", *options], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        lines = (json.loads(line) for line in process.stderr)
-        found = next(m[0] for line in lines if (m := re.search(r"http://\S+", line["event"])))
-        with OpenAI(base_url=f"{found}/v1", api_key=key, max_retries=0) as client:
-            asked = {**ENDLESS, "model": "it", "max_tokens": 40}
+    meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)).text
+    with command("--api-keys", str(keys), "--served-model-name", "it") as (process, url, lines):
+        engine = httpx.get(f"{url}/health").json()["engine_pid"]
+        with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+            asked = {**ENDLESS, "model": "it", "max_tokens": 60}
             with client.completions.create(**asked, stream=True) as stream:
                 parts = iter(stream)
                 text = next(parts).choices[0].text
-                process.send_signal(signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGTERM)  # the engine's process too, as supervisors do
                 text += "".join(chunk.choices[0].text for chunk in parts)
         assert text == meant
-        assert [line["key"] for line in lines if line["event"] == "request"] == ["me"]
+        assert [line["key"] for line in lines if line["event"] == "request" and "key" in line] == ["me"]
         process.wait(30)
+        assert not lives(engine)
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+def test_the_engine_ends_with_the_server(running: Running) -> None:
+    with command() as (process, url, _):
+        engine = httpx.get(f"{url}/health").json()["engine_pid"]
+        os.kill(engine, signal.SIGINT)
+        assert httpx.get(f"{url}/health", headers={"Host": "evil.example"}).status_code == 403
+        assert httpx.get(f"{url}/health").json()["engine_pid"] == engine
+        assert lives(engine)
+        process.kill()
+        running.wait_until(lambda: not lives(engine))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-model-here"], "no-such-model-here"),
+        (["sibyl", "--drafter", "no-such-drafter"], "no-such-drafter"),
+    ],
+)
+def test_a_server_without_a_model_says_why(arguments: list[str], said: str) -> None:
+    ended = CliRunner().invoke(_app(), ["serve", *arguments])
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_commands_for_keys(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +13,9 @@ from rich.console import Console
 
 from soothsay.cli.options import DrafterOption, DTypeOption, MaxContextOption
 from soothsay.cli.terminal import notice
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Addresses that only this machine reaches."""
 
 _LIMITS = "Limits"
 
@@ -56,6 +62,14 @@ def serve(
             "--api-keys", dir_okay=False, help="Who may ask; see 'soothsay keys'.", show_default="everyone"
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            show_default="this machine's, where no key is asked for",
+            help="A name that the server may be called by (Host header); may be given repeatedly.",
+        ),
+    ] = None,
     max_running: Annotated[
         int,
         typer.Option("--max-running", min=1, help="Answers in one step.", rich_help_panel=_LIMITS),
@@ -85,31 +99,47 @@ def serve(
 ) -> None:
     """Serve a model over HTTP as OpenAI does. SIGTERM ends it once all that runs has been answered."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    with notice(f"loading {model} ..."):
-        from soothsay import LLM, REGISTRY
-        from soothsay.server.app import Server
-        from soothsay.server.config import ServerConfig
-        from soothsay.server.keys import KeyRing
-        from soothsay.server.run import log_to_stderr, make_runner
+    with ExitStack() as stack:
+        with notice(f"loading {model} ..."):
+            from soothsay import LLM, REGISTRY
+            from soothsay.server.app import Server
+            from soothsay.server.config import ServerConfig
+            from soothsay.server.keys import KeyRing
+            from soothsay.server.log import log_to_stderr
+            from soothsay.server.process import EngineProcess
+            from soothsay.server.run import make_runner
 
-        keys = None if api_keys is None else KeyRing(api_keys)
-        llm = LLM(
-            model,
-            drafter=drafter,
-            dtype=dtype,
-            max_context=max_context,
-            kv_tokens=kv_tokens,
-            max_requests=max_running,
+            keys = None if api_keys is None else KeyRing(api_keys)
+            factory = partial(
+                LLM,
+                model,
+                drafter=drafter,
+                dtype=dtype,
+                max_context=max_context,
+                kv_tokens=kv_tokens,
+                max_requests=max_running,
+            )
+            engine = stack.enter_context(EngineProcess(factory))
+        config = ServerConfig(
+            name=name or (Path(model).resolve().name if Path(model).exists() else model),
+            drafters=tuple(REGISTRY if allow_drafter is None else allow_drafter),
+            hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
+            max_queue=max_queue,
+            timeout=timeout,
+            client_timeout=client_timeout,
+            drain=drain,
         )
-    config = ServerConfig(
-        name=name or (Path(model).resolve().name if Path(model).exists() else model),
-        drafters=tuple(REGISTRY if allow_drafter is None else allow_drafter),
-        max_queue=max_queue,
-        timeout=timeout,
-        client_timeout=client_timeout,
-        drain=drain,
-    )
-    if keys is None and host not in ("127.0.0.1", "::1", "localhost"):
-        console.print(f"warning: everyone who can reach {host} may ask; --api-keys FILE asks for a key")
-    log_to_stderr()
-    make_runner(Server(llm, config, keys), host, port).run()
+        if keys is None and host not in LOOPBACK:
+            console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+            console.print(f"warning: everyone who can reach {host} may ask; --api-keys FILE asks for a key")
+        log_to_stderr()
+        make_runner(Server(engine, config, keys), host, port).run()
+
+
+def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[str, ...]:
+    """What requests may call the server; nothing is anything, which is for servers that ask for keys, or are
+    open to a network anyway, unless names are `allowed` there.
+    """
+    if not allowed and not (keyless and host in LOOPBACK):
+        return ()
+    return tuple(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *allowed))

@@ -1,1 +1,2 @@
-"""An HTTP server that speaks OpenAI's protocol. Start at `app.create_app`; `run.run` serves it."""
+"""An HTTP server that speaks OpenAI's protocol. Start at `app.Server`; `run.make_runner` serves it, and
+`process.EngineProcess` is who answers."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,17 +15,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from soothsay.engine.request import Piece
+from soothsay.engine.sampling import SamplingParams
 from soothsay.errors import RequestError
-from soothsay.llm import LLM
-from soothsay.server.choice import Drafters
 from soothsay.server.config import ServerConfig
 from soothsay.server.errors import ApiError
+from soothsay.server.events import Events, HungUpError, unless_gone
 from soothsay.server.gate import Gate
 from soothsay.server.keys import Account, KeyRing
-from soothsay.server.loop import Asked, EngineLoop, Job
+from soothsay.server.loop import EngineLoop, EngineState, Job
+from soothsay.server.messages import News
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
-from soothsay.server.parameters import drafter_name, sampling_params
+from soothsay.server.page import page_routes
+from soothsay.server.parameters import Speculating, sampling_params, speculating
+from soothsay.server.process import EngineProcess
 from soothsay.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -38,29 +40,31 @@ from soothsay.server.tools import Plain, ToolFormat
 from soothsay.tokenizer import Tokenizer
 
 Body = TypeVar("Body", bound=BaseModel)
-T = TypeVar("T")
 
 RESERVED = ("messages", "self", "tools")
 """Variables of the chat template that have fields of their own."""
 
 
 class Server:
-    """A model behind HTTP. `app` is what a server of ASGI runs.
+    """An engine behind HTTP. `app` is what a server of ASGI runs.
 
     Args:
-        llm: who answers. Its engine is the server's alone from now on.
+        engine: who answers. It has been loaded, and is the server's alone from now on; with the end of the
+            server's lifespan it ends.
         config: the server's numbers.
         keys: who may ask; None: everyone.
     """
 
-    def __init__(self, llm: LLM, config: ServerConfig, keys: KeyRing | None = None):
-        self.llm, self.config = llm, config
-        self.drafters = Drafters(llm, config.drafters)
-        self.metrics = Metrics(llm.engine, config.name, self.drafters.name_of)
-        self.loop = EngineLoop(llm, self.metrics, llm.config.max_requests + config.max_queue)
-        self._tools = ToolFormat.of(llm.tokenizer)
-        self._texts = TokenTexts(llm.tokenizer)
+    def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
+        self.model, self.config = engine.model, config
+        self.metrics = Metrics(config.name)
+        max_in_flight = self.model.max_requests + config.max_queue
+        self.loop = EngineLoop(engine, self.metrics, max_in_flight, config.settling)
+        self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
+        self._tools = ToolFormat.of(self.model.tokenizer)
+        self._texts = TokenTexts(self.model.tokenizer)
         self._started = int(time.time())
+        pages = page_routes()
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
@@ -71,10 +75,12 @@ class Server:
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
+            *pages,
         ]
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
         paths = frozenset(route.path for route in routes)
-        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths)
+        keyless = frozenset({"/health", "/ready", *(page.path for page in pages)})
+        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless)
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
@@ -93,9 +99,8 @@ class Server:
             forced = self._forced(body.tool_choice, used)
         params = sampling_params(body, self.config, forced)
         prompt = await asyncio.to_thread(self._lay_out, body, used)
-        drafter = await self.drafters.get(drafter_name(body))
         reply = ChatReply(self.config.name, self._texts, self._tools.reader if used else Plain)
-        return await self._answer(http, body, [Asked(prompt, params, drafter)], reply)
+        return await self._answer(http, body, [prompt], params, reply)
 
     def _forced(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
         """The grammar of a call that must be made."""
@@ -130,7 +135,6 @@ class Server:
         ids = await asyncio.to_thread(
             lambda: [self._tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
         )
-        drafter = await self.drafters.get(drafter_name(body))
         echoed = [
             one if isinstance(one, str) else self._tokenizer.decode(one)
             for one in prompts
@@ -138,44 +142,60 @@ class Server:
             if body.echo
         ]
         reply = CompletionReply(self.config.name, self._texts, echoed)
-        return await self._answer(http, body, [Asked(one, params, drafter) for one in ids], reply)
+        return await self._answer(http, body, ids, params, reply)
+
+    def _speculating(self, body: ChatRequest | CompletionRequest) -> Speculating:
+        """Who guesses, and when its turn is. Raises `ApiError` for a drafter that is not offered."""
+        asked = speculating(body, self.config)
+        if asked.drafter not in (None, *self._drafters):
+            choices = ", ".join(self._drafters)
+            message = f"drafter {asked.drafter!r} is not offered here; choose from {choices}"
+            raise ApiError(400, message, "invalid_value", param="speculation.drafter")
+        return replace(asked, drafter=None) if asked.drafter == self.model.drafter else asked
 
     async def _answer(
-        self, http: Request, body: ChatRequest | CompletionRequest, asked: Sequence[Asked], reply: Reply
+        self,
+        http: Request,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        reply: Reply,
     ) -> Response:
         """Put it in the line, and give what comes as it comes, or once it is there."""
-        job = Job(asked, asyncio.get_running_loop().time() + self.config.timeout)
-        await self.loop.submit(job)
-        if body.stream:
-            chunks = self._chunks(job, reply, with_usage=body.wants_usage)
-            return _Events(chunks, lambda: self._settle(http, job))
+        asked = self._speculating(body)
+        job = Job(prompts, params, asked, asked.drafter or self.model.drafter, self.config.timeout)
         try:
-            return JSONResponse(await _unless_gone(http.receive, _whole(job, reply)))
-        except _HungUpError:
+            await unless_gone(http.receive, self.loop.submit(job))
+            if body.stream:
+                chunks = self._chunks(job, reply, with_usage=body.wants_usage)
+                return Events(chunks, lambda: self._settle(http, job))
+            try:
+                return JSONResponse(await unless_gone(http.receive, _whole(job, reply)))
+            finally:
+                self._settle(http, job)
+        except HungUpError:
             return Response(status_code=499)
-        finally:
-            self._settle(http, job)
 
     def _settle(self, http: Request, job: Job) -> None:
         """The answers have ended, well or not: free what they hold, charge the key for them, tell the log."""
         self.loop.cancel(job)
-        told = _usage(job)
+        told = usage(job)
         account: Account | None = http.state.account
         if account is not None:
             account.tokens.charge(told["total_tokens"])
         names = ("prompt_tokens", "completion_tokens", "speculation")
         record: dict[str, Any] = http.state.record
         record |= {name: told[name] for name in names}
-        record["drafter"] = self.drafters.name_of(job.requests[0].drafter)
+        record["drafter"] = job.drafter
 
     async def _chunks(self, job: Job, reply: Reply, *, with_usage: bool) -> AsyncIterator[dict[str, Any]]:
         for choice in reply.opening(job.size):
             yield reply.chunk([choice], None, with_usage=with_usage)
         async for news in job:
-            for choice in reply.news(news, job.requests[news.index]):
+            for choice in reply.news(news):
                 yield reply.chunk([choice], None, with_usage=with_usage)
         if with_usage:
-            yield reply.chunk([], _usage(job), with_usage=True)
+            yield reply.chunk([], usage(job), with_usage=True)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -190,8 +210,8 @@ class Server:
             "object": "model",
             "created": self._started,
             "owned_by": "soothsay",
-            "max_model_len": self.llm.config.max_context,
-            "drafters": list(self.drafters.names),
+            "max_model_len": self.model.max_context,
+            "drafters": list(self._drafters),
         }
 
     async def _tokenize(self, http: Request) -> Response:
@@ -207,13 +227,13 @@ class Server:
             ids = await asyncio.to_thread(
                 self._tokenizer.encode, body.prompt or "", special=body.add_special_tokens
             )
-        return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_context, "tokens": ids})
+        return JSONResponse({"count": len(ids), "max_model_len": self.model.max_context, "tokens": ids})
 
     async def _detokenize(self, http: Request) -> Response:
         body = await _read(http, DetokenizeRequest)
         if body.model is not None:
             self._check_model(body.model)
-        last = self.llm.model.config.vocab_size - 1
+        last = self.model.vocab_size - 1
         if not all(0 <= token <= last for token in body.tokens):
             message = f"this model has tokens 0 to {last}"
             raise ApiError(400, message, "invalid_value", param="tokens")
@@ -221,14 +241,18 @@ class Server:
         return JSONResponse({"prompt": text})
 
     async def _health(self, _: Request) -> Response:
-        """Whether there is an engine; a supervisor restarts a server without one."""
-        alive = self.loop.alive
-        told = {"status": "ok" if alive else "engine stopped", "engine_restarts": self.loop.restarts}
-        return JSONResponse(told, 200 if alive else 503)
+        """Whether there is an engine; a supervisor restarts a server that has lost its own for good."""
+        loop = self.loop
+        told = {
+            "status": loop.state,
+            "engine_pid": loop.engine_pid,
+            "engine_restarts": loop.restarts,
+        }
+        return JSONResponse(told, 200 if loop.state is EngineState.OK else 503)
 
     async def _ready(self, _: Request) -> Response:
         """Whether another request would be taken; a load balancer goes elsewhere if not."""
-        ready = self.loop.alive and self.loop.in_flight < self.loop.max_in_flight
+        ready = self.loop.state is EngineState.OK and self.loop.in_flight < self.loop.max_in_flight
         return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
     async def _metrics(self, _: Request) -> Response:
@@ -236,9 +260,9 @@ class Server:
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        if self.llm.tokenizer is None:
+        if self.model.tokenizer is None:
             raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
-        return self.llm.tokenizer
+        return self.model.tokenizer
 
     def _check_model(self, name: str) -> None:
         if name != self.config.name:
@@ -246,71 +270,12 @@ class Server:
             raise ApiError(404, message, "model_not_found", param="model")
 
 
-class _HungUpError(Exception):
-    """The client has hung up."""
-
-
-class _Events(Response):
-    """Server-sent events, up to the end or until the client hangs up; `settle` is called then."""
-
-    def __init__(self, chunks: AsyncIterator[dict[str, Any]], settle: Callable[[], None]):
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
-        self._chunks, self._settle = chunks, settle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
-        try:
-            await _unless_gone(receive, self._send(send))
-        except _HungUpError:
-            scope["state"]["record"]["gone"] = True
-        finally:
-            self._settle()
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            async for chunk in self._chunks:
-                await _send_event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
-        except ApiError as error:
-            await _send_event(send, json.dumps(error.body))
-        await _send_event(send, "[DONE]")
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_event(send: Send, data: str) -> None:
-    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
-
-
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is given up as soon as the client hangs up. Raises `_HungUpError` then."""
-    tasks = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise _HungUpError
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _hang_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _whole(job: Job, reply: Reply) -> dict[str, Any]:
-    pieces: list[list[Piece]] = [[] for _ in range(job.size)]
+    said: list[list[News]] = [[] for _ in job.answers]
     async for news in job:
-        pieces[news.index] += news.pieces
-    choices = [reply.choice(index, job.requests[index], pieces[index]) for index in range(job.size)]
-    return reply.whole(choices, _usage(job))
-
-
-def _usage(job: Job) -> dict[str, Any]:
-    return usage(job.requests, job.asked[0].params.n)
+        said[news.index].append(news)
+    choices = [reply.choice(index, answer.seed, said[index]) for index, answer in enumerate(job.answers)]
+    return reply.whole(choices, usage(job))
 
 
 async def _read(http: Request, kind: type[Body]) -> Body:

@@ -17,6 +17,11 @@ class ServerConfig:
     Never a client's own specification: that could name files, or fill the memory with one drafter after
     another."""
 
+    hosts: tuple[str, ...] = ()
+    """Names, in lower case, that requests may call the server by in their Host header; none: any. Where no
+    key is asked for, a page of another site could otherwise have its own name lead to this machine (DNS
+    rebinding), and read the answers."""
+
     max_queue: int = 256
     """Answers that may wait while `EngineConfig.max_requests` are running; further ones are refused with
     429."""
@@ -29,6 +34,10 @@ class ServerConfig:
 
     drain: float = 60.0
     """Seconds that running answers get to end when the server is told to."""
+
+    settling: float = 60.0
+    """Seconds after which an engine that was started again counts as sound. One that dies sooner would only
+    die again."""
 
     max_body: int = 4 << 20
     """Bytes of a request's body: many times the text of any context that a CPU would read."""

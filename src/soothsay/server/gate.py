@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,9 +21,6 @@ from soothsay.server.metrics import Metrics
 
 log = logging.getLogger("soothsay.server")
 
-OPEN_PATHS = ("/health", "/ready")
-"""What needs no key: a supervisor asks there."""
-
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """A client's own id of a request that is taken over."""
 
@@ -31,6 +28,14 @@ ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Gate:
     """Stands before the application. `scope["state"]` gets `id`, `account`, and `record`, a mapping of what
     the log is to tell beside what is known here.
+
+    Args:
+        app: what it stands before.
+        config: the limits.
+        metrics: answers are counted there.
+        keys: who may ask; None: everyone.
+        paths: the application's own; all others are counted as one.
+        keyless: those of them that need no key.
     """
 
     def __init__(
@@ -40,9 +45,10 @@ class Gate:
         metrics: Metrics,
         keys: KeyRing | None,
         paths: frozenset[str],
+        keyless: frozenset[str],
     ):
         self._app, self._config, self._metrics, self._keys = app, config, metrics, keys
-        self._paths = paths  # the server's own; others are counted as one
+        self._paths, self._keyless = paths, keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or hand on what is none."""
@@ -83,9 +89,16 @@ class Gate:
             )
 
     async def _serve(
-        self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive, send: Send
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
-        if self._keys is not None and scope["path"] not in OPEN_PATHS:
+        if self._config.hosts and _host(headers) not in self._config.hosts:
+            raise ApiError(
+                403,
+                "this server does not answer to the name in the request's Host header; whoever runs it can "
+                "allow that with --allowed-host",
+                "host_not_allowed",
+            )
+        if self._keys is not None and scope["path"] not in self._keyless:
             account = _authenticate(self._keys, headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["account"] = account
             scope["state"]["record"]["key"] = account.key.name
@@ -136,6 +149,12 @@ class _Reply:
                 await self._send(message)
         except TimeoutError:
             raise OSError("the client does not read") from None
+
+
+def _host(headers: Mapping[bytes, bytes]) -> str:
+    """The name in the Host header, without the port."""
+    host = headers.get(b"host", b"").decode("latin-1").strip().lower()
+    return re.sub(r":\d*$", "", host)
 
 
 def _problem(error: Exception) -> ApiError:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from soothsay import __version__
-from soothsay.engine.request import FinishReason, Piece, Request, TokenLogprobs
-from soothsay.server.loop import News
+from soothsay.engine.request import FinishReason, StepTrace, TokenLogprobs
+from soothsay.server.loop import Job
+from soothsay.server.messages import News
 from soothsay.server.tools import Reader, ToolCall
 from soothsay.tokenizer import Tokenizer
 
@@ -41,8 +43,7 @@ class Reply(ABC):
 
     Args:
         model: as clients call it.
-        requests: of the answers. They are looked at only after their news have come.
-        texts: of tokens, for log-probabilities.
+        texts: of tokens, for log-probabilities and traces.
     """
 
     kind: str
@@ -59,12 +60,12 @@ class Reply(ABC):
         """Choices of chunks that come before all news."""
 
     @abstractmethod
-    def news(self, news: News, request: Request) -> list[Json]:
+    def news(self, news: News) -> list[Json]:
         """Choices of chunks that say what is new."""
 
     @abstractmethod
-    def choice(self, index: int, request: Request, pieces: Sequence[Piece]) -> Json:
-        """An answer that has ended, whole."""
+    def choice(self, index: int, seed: int, said: Sequence[News]) -> Json:
+        """An answer that has ended, whole: all that was said, and with which seed."""
 
     def chunk(self, choices: Sequence[Json], usage: Json | None, *, with_usage: bool) -> Json:
         """A part of a stream."""
@@ -74,6 +75,21 @@ class Reply(ABC):
     def whole(self, choices: Sequence[Json], usage: Json) -> Json:
         """All of the answers."""
         return {**self._frame(self.kind, choices), "usage": usage}
+
+    def _traced(self, part: Json, traces: Sequence[StepTrace]) -> Json:
+        """A choice of a chunk with the steps that brought it, if they are to be told."""
+        if not traces:
+            return part
+        return {**part, "speculation": {"steps": [self._step(trace) for trace in traces]}}
+
+    def _step(self, trace: StepTrace) -> Json:
+        return {
+            "tokens": [self.texts(token) for token in trace.tokens],
+            "parents": trace.parents,
+            "drafters": trace.authors,
+            "accepted": trace.path,
+            "bonus": self.texts(trace.bonus),
+        }
 
     def _frame(self, kind: str, choices: Sequence[Json]) -> Json:
         return {
@@ -104,16 +120,16 @@ class ChatReply(Reply):
             for index in range(count)
         ]
 
-    def news(self, news: News, request: Request) -> list[Json]:
+    def news(self, news: News) -> list[Json]:
         """Text, calls, and at the end the reason."""
         index = news.index
         reader = self._readers.setdefault(index, self._reader())
-        said = [reader.push("".join(piece.text for piece in news.pieces))]
+        said = [reader.push(news.text)]
         if news.finish_reason is not None:
             said.append(reader.end())
         content = "".join(part.content for part in said)
         calls = [call for part in said for call in part.calls]
-        logprobs = self._logprobs(news.pieces, request)
+        logprobs = self._logprobs(news.logprobs)
         delta: Json = {"content": content} if content else {}
         made = self._calls.get(index, 0)
         if calls:
@@ -121,27 +137,29 @@ class ChatReply(Reply):
                 {"index": number, **_call(call)} for number, call in enumerate(calls, start=made)
             ]
             self._calls[index] = made + len(calls)
-        parts = [_part(index, {"delta": delta}, logprobs, None)] if delta or logprobs else []
+        parts = []
+        if delta or logprobs or news.traces:
+            parts.append(self._traced(_part(index, {"delta": delta}, logprobs, None), news.traces))
         if news.finish_reason is not None:
             reason = _reason(news.finish_reason, called=bool(self._calls.get(index)))
             parts.append(_part(index, {"delta": {}}, None, reason))
         return parts
 
-    def choice(self, index: int, request: Request, pieces: Sequence[Piece]) -> Json:
+    def choice(self, index: int, seed: int, said: Sequence[News]) -> Json:
         """The message."""
         reader = self._reader()
-        said = [reader.push(request.answer.text), reader.end()]
-        content = "".join(part.content for part in said)
-        calls = [call for part in said for call in part.calls]
+        read = [reader.push(_text(said)), reader.end()]
+        content = "".join(part.content for part in read)
+        calls = [call for part in read for call in part.calls]
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
-        reason = _reason(request.finish_reason, called=bool(calls))
-        part = _part(index, {"message": message}, self._logprobs(pieces, request), reason)
-        return {**part, "seed": request.seed}
+        reason = _reason(said[-1].finish_reason, called=bool(calls))
+        part = _part(index, {"message": message}, self._logprobs(_logprobs(said)), reason)
+        return {**part, "seed": seed}
 
-    def _logprobs(self, pieces: Iterable[Piece], request: Request) -> Json | None:
-        if request.params.logprobs is None:
+    def _logprobs(self, told: Sequence[TokenLogprobs] | None) -> Json | None:
+        if told is None:
             return None
         return {
             "content": [
@@ -149,7 +167,7 @@ class ChatReply(Reply):
                     **self._token(known.token, known.logprob),
                     "top_logprobs": [self._token(*pair) for pair in known.top.items()],
                 }
-                for known in _told(pieces, request)
+                for known in told
             ],
             "refusal": None,
         }
@@ -174,27 +192,24 @@ class CompletionReply(Reply):
         """The prompts, if they are to be said again."""
         return [_part(index, {"text": text}, None, None) for index, text in enumerate(self._echoed)]
 
-    def news(self, news: News, request: Request) -> list[Json]:
+    def news(self, news: News) -> list[Json]:
         """Text, and at the end the reason."""
-        text = "".join(piece.text for piece in news.pieces)
-        logprobs = self._logprobs(news.index, news.pieces, request)
-        if not text and news.finish_reason is None and logprobs is None:
+        logprobs = self._logprobs(news.index, news.logprobs)
+        if not news.text and news.finish_reason is None and logprobs is None and not news.traces:
             return []
-        return [_part(news.index, {"text": text}, logprobs, _reason(news.finish_reason))]
+        part = _part(news.index, {"text": news.text}, logprobs, _reason(news.finish_reason))
+        return [self._traced(part, news.traces)]
 
-    def choice(self, index: int, request: Request, pieces: Sequence[Piece]) -> Json:
+    def choice(self, index: int, seed: int, said: Sequence[News]) -> Json:
         """The text."""
-        text = (self._echoed[index] if self._echoed else "") + request.answer.text
-        logprobs = self._logprobs(index, pieces, request)
-        return {
-            **_part(index, {"text": text}, logprobs, _reason(request.finish_reason)),
-            "seed": request.seed,
-        }
+        text = (self._echoed[index] if self._echoed else "") + _text(said)
+        logprobs = self._logprobs(index, _logprobs(said))
+        part = _part(index, {"text": text}, logprobs, _reason(said[-1].finish_reason))
+        return {**part, "seed": seed}
 
-    def _logprobs(self, index: int, pieces: Iterable[Piece], request: Request) -> Json | None:
-        if request.params.logprobs is None:
+    def _logprobs(self, index: int, told: Sequence[TokenLogprobs] | None) -> Json | None:
+        if told is None:
             return None
-        told = _told(pieces, request)
         tokens = [self.texts(known.token) for known in told]
         offset, offsets = self._offsets.get(index, 0), []
         for text in tokens:
@@ -211,14 +226,18 @@ class CompletionReply(Reply):
         }
 
 
-def usage(requests: Sequence[Request], answers_a_prompt: int) -> Json:
-    """Tokens read, said and guessed."""
-    stats = [request.stats for request in requests]
+def usage(job: Job) -> Json:
+    """Tokens read, said and guessed, as far as is known."""
+    answers = job.answers
+    stats = [answer.stats for answer in answers]
     steps, emitted = sum(s.steps for s in stats), sum(s.emitted for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    read = sum(request.num_prompt for request in requests[::answers_a_prompt])
-    said = sum(request.num_output for request in requests)
-    found = sum(request.num_prefix_hits for request in requests[::answers_a_prompt])
+    first = answers[:: job.params.n]  # of each prompt
+    read, found = sum(answer.read for answer in first), sum(answer.found for answer in first)
+    said = sum(answer.said for answer in answers)
+    accepted_by: Counter[str] = Counter()
+    for one in stats:
+        accepted_by.update({author: sum(counts) for author, counts in one.accepted_by.items()})
     return {
         "prompt_tokens": read,
         "completion_tokens": said,
@@ -231,15 +250,21 @@ def usage(requests: Sequence[Request], answers_a_prompt: int) -> Json:
         "speculation": {
             "drafted": drafted,
             "accepted": accepted,
+            "accepted_by": dict(accepted_by),
             "mean_accepted": round(emitted / steps, 3) if steps else 0.0,
-            "lossless": all(request.params.rule.lossless for request in requests),
+            "lossless": job.params.rule.lossless,
         },
     }
 
 
-def _told(pieces: Iterable[Piece], request: Request) -> list[TokenLogprobs]:
-    """Log-probabilities of the tokens that are text: not of the one that ended it."""
-    return [p.logprobs for p in pieces if p.logprobs is not None and p.token not in request.end_tokens]
+def _text(said: Sequence[News]) -> str:
+    return "".join(news.text for news in said)
+
+
+def _logprobs(said: Sequence[News]) -> list[TokenLogprobs] | None:
+    """All of them; None: not asked for."""
+    parts = [news.logprobs for news in said if news.logprobs is not None]
+    return [known for part in parts for known in part] if parts else None
 
 
 def _part(index: int, said: Json, logprobs: Json | None, reason: str | None) -> Json:

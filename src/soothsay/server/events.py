@@ -1,0 +1,70 @@
+"""Answers that are sent as they come, and work that is given up when the client hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from soothsay.server.errors import ApiError
+
+T = TypeVar("T")
+
+
+class HungUpError(Exception):
+    """The client has hung up."""
+
+
+class Events(Response):
+    """Server-sent events, up to the end or until the client hangs up; `settle` is called then."""
+
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]], settle: Callable[[], None]):
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._chunks, self._settle = chunks, settle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        try:
+            await unless_gone(receive, self._send(send))
+        except HungUpError:
+            scope["state"]["record"]["gone"] = True
+        finally:
+            self._settle()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for chunk in self._chunks:
+                await _send_event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+        except ApiError as error:
+            await _send_event(send, json.dumps(error.body))
+        await _send_event(send, "[DONE]")
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up as soon as the client hangs up. Raises `HungUpError` then."""
+    tasks = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise HungUpError
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _send_event(send: Send, data: str) -> None:
+    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,200 @@
+/** An answer on the page: its tokens in the colours of their drafters, its numbers, and how plain decoding compares. */
+
+import { TARGET } from "./palette.js";
+import { count, duration, el, rounded, visible } from "./dom.js";
+import { tell, told } from "./tip.js";
+
+/** What a user can do about an error, by its code. */
+const ADVICE = {
+  connection_lost: "Is the server still running? This page finds it again by itself; then send the message again.",
+  context_length_exceeded: "Clear the conversation, or ask for fewer tokens.",
+  engine_stopped: "The engine is being restarted, or has given up: see above. Try again when it is ready.",
+  internal_error: "The server's log says why, under the id of this request.",
+  invalid_api_key: "Enter a valid key above, then try again.",
+  queue_full: "Others are being answered. Try again in a moment.",
+  rate_limit_exceeded: "This key has used up its share of the minute. Try again later.",
+  shutting_down: "The server is being stopped. Try again when it is back.",
+  timeout: "The answer took longer than the server allows. Ask for fewer tokens.",
+};
+
+const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+
+export class AnswerView {
+  #shown = 0; // spans
+  #byStep = new Map();
+  #now = -1;
+  #cursor = null;
+  #rest = new Text();
+
+  /**
+   * `on`: `compare()`, `retry()`, `step(number)` for a token that was chosen, `say(text)` for those who do not see, and
+   * `point(element)`, with null for none, for the token under the cursor.
+   */
+  constructor(answer, name, palette, on) {
+    Object.assign(this, { answer, palette, on });
+    this.said = el("div", {
+      class: "said",
+      tabindex: 0,
+      role: "group",
+      "aria-label": "Answer; the arrow keys walk through its tokens",
+      onkeydown: (event) => this.#key(event),
+      onclick: ({ target }) => target.closest(".token") && this.#choose(target.closest(".token")),
+      onblur: () => this.#point(null),
+    });
+    this.said.append(this.#rest);
+    this.legend = el("ul", { class: "legend", "aria-label": "Who guessed how many tokens" });
+    this.numbers = el("p", { class: "numbers" });
+    this.compare = el(
+      "button",
+      { type: "button", class: "quiet", hidden: true, onclick: () => on.compare() },
+      "Compare with plain decoding",
+    );
+    this.comparison = el("div", { class: "comparison", hidden: true });
+    this.footer = el("footer", { hidden: true }, this.legend, this.numbers, this.compare, this.comparison);
+    this.element = el(
+      "article",
+      { class: "turn answer", "aria-label": `${name} answers` },
+      el("h3", {}, name),
+      this.said,
+      this.footer,
+    );
+  }
+
+  /** Draw what is new. */
+  update() {
+    const { answer } = this;
+    for (const span of answer.spans.slice(this.#shown)) this.#rest.before(...this.#nodes(span));
+    this.#shown = answer.spans.length;
+    this.#rest.data = answer.rest;
+    this.said.classList.toggle("running", answer.running);
+    this.footer.hidden = !answer.numTokens;
+    this.legend.replaceChildren(...[...answer.authors].map(([drafter, number]) => this.#entry(drafter, number)));
+    this.#number();
+  }
+
+  /** The answer has ended. */
+  end() {
+    const { answer } = this;
+    this.update();
+    if (answer.error) this.#problem(answer.error);
+    this.compare.hidden = !answer.body.speculation || !["stop", "length"].includes(answer.finish);
+    if (!answer.error) this.on.say(`Answer: ${answer.text}`);
+  }
+
+  /** Mark the tokens of a step; -1: none. */
+  mark(step) {
+    if (step === this.#now) return;
+    for (const token of this.#byStep.get(this.#now) ?? []) token.classList.remove("now");
+    for (const token of this.#byStep.get(step) ?? []) token.classList.add("now");
+    this.#now = step;
+  }
+
+  /** Show how the same answer, decoded plainly, compares; it may still be running. */
+  compared(plain) {
+    const { answer, comparison } = this;
+    const fastest = Math.max(answer.rate ?? 0, plain.rate ?? 0);
+    const bar = (name, rate) => {
+      const fill = el("span", { class: "bar" });
+      fill.style.inlineSize = `${fastest ? (100 * (rate ?? 0)) / fastest : 0}%`;
+      const track = el("span", { class: "track" }, fill);
+      const value = rate === null ? "too short to time" : `${rounded(rate)} tokens/s`;
+      return el("div", { class: "rate" }, el("span", {}, name), track, el("span", {}, value));
+    };
+    comparison.hidden = false;
+    this.compare.hidden = true;
+    comparison.replaceChildren(bar("speculative", answer.rate), bar("plain", plain.rate), this.#verdict(plain));
+  }
+
+  #verdict(plain) {
+    const { answer } = this;
+    if (plain.running) return el("p", {}, "Saying it again without speculation …");
+    if (plain.error) return el("p", { class: "bad", role: "alert" }, `Not compared: ${plain.error.message}.`);
+    if (plain.finish === "stopped") return el("p", {}, "The comparison was stopped.");
+    if (plain.text !== answer.text) return difference(answer.text, plain.text);
+    const ratio = answer.rate && plain.rate ? `${rounded(answer.rate / plain.rate)} times the speed, and ` : "";
+    const text = `✓ ${ratio}the same text to the last letter (seed ${answer.body.seed})`;
+    const verdict = el("p", { class: "good" }, text);
+    this.on.say(verdict.textContent);
+    return verdict;
+  }
+
+  #nodes({ text, tokens }) {
+    const [first] = tokens;
+    if (!first) return [text];
+    const { drafter, step } = first;
+    const token = visible(text);
+    const blank = !text.trim();
+    const space = blank ? 0 : text.length - text.trimStart().length;
+    const element = el("span", { class: blank ? "token blank" : "token" }, text.slice(space));
+    tell(element, { token, drafter, step, kind: drafter === null ? "bonus" : "accepted" });
+    if (!this.#byStep.has(step)) this.#byStep.set(step, []);
+    this.#byStep.get(step).push(element);
+    return [text.slice(0, space), this.palette.paint(element, drafter)]; // lines break at the space: it stays plain
+  }
+
+  #entry(drafter, number) {
+    const sample = this.palette.paint(el("span", { class: "sample" }, drafter ?? TARGET), drafter);
+    return el("li", {}, sample, " ", el("b", {}, String(number)));
+  }
+
+  #number() {
+    const { answer } = this;
+    const facts = [count(answer.numTokens, "token")];
+    if (answer.rate) facts.push(`${rounded(answer.rate)} tokens/s`);
+    if (answer.meanAccepted) facts.push(`${rounded(answer.meanAccepted)} tokens a step`);
+    if (answer.firstAfter !== null) facts.push(`first after ${duration(answer.firstAfter)}`);
+    facts.push(`seed ${answer.body.seed}`);
+    if (answer.finish === "stopped") facts.push("stopped");
+    if (answer.finish === "length") facts.push("cut off at max tokens");
+    this.numbers.replaceChildren(...facts.map((fact) => el("span", {}, fact)));
+  }
+
+  #problem({ message, code, retryAfter }) {
+    const advice = retryAfter ? `Try again in ${count(retryAfter, "second")}.` : (ADVICE[code] ?? "");
+    const text = `${message[0].toUpperCase()}${message.slice(1)}. `.replace(/\.\. $/, ". ");
+    const retry = el("button", { type: "button", onclick: () => this.on.retry() }, "Try again");
+    this.said.after(el("div", { class: "problem", role: "alert" }, el("p", {}, el("strong", {}, text), advice), retry));
+    this.said.hidden = !this.answer.text;
+  }
+
+  #key(event) {
+    const move = KEYS[event.key];
+    const tokens = [...this.said.querySelectorAll(".token")];
+    if (move === undefined || !tokens.length) return;
+    event.preventDefault();
+    const at = this.#cursor ? tokens.indexOf(this.#cursor) + move : move > 0 && move < Infinity ? 0 : move;
+    this.#choose(tokens[Math.min(Math.max(at, 0), tokens.length - 1)]);
+  }
+
+  #choose(token) {
+    this.#point(token);
+    this.on.step(Number(token.dataset.step));
+    this.on.say(told(token));
+  }
+
+  #point(token) {
+    this.#cursor?.classList.remove("cursor");
+    this.#cursor = token;
+    token?.classList.add("cursor");
+    token?.scrollIntoView({ block: "nearest" });
+    this.on.point(token);
+  }
+}
+
+/** Where two texts part: it must never happen, and is shown so that it can be reported. */
+function difference(ours, plain) {
+  let at = 0;
+  while (at < ours.length && ours[at] === plain[at]) at += 1;
+  const around = (text) => {
+    const rest = el("mark", {}, text.slice(at, at + 20) || "∅");
+    return el("q", {}, `…${text.slice(Math.max(at - 20, 0), at)}`, rest);
+  };
+  return el(
+    "p",
+    { class: "bad", role: "alert" },
+    `✗ The texts differ from character ${at + 1}. That is an error in soothsay; please report it. Speculative: `,
+    around(ours),
+    " plain: ",
+    around(plain),
+  );
+}

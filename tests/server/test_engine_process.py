@@ -1,0 +1,164 @@
+"""The engine's process dies, hangs, or has never lived: what clients are told, and what comes after."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import engines
+import httpx
+import pytest
+from serving import Running, serving
+
+from soothsay import LLM, Grammar, SamplingParams
+from soothsay.errors import SoothsayError
+from soothsay.server.errors import ApiError
+from soothsay.server.messages import Admitted, Ask, Cancel, Step
+from soothsay.server.parameters import Speculating
+from soothsay.server.process import EngineProcess
+from soothsay.server.worker import Worker
+
+ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}
+SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 20}
+
+
+@pytest.fixture
+def mortal() -> Iterator[Running]:
+    with serving(engines.sibyl) as one:
+        yield one
+
+
+def health(running: Running) -> tuple[int, dict[str, Any]]:
+    reply = httpx.get(f"{running.url}/health")
+    return reply.status_code, reply.json()
+
+
+def ask(running: Running, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{running.url}/v1/completions", json=body, timeout=60)
+
+
+def kill(running: Running) -> None:
+    os.kill(health(running)[1]["engine_pid"], signal.SIGKILL)
+
+
+def test_a_killed_engine_is_restarted_once(mortal: Running) -> None:
+    before = ask(mortal, SEEDED).json()["choices"]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, mortal, {**ENDLESS, "stream": stream}) for stream in (False, True) * 4]
+        mortal.wait_until(lambda: mortal.in_engine[0] == 8)
+        kill(mortal)
+        for stream, reply in zip((False, True) * 4, (one.result() for one in asked), strict=True):
+            if stream:
+                *_, error, done, end = reply.text.split("\n\n")
+                assert (done, end) == ("data: [DONE]", "")
+                told = json.loads(error.removeprefix("data: "))
+            else:
+                assert reply.status_code == 503
+                assert reply.headers["retry-after"]
+                told = reply.json()
+            assert told["error"]["code"] == "engine_stopped"
+            assert told["error"]["type"] == "server_error"
+    assert health(mortal) == (
+        503,
+        {"status": "engine starting", "engine_pid": mortal.server.loop.engine_pid, "engine_restarts": 1},
+    )
+    assert httpx.get(f"{mortal.url}/ready").status_code == 503
+    assert mortal.free
+    refused = ask(mortal, SEEDED)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+    assert refused.headers["retry-after"]
+
+    mortal.wait_until(lambda: health(mortal)[0] == 200, 60)
+    assert ask(mortal, SEEDED).json()["choices"] == before
+    assert mortal.free
+
+    kill(mortal)
+    mortal.wait_until(lambda: health(mortal)[1]["status"] == "engine stopped")
+    assert health(mortal) == (503, {"status": "engine stopped", "engine_pid": None, "engine_restarts": 1})
+    assert ask(mortal, SEEDED).status_code == 503
+
+
+def test_an_engine_that_was_sound_for_a_while_is_restarted_again() -> None:
+    with serving(engines.fragile, settling=0) as running:
+        for restarts in (1, 2):
+            failed = ask(running, {**ENDLESS, "prompt": [engines.EXIT, 17]})
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_stopped")
+            running.wait_until(lambda: health(running)[0] == 200, 60)
+            assert health(running)[1]["engine_restarts"] == restarts
+        text = httpx.get(f"{running.url}/metrics").text
+        assert 'soothsay:engine_restarts_total{model_name="sibyl"} 2.0' in text
+
+
+def test_an_engine_that_hangs_is_ended_by_force() -> None:
+    with EngineProcess(engines.sibyl) as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        process.end(grace=0.1)
+        assert process.exit_code == -signal.SIGKILL
+
+
+def test_a_process_that_dies_while_it_loads() -> None:
+    with (
+        pytest.raises(SoothsayError, match=r"while it was loading, .* -9; memory"),
+        EngineProcess(engines.killed),
+    ):
+        pass
+
+
+def test_errors_travel() -> None:
+    error = ApiError(429, "later", "queue_full", param="n", headers={"Retry-After": "1"})
+    there = pickle.loads(pickle.dumps(error))
+    assert vars(there) == vars(error)
+    assert str(there) == "later"
+
+
+class EndedError(Exception):
+    pass
+
+
+def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
+    """And what is cancelled meanwhile never gets into the line."""
+    compiled, inbox, told = threading.Event(), SimpleQueue[Any](), SimpleQueue[Any]()
+
+    def tell(message: Any) -> None:
+        told.put(message)
+        if isinstance(message, Step) and 3 in message.ended:
+            raise EndedError
+
+    def constraint(params: SamplingParams) -> Any:
+        compiled.wait()
+        return sibyl.constraint(params)
+
+    llm: Any = SimpleNamespace(engine=sibyl.engine, requests=sibyl.requests, constraint=constraint)
+
+    def run() -> None:
+        with pytest.raises(EndedError):
+            Worker(llm, tell, inbox).run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    prompt = sibyl.tokenizer.encode("A man")  # type: ignore[union-attr]
+    formed = SamplingParams(grammar=Grammar.choice(["yes", "no"]))
+    short = SamplingParams(max_tokens=3, ignore_eos=True)
+    for job, params in enumerate((formed, formed, short)):
+        inbox.put(Ask(job, [prompt], params, Speculating()))
+    inbox.put(Cancel(0))
+    heard: list[Any] = []
+    while not any(isinstance(message, Step) and 2 in message.ended for message in heard):
+        heard.append(told.get(timeout=20))
+    compiled.set()
+    while not any(isinstance(message, Step) and 1 in message.ended for message in heard):
+        heard.append(told.get(timeout=20))
+    inbox.put(Ask(3, [prompt], short, Speculating()))
+    thread.join(20)
+    assert [message.job for message in heard if isinstance(message, Admitted)] == [2, 1]
+    said = [news for message in heard if isinstance(message, Step) for news in message.news]
+    assert "".join(news.text for news in said if news.job == 1) in ("yes", "no")
