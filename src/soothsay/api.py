@@ -3,7 +3,7 @@
 from soothsay.config import EngineConfig
 from soothsay.drafters import REGISTRY, Drafter, Observation, Target
 from soothsay.engine.grammar import Grammar
-from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
+from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.engine.sampling import SamplingParams
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
@@ -29,6 +29,7 @@ __all__ = [
     "SamplingParams",
     "SoothsayError",
     "SpeculationStats",
+    "StepTrace",
     "Stream",
     "Target",
     "TokenLogprobs",

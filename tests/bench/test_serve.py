@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -443,6 +443,15 @@ def test_the_command_measures_shows_and_draws(
     ]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Where tests run in the background of a shell, signals of Ctrl-C are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_shows_what_is_there(questions: Path, tmp_path: Path) -> None:
     def fail(number: int) -> None:
         if number == 7:
