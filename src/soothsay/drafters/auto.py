@@ -125,7 +125,6 @@ class Auto(Composite):
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
         market = self._market(awake)
-        begin, drafting = self._clock(), 0.0
         costs = [cost(len(awake)) for cost in self._costs]
         order = sorted(range(len(self.parts)), key=lambda index: costs[index])
         there = [NOTHING] * len(awake)  # what each request has already
@@ -142,23 +141,19 @@ class Auto(Composite):
             price = market.call(costs[index]) / len(asked)
             self.parts[index].least = price / max(awake[number][1].records[index].levels for number in asked)
             trees, seconds = self._propose_by(index, [awake[number] for number in asked])
-            spent, drafting = market.call(seconds) / len(asked), drafting + seconds
+            spent = market.call(seconds) / len(asked)
             for number, tree in zip(asked, trees, strict=True):
                 request, state = awake[number]
                 guess, worth = self._weigh(index, request, state, tree, market)
                 found[number].append(guess)
                 outlook = state.outlooks[index]
                 outlook.plan(self._step, worth.beyond(without[number]), price, spent)
-                state.records[index].pause = outlook.pause
+                state.records[index].pause = outlook.first
                 there[number] = max(there[number], worth)
         for (_, state), guesses in zip(awake, found, strict=True):
             if not guesses:
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
-        chosen = self._verify(awake, found, market)
-        first = next((index for index in order if self._spent[index]), None)
-        if first is not None:  # without it, nothing would have had to be decided
-            self._spent[first] += self._clock() - begin - drafting
-        return chosen
+        return self._verify(awake, found, market)
 
     def _market(self, awake: Sequence[_Awake]) -> Market:
         """What nodes and seconds cost in this step."""

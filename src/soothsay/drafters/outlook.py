@@ -51,7 +51,7 @@ class Record:
     gains: FloatArray  # guesses right among the best k nodes, by k, on average
     calibration: Calibration = field(default_factory=Calibration)
     levels: float = 1.0  # of its trees, on average
-    pause: int = 1  # of the request that it was last asked for
+    pause: int = 1  # that a new request begins with
     asked: int = 0  # times
 
     def outlook(self, step: int) -> Outlook:
@@ -82,6 +82,7 @@ class Outlook:
     surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
     next: int = 0  # step at which it is asked whatever is expected
     pause: int = 1  # steps from one such time to the next
+    first: int = 1  # the shortest pause that its price allows, if it does not pay
     kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
     behind: int = 0  # tokens of that
 
@@ -104,10 +105,10 @@ class Outlook:
         """
         self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
         if surplus > price:
-            self.pause = 1
+            self.pause = self.first = 1
         else:
-            shortest = 1 << int(max(price, spent) / PROBE_SHARE).bit_length()
-            self.pause = min(max(2 * self.pause, shortest), SELDOM * shortest)
+            self.first = 1 << int(max(price, spent) / PROBE_SHARE).bit_length()
+            self.pause = min(max(2 * self.pause, self.first), SELDOM * self.first)
         self.next = (step // self.pause + 1) * self.pause
 
 
