@@ -307,15 +307,15 @@ def alone_allows(grammars: Grammars, grammar: Grammar, said: Any, token: int) ->
 class TestAnswers:
     """By the bundled model, under speculation."""
 
-    def test_300_of_json_fit_their_schema(self, sibyl: LLM) -> None:
+    def test_many_of_json_fit_their_schema(self, sibyl: LLM) -> None:
         prompt = sibyl.chat_prompt([{"role": "user", "content": "Natalia and her pets?"}])
         params = SamplingParams(temperature=1.0, max_tokens=200, grammar=Grammar.json_schema(PERSON))
-        asked = [replace(params, seed=seed) for seed in range(300)]
-        drafters = ["draft-model(model=sibyl)", "none", "none", "none", "prompt-lookup", "mtp"] * 50
-        results = sibyl.generate([prompt] * 300, asked, drafter=drafters)
+        asked = [replace(params, seed=seed) for seed in range(120)]
+        drafters = ["draft-model(model=sibyl)", "none", "none", "none", "prompt-lookup", "mtp"] * 20
+        results = sibyl.generate([prompt] * 120, asked, drafter=drafters)
         assert all(is_person(result.text) for result in results)
         assert {result.finish_reason for result in results} == {"stop"}
-        assert len({result.text for result in results}) > 250
+        assert len({result.text for result in results}) > 100
         assert sum(result.stats.emitted for result in results) > 1.3 * sum(r.stats.steps for r in results)
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])

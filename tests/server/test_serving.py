@@ -252,6 +252,7 @@ def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, Iterato
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests run beside it
     ) as process:
         try:
             assert process.stderr is not None

@@ -74,6 +74,16 @@ def serve(
         int,
         typer.Option("--max-running", min=1, help="Answers in one step.", rich_help_panel=_LIMITS),
     ] = 64,
+    max_rows: Annotated[
+        int,
+        typer.Option(
+            "--max-rows",
+            min=1,
+            help="Tokens in one step, those of prompts included: with fewer, answers that run wait less while "
+            "prompts of others are read, and prompts wait more.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 512,
     max_queue: Annotated[
         int,
         typer.Option(
@@ -98,7 +108,6 @@ def serve(
     ] = 60.0,
 ) -> None:
     """Serve a model over HTTP as OpenAI does. SIGTERM ends it once all that runs has been answered."""
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
             from soothsay import LLM, REGISTRY
@@ -118,6 +127,7 @@ def serve(
                 max_context=max_context,
                 kv_tokens=kv_tokens,
                 max_requests=max_running,
+                max_rows=max_rows,
             )
             engine = stack.enter_context(EngineProcess(factory))
         config = ServerConfig(
