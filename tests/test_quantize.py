@@ -27,7 +27,7 @@ from soothsay import quantize as module
 from soothsay.calibration import read_samples, write_samples
 from soothsay.cli import app
 from soothsay.engine.batch import Batch, Rows
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.errors import ModelError, RequestError
 from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint

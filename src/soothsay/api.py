@@ -2,9 +2,10 @@
 
 from soothsay.config import EngineConfig
 from soothsay.drafters import REGISTRY, Drafter, Observation, Target
+from soothsay.engine.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.engine.grammar import Grammar
-from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, StepTrace, TokenLogprobs
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
+from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
 from soothsay.llm import LLM, Choice, Result, Stream

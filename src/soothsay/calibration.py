@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soothsay.config import EngineConfig
 from soothsay.corpus import has_lines, parse, plain, read_lines, read_text
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.llm import LLM
 from soothsay.model.transformer import Transformer

@@ -12,10 +12,12 @@ from typing import Any, overload
 
 from soothsay.config import DType, EngineConfig
 from soothsay.drafters import Drafter, DrafterSpec, build_drafter
+from soothsay.engine.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
 from soothsay.engine.engine import Engine
 from soothsay.engine.grammar import Constraint, Grammars
-from soothsay.engine.request import FinishReason, Piece, Request, SpeculationStats, TokenLogprobs
-from soothsay.engine.sampling import SamplingParams, derive_seed
+from soothsay.engine.params import SamplingParams
+from soothsay.engine.request import Request
+from soothsay.engine.sampling import derive_seed
 from soothsay.errors import ModelError, RequestError
 from soothsay.machine import available_memory
 from soothsay.model.checkpoint import open_checkpoint

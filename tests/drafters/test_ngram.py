@@ -14,7 +14,8 @@ from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.drafters import Target, build_drafter
 from soothsay.drafters.ngram import DOUBT, Counts, NGram
-from soothsay.engine.request import FinishReason, Request
+from soothsay.engine.answer import FinishReason
+from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 
 TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.drafters import Target, build_drafter
 from soothsay.drafters.suffix import FORMAT, Suffix
-from soothsay.engine.request import FinishReason, Request
+from soothsay.engine.answer import FinishReason
+from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 
 VOCABULARY = 1000

@@ -14,8 +14,8 @@ from soothsay.config import EngineConfig
 from soothsay.drafters import Drafter, Target
 from soothsay.drafters.base import NoDrafter
 from soothsay.engine.cache import BlockAllocator
+from soothsay.engine.params import SamplingParams
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import SamplingParams
 from soothsay.engine.scheduler import Scheduler, Share
 
 SIZE = 4  # tokens in a block

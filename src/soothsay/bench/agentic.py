@@ -15,8 +15,9 @@ from typing import NamedTuple
 from soothsay.bench.spec.questions import Question
 from soothsay.corpus import Tally, read_entries
 from soothsay.drafters import Drafter
-from soothsay.engine.request import FinishReason, Request
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.answer import FinishReason
+from soothsay.engine.params import SamplingParams
+from soothsay.engine.request import Request
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message, Tokenizer
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from soothsay.bench.measure import Contender, Rates, interleave
 from soothsay.config import DType
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.llm import LLM
 
 QUESTION = "Tell me a story about a river, a bridge and a town."

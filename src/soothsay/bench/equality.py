@@ -12,8 +12,9 @@ from typing import Literal
 
 from soothsay.config import EngineConfig
 from soothsay.drafters import Drafter, DrafterSpec, Observation, build_drafter
+from soothsay.engine.params import SamplingParams
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, SamplingParams, perturb
+from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import RequestError
 from soothsay.llm import LLM, Result

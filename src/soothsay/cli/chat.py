@@ -34,7 +34,7 @@ from soothsay.errors import RequestError, SoothsayError
 
 if TYPE_CHECKING:
     from soothsay.drafters import DrafterSpec
-    from soothsay.engine.sampling import SamplingParams
+    from soothsay.engine.params import SamplingParams
     from soothsay.llm import LLM, Choice
     from soothsay.tokenizer import Message
 
@@ -59,7 +59,7 @@ def chat(
     max_context: MaxContextOption = None,
 ) -> None:
     """Talk with a model. /help lists what can be changed on the way."""
-    from soothsay.engine.sampling import SamplingParams
+    from soothsay.engine.params import SamplingParams
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens

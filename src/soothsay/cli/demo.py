@@ -24,7 +24,7 @@ from soothsay.errors import DrafterError
 
 if TYPE_CHECKING:
     from soothsay.drafters import DrafterSpec
-    from soothsay.engine.request import Piece, SpeculationStats
+    from soothsay.engine.answer import Piece, SpeculationStats
     from soothsay.llm import LLM
 
 SHOWN_CHARACTERS = 240
@@ -129,7 +129,7 @@ def demo(
 
 def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> Run:
     """Answer `task` once."""
-    from soothsay.engine.sampling import SamplingParams
+    from soothsay.engine.params import SamplingParams
 
     params = SamplingParams(temperature=task.temperature, seed=task.seed, max_tokens=max_tokens)
     template = llm.tokenizer is not None and llm.tokenizer.has_chat_template

@@ -56,7 +56,7 @@ def generate(
 ) -> None:
     """Answer one prompt. The text streams to stdout, and nothing else does."""
     text = _read_prompt(prompt, file)
-    from soothsay.engine.sampling import SamplingParams
+    from soothsay.engine.params import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,

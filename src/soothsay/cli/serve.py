@@ -79,7 +79,7 @@ def serve(
         typer.Option(
             "--max-rows",
             min=1,
-            help="Tokens in one step, those of prompts included: with fewer, answers that run wait less while "
+            help="Tokens in one step, with those of prompts: with fewer, answers that run wait less while "
             "prompts of others are read, and prompts wait more.",
             rich_help_panel=_LIMITS,
         ),
@@ -110,17 +110,16 @@ def serve(
     """Serve a model over HTTP as OpenAI does. SIGTERM ends it once all that runs has been answered."""
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
-            from soothsay import LLM, REGISTRY
             from soothsay.server.app import Server
             from soothsay.server.config import ServerConfig
             from soothsay.server.keys import KeyRing
             from soothsay.server.log import log_to_stderr
-            from soothsay.server.process import EngineProcess
+            from soothsay.server.process import EngineProcess, load
             from soothsay.server.run import make_runner
 
             keys = None if api_keys is None else KeyRing(api_keys)
             factory = partial(
-                LLM,
+                load,
                 model,
                 drafter=drafter,
                 dtype=dtype,
@@ -132,7 +131,7 @@ def serve(
             engine = stack.enter_context(EngineProcess(factory))
         config = ServerConfig(
             name=name or (Path(model).resolve().name if Path(model).exists() else model),
-            drafters=tuple(REGISTRY if allow_drafter is None else allow_drafter),
+            drafters=engine.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
             max_queue=max_queue,
             timeout=timeout,

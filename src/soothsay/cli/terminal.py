@@ -13,7 +13,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from soothsay.config import DType
-    from soothsay.engine.request import SpeculationStats
+    from soothsay.engine.answer import SpeculationStats
     from soothsay.llm import LLM
 
 ACCEPTED = "green"

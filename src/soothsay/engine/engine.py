@@ -15,9 +15,10 @@ from torch import Tensor
 
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.engine.answer import FinishReason, StepTrace, TokenLogprobs
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import BlockAllocator, Move
-from soothsay.engine.request import FinishReason, Request, StepTrace, TokenLogprobs
+from soothsay.engine.request import Request
 from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, perturb
 from soothsay.engine.scheduler import Scheduler, Share
 from soothsay.engine.timing import StepTimes

@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
-from torch import Tensor
 
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import RequestError
@@ -199,7 +197,7 @@ class Constraint:
         tree: DraftTree,
         nodes: Sequence[int],
         end_tokens: frozenset[int],
-    ) -> Tensor:
+    ) -> npt.NDArray[np.bool_]:
         """What may follow the nodes of a tree.
 
         Below a guess that is not allowed itself, and below an end, everything is: nothing of it is kept.
@@ -219,7 +217,7 @@ class Constraint:
         size = self._grammars.vocab_size
         bits = np.unpackbits(masks, axis=1, count=size + 1, bitorder="little")  # [nodes, V + 1]
         bits[:, sorted(end_tokens)] = bits[:, size:]
-        return torch.from_numpy(bits[:, :size]).bool()
+        return bits[:, :size].astype(np.bool_)
 
     def cut(self, output: npt.NDArray[np.int64], tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
         """A tree without the guesses that are not allowed, which could only be wrong.

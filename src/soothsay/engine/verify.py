@@ -16,12 +16,14 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from soothsay.engine.tree import DraftTree, FloatArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TYPICAL_FLOOR, TYPICAL_SHARE = 0.3, 0.09
 """Medusa's posterior threshold and alpha: a guess is typical if its p is above the smaller of the first, and

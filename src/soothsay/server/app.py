@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.server.config import ServerConfig
 from soothsay.server.errors import ApiError

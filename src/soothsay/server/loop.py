@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from soothsay.engine.request import SpeculationStats
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.answer import SpeculationStats
+from soothsay.engine.params import SamplingParams
 from soothsay.errors import SoothsayError
 from soothsay.server.errors import ApiError
 from soothsay.server.messages import Admitted, Ask, Cancel, Model, News, Step

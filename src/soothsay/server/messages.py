@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soothsay.engine.request import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
+from soothsay.engine.params import SamplingParams
 from soothsay.server.errors import ApiError
 from soothsay.server.parameters import Speculating
 from soothsay.tokenizer import Tokenizer
@@ -42,6 +42,7 @@ class Model:
     max_context: int  # tokens of prompt and answer
     max_requests: int  # answers in one step
     drafter: str  # of requests that name none
+    drafters: tuple[str, ...]  # that there are
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from soothsay.engine.request import SpeculationStats
+from soothsay.engine.answer import SpeculationStats
 from soothsay.server.messages import Load, News, Step
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soothsay.engine.grammar import Grammar
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.server.config import ServerConfig
 from soothsay.server.errors import ApiError

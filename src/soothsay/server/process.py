@@ -11,12 +11,13 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.llm import LLM
 from soothsay.server.messages import Incoming, Model, Outgoing
-from soothsay.server.worker import live
+
+if TYPE_CHECKING:
+    from soothsay.llm import LLM
 
 GRACE = 5.0
 """Seconds that the engine gets to end by itself."""
@@ -41,7 +42,7 @@ class EngineProcess:
     ended before it was loaded.
 
     Example:
-        >>> with EngineProcess(partial(LLM, "sibyl")) as engine:
+        >>> with EngineProcess(partial(load, "sibyl")) as engine:
         ...     make_runner(Server(engine, ServerConfig(name="sibyl")), "127.0.0.1", 8000).run()
     """
 
@@ -78,7 +79,7 @@ class EngineProcess:
     def start(self) -> None:
         """Start a process, which begins to load. The one before it must have ended."""
         self._pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=live, args=(self._factory, theirs), name="engine", daemon=True)
+        self._process = SPAWN.Process(target=_live, args=(self._factory, theirs), name="engine", daemon=True)
         with _unsignalled():
             self._process.start()
         theirs.close()  # so that the pipe ends with the process
@@ -127,6 +128,19 @@ class EngineProcess:
         thread = threading.Thread(target=target, args=args, name=f"engine{target.__name__}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def load(model: str, **options: Any) -> LLM:
+    """An `LLM`, made where torch is wanted: in the engine's process. The server's never imports it."""
+    from soothsay.llm import LLM
+
+    return LLM(model, **options)
+
+
+def _live(factory: Callable[[], LLM], pipe: Connection) -> None:
+    from soothsay.server.worker import live
+
+    live(factory, pipe)
 
 
 def _read(pipe: Connection, hear: Callable[[Told], None]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from soothsay import __version__
-from soothsay.engine.request import FinishReason, StepTrace, TokenLogprobs
+from soothsay.engine.answer import FinishReason, StepTrace, TokenLogprobs
 from soothsay.server.loop import Job
 from soothsay.server.messages import News
 from soothsay.server.tools import Reader, ToolCall

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from soothsay.drafters import Drafter, build_drafter
-from soothsay.engine.request import FinishReason, Request
+from soothsay.drafters import REGISTRY, Drafter, build_drafter
+from soothsay.engine.answer import FinishReason
+from soothsay.engine.request import Request
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.server.errors import ApiError, internal_error
@@ -75,6 +76,7 @@ def _model(llm: LLM) -> Model:
         max_context=llm.config.max_context or 0,
         max_requests=llm.config.max_requests,
         drafter=str(llm.drafter),
+        drafters=tuple(REGISTRY),
     )
 
 

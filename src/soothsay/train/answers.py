@@ -15,8 +15,10 @@ from typing import Any, BinaryIO
 
 from soothsay.corpus import NAMED, Tally, read_entries
 from soothsay.drafters import Drafter, Observation, build_drafter
-from soothsay.engine.request import FinishReason, Request
-from soothsay.engine.sampling import SamplingParams, derive_seed
+from soothsay.engine.answer import FinishReason
+from soothsay.engine.params import SamplingParams
+from soothsay.engine.request import Request
+from soothsay.engine.sampling import derive_seed
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import RequestError, TrainingError
 from soothsay.llm import LLM, Choice, Stream

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import EngineConfig
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.llm import LLM
 from soothsay.model.linear import Dense
 from soothsay.model.load import best_kernels

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from soothsay.config import EngineConfig
 from soothsay.drafters import DrafterSpec, build_drafter
-from soothsay.engine.sampling import SamplingParams
+from soothsay.engine.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.llm import LLM, Choice, Stream
 

@@ -20,7 +20,8 @@ from soothsay.bench.spec.results import PLAIN, Key, Lap, Results, Setting
 from soothsay.config import EngineConfig
 from soothsay.drafters import REGISTRY, DrafterSpec, build_drafter
 from soothsay.drafters.spec import Composed, Named, parse
-from soothsay.engine.sampling import SamplingParams, derive_seed
+from soothsay.engine.params import SamplingParams
+from soothsay.engine.sampling import derive_seed
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.machine import processor_name

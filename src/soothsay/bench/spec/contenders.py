@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import Protocol
 
 from soothsay.drafters import Drafter, Observation
+from soothsay.engine.params import SamplingParams
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import SamplingParams
 from soothsay.engine.tree import DraftTree
 from soothsay.llm import LLM
 from soothsay.tokenizer import Message

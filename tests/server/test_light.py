@@ -1,0 +1,15 @@
+"""What the server's process imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_the_servers_process_does_without_torch() -> None:
+    code = (
+        "import sys; import soothsay.server.app, soothsay.server.run, soothsay.server.log;"
+        "print([name for name in ('torch', 'transformers', 'soothsay.llm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
