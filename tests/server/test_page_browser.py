@@ -292,6 +292,7 @@ def test_the_keyboard_does_it_all(watched: Watched) -> None:
     assert page.evaluate("document.activeElement.id") == "message"
     page.reload()
     page.wait_for_selector("#status[data-state=ok]")
+    page.fill("#seed", "11")  # an answer of several tokens, whenever
     watched.ask()
     page.locator(".skip").focus()
     reached = []
