@@ -147,8 +147,8 @@ class Auto(Composite):
                 guess, worth = self._weigh(index, request, state, tree, market)
                 found[number].append(guess)
                 outlook = state.outlooks[index]
-                outlook.plan(self._step, worth.beyond(without[number]), price, spent)
-                state.records[index].pause = outlook.first
+                surplus = worth.beyond(without[number])
+                state.records[index].pause = outlook.plan(self._step, surplus, price, spent)
                 there[number] = max(there[number], worth)
         for (_, state), guesses in zip(awake, found, strict=True):
             if not guesses:

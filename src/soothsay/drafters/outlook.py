@@ -55,7 +55,7 @@ class Record:
     asked: int = 0  # times
 
     def outlook(self, step: int) -> Outlook:
-        """What a new request begins with; where others have had it pause, so does this one."""
+        """What a new request begins with; where it has not paid of late, with a pause."""
         next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
         return Outlook(self.gains.copy(), next=next_, pause=self.pause)
 
@@ -82,7 +82,6 @@ class Outlook:
     surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
     next: int = 0  # step at which it is asked whatever is expected
     pause: int = 1  # steps from one such time to the next
-    first: int = 1  # the shortest pause that its price allows, if it does not pay
     kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
     behind: int = 0  # tokens of that
 
@@ -91,7 +90,7 @@ class Outlook:
         """By how much its guesses are better here than elsewhere."""
         return self.right / self.expected
 
-    def plan(self, step: int, surplus: float, price: float, spent: float) -> None:
+    def plan(self, step: int, surplus: float, price: float, spent: float) -> int:
         """Count what asking has brought; and say when to ask again, whatever is expected. All in tokens.
 
         A drafter that does not pay pauses, each time longer. Pauses are powers of two, so that requests try
@@ -102,14 +101,19 @@ class Outlook:
             surplus: what its guesses add.
             price: what asking costs as a rule.
             spent: what it has cost now, with all that the drafter had to catch up with.
+
+        Returns:
+            The pause that a new request should begin with: the shortest that the price allows, 1 if it pays.
         """
         self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
+        shortest = 1
         if surplus > price:
-            self.pause = self.first = 1
+            self.pause = 1
         else:
-            self.first = 1 << int(max(price, spent) / PROBE_SHARE).bit_length()
-            self.pause = min(max(2 * self.pause, self.first), SELDOM * self.first)
+            shortest <<= int(max(price, spent) / PROBE_SHARE).bit_length()
+            self.pause = min(max(2 * self.pause, shortest), SELDOM * shortest)
         self.next = (step // self.pause + 1) * self.pause
+        return shortest
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Server:
 
     def _speculating(self, body: ChatRequest | CompletionRequest) -> Speculating:
         """Who guesses, and when its turn is. Raises `ApiError` for a drafter that is not offered."""
-        asked = speculating(body, self.config)
+        asked = speculating(body)
         if asked.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
             message = f"drafter {asked.drafter!r} is not offered here; choose from {choices}"

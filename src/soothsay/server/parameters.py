@@ -44,7 +44,7 @@ class Speculating:
     priority: int = 0  # lower goes first
 
 
-def speculating(body: Generation, config: ServerConfig) -> Speculating:
+def speculating(body: Generation) -> Speculating:
     """Who guesses for a request and how much, and when its turn is. Raises `ApiError`.
 
     `speculation: false` is plain decoding.
