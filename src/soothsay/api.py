@@ -8,7 +8,8 @@ from soothsay.engine.params import SamplingParams
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
-from soothsay.llm import LLM, Choice, Result, Stream
+from soothsay.llm import LLM
+from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import Tokenizer
 
 __all__ = [

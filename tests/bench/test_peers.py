@@ -17,6 +17,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from typer.testing import CliRunner, Result
 
+from soothsay.bench.journal import Journal
 from soothsay.bench.peers.client import Client
 from soothsay.bench.peers.compare import CONTEXT, PROMPT, VERIFIED, PeerBench, Plan, turns
 from soothsay.bench.peers.engines.base import Setup, UnavailableError
@@ -198,27 +199,27 @@ def record(engine: str = OURS, item: str = "1", seconds: float = 1.0, **other: A
 
 def test_results_survive(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    first = Results({"model": "a"}, path)
+    first = Results(Journal({"model": "a"}, path))
     first.add(record(output=[1, 2]))
     first.add(record(item="2"))
-    again = Results({"model": "a"}, path)
+    again = Results(Journal({"model": "a"}, path))
     assert record().key in again
     assert record(item="3").key not in again
     assert record(dtype="int4").key not in again
     with path.open("a") as file:
         file.write('{"measure": "dec')  # killed while it wrote
-    cut = Results({"model": "a"}, path)
+    cut = Results(Journal({"model": "a"}, path))
     cut.add(record(item="3"))
     assert [json.loads(line).get("item") for line in path.read_text().splitlines()] == [None, "1", "2", "3"]
     with pytest.raises(SoothsayError, match="another run: other model"):
-        Results({"model": "b"}, path)
+        Results(Journal({"model": "b"}, path))
     path.write_text("not of this kind\n")
     with pytest.raises(SoothsayError, match="does not hold measurements"):
-        Results({"model": "a"}, path)
+        Results(Journal({"model": "a"}, path))
 
 
 def test_results_are_medians_of_rounds() -> None:
-    results = Results({})
+    results = Results(Journal({}))
     for item, seconds in enumerate((1.0, 5.0, 2.0)):
         results.add(record(item=str(item), seconds=seconds))
         results.add(record("other", str(item), 2 * seconds))
@@ -230,7 +231,7 @@ def test_results_are_medians_of_rounds() -> None:
 def test_agreement_is_the_median_of_leading_tokens() -> None:
     assert equal_tokens([1, 2, 3, 4], [1, 2, 9, 4]) == 2
     assert equal_tokens([], [1]) == 0
-    results = Results({})
+    results = Results(Journal({}))
     for item, same in enumerate((0, 30, 32)):
         results.add(record(item=str(item), output=[5] * 32))
         results.add(record("other", str(item), output=[5] * same + [6] * (32 - same)))
@@ -239,7 +240,7 @@ def test_agreement_is_the_median_of_leading_tokens() -> None:
 
 
 def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
-    results = Results({})
+    results = Results(Journal({}))
     for item, task, seconds in (("1", "qa", 1.0), ("2", "qa", 2.0), ("3", "rag", 4.0), ("4", "rag", 8.0)):
         results.add(record(item=item, seconds=seconds, measure=ANSWER, task=task))
         if item != "4":

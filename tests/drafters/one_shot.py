@@ -17,8 +17,8 @@ from soothsay.drafters.base import Observation
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
-from soothsay.llm import Result
 from soothsay.model.transformer import Transformer
+from soothsay.result import Result
 
 VOCAB = 97
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.9)

@@ -24,8 +24,8 @@ from soothsay.drafters.draft_model import DraftModel
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
-from soothsay.llm import Result
 from soothsay.model.transformer import Transformer
+from soothsay.result import Result
 
 Make = Callable[..., Transformer]
 

@@ -41,8 +41,9 @@ from soothsay.drafters.grown import RecurrentDrafter
 from soothsay.drafters.head import Shared
 from soothsay.drafters.mtp import MTP
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.grow import Shape, grow
+from soothsay.model.grow import grow
 from soothsay.model.kernels import StockKernels
+from soothsay.model.shape import Shape
 from soothsay.model.transformer import Transformer
 
 TAPS = (0, 1, 2)

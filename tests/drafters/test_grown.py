@@ -25,8 +25,8 @@ from soothsay.drafters.template import EAGLE_TEMPLATE
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
-from soothsay.llm import Result
 from soothsay.model.transformer import Transformer
+from soothsay.result import Result
 
 Make = Callable[..., Transformer]
 VOCAB = 97

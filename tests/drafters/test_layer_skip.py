@@ -22,7 +22,8 @@ from soothsay.drafters.layer_skip import LayerSkip, SkipSet, _Judge, search
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.grow import Shape, grow
+from soothsay.model.grow import grow
+from soothsay.model.shape import Shape
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]

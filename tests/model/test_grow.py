@@ -36,7 +36,8 @@ from soothsay.engine.batch import Rows
 from soothsay.errors import ModelError
 from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.grow import SHAPES, Grown, Shape, grow
+from soothsay.model.grow import Grown, grow
+from soothsay.model.shape import SHAPES, Shape
 from soothsay.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # of logits of order 1 to 10, float32

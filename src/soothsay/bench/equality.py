@@ -17,7 +17,8 @@ from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import RequestError
-from soothsay.llm import LLM, Result
+from soothsay.llm import LLM
+from soothsay.result import Result
 
 
 @dataclass(frozen=True, slots=True)

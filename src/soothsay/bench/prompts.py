@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from soothsay.tokenizer import Message
 
 
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""Categories of MT-bench, which Spec-Bench counts as one task."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptEntry:
     """One prompt of a file."""
@@ -22,6 +26,11 @@ class PromptEntry:
     prompt: str | tuple[Message, ...]  # text as it stands, or a conversation for the chat template
     category: str = ""  # what kind of task it is; empty: the file does not say
     id: str = ""  # what to call it: the file's own name for it, or its line
+
+    @property
+    def task(self) -> str:
+        """Of Spec-Bench's six: MT-bench's categories are one, "conversation"."""
+        return "conversation" if self.category in MT_BENCH else self.category
 
 
 def read_prompts(path: Path) -> list[PromptEntry]:

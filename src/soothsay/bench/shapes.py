@@ -15,7 +15,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Reader
-from soothsay.model.grow import SHAPES
+from soothsay.model.shape import SHAPES, read_sizes
 from soothsay.tokenizer import Tokenizer
 
 _NOISE = 1_000_003
@@ -46,16 +46,9 @@ class Shape:
         if text in SHAPES:
             size = SHAPES[text]
             return cls(size.layers, size.hidden, size.heads, size.kv_heads, size.intermediate)
+        example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items())
         names = [field.name for field in fields(cls)]
-        sizes = {}
-        for part in text.split(","):
-            name, _, number = (word.strip() for word in part.partition("="))
-            if name not in names or not number.isdecimal() or int(number) < 1:
-                known = ", ".join(("1.1B", *SHAPES))
-                example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items())
-                raise ModelError(f"shape {text!r}: {part!r} is not understood; write {known}, or {example}")
-            sizes[name] = int(number)
-        shape = replace(cls(), **sizes)
+        shape = replace(cls(), **read_sizes(text, names, f"{', '.join(('1.1B', *SHAPES))}, or {example}"))
         if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.hidden // shape.heads % 2:
             raise ModelError(
                 f"shape {text!r}: {shape.heads} heads have to share {shape.hidden} evenly, "

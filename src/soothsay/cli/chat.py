@@ -35,7 +35,8 @@ from soothsay.errors import RequestError, SoothsayError
 if TYPE_CHECKING:
     from soothsay.drafters import DrafterSpec
     from soothsay.engine.params import SamplingParams
-    from soothsay.llm import LLM, Choice
+    from soothsay.llm import LLM
+    from soothsay.result import Choice
     from soothsay.tokenizer import Message
 
 ANSWER_SHARE = 4

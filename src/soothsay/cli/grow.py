@@ -37,8 +37,8 @@ def grow(
     """
     with notice(f"opening {model} ..."):
         from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.model.grow import Shape
         from soothsay.model.grow import grow as grow_model
+        from soothsay.model.shape import Shape
 
         checkpoint = open_checkpoint(model)
         wanted = Shape.parse(shape, ModelConfig.from_hf(checkpoint.config))

@@ -7,6 +7,7 @@ or its last few tokens (`ngram`). How a tree grows from them is the same.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
@@ -40,22 +41,22 @@ class Followers(NamedTuple):
     """Between 0 and 1: what is taken from each count for tokens that have not come yet."""
 
 
-class Source(Generic[Context]):
+class Source(ABC, Generic[Context]):
     """Where contexts are looked up."""
 
     __slots__ = ()
 
+    @abstractmethod
     def followers(self, context: Context) -> Followers:
         """What came behind `context`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shorter(self, context: Context) -> Context | None:
         """The next shorter context that may know more; None: there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def behind(self, context: Context, token: int) -> Context:
         """The context one token further; `token` is one of its followers."""
-        raise NotImplementedError
 
 
 def grow(tree: DraftTree, starts: Sequence[tuple[Source[Context], Context]], nodes: int, depth: int) -> None:

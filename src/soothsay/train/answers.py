@@ -21,7 +21,8 @@ from soothsay.engine.request import Request
 from soothsay.engine.sampling import derive_seed
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import RequestError, TrainingError
-from soothsay.llm import LLM, Choice, Stream
+from soothsay.llm import LLM
+from soothsay.result import Choice, Stream
 from soothsay.tokenizer import Message
 
 Progress = Callable[[int, int, int], None]

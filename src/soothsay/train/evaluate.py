@@ -9,7 +9,8 @@ from soothsay.config import EngineConfig
 from soothsay.drafters import DrafterSpec, build_drafter
 from soothsay.engine.params import SamplingParams
 from soothsay.errors import RequestError
-from soothsay.llm import LLM, Choice, Stream
+from soothsay.llm import LLM
+from soothsay.result import Choice, Stream
 
 UNBOUNDED = 2**20
 """Rows in a pass, for engines that measure: no tree is cut because others need the room."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from soothsay.bench.decode import PASSAGE, QUESTION
+from soothsay.bench.journal import Journal
 from soothsay.bench.peers.client import Client
 from soothsay.bench.peers.engines.base import Setup, UnavailableError
 from soothsay.bench.peers.results import AGREEMENT, ANSWER, OURS, PLAIN, Record, Results
@@ -29,8 +30,6 @@ from soothsay.tokenizer import Tokenizer
 
 PEERS = ("transformers", "openvino", "llama.cpp")
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories of MT-bench, which Spec-Bench counts as one task."""
 
 CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
 VERIFICATIONS = 5
@@ -131,7 +130,7 @@ class PeerBench:
             "max_tokens": plan.max_tokens,
             "lookup_tokens": plan.lookup_tokens,
         }
-        self.results = Results(conditions, path)
+        self.results = Results(Journal(conditions, path))
 
     def run(self) -> Results:
         """Measure what is not in the file yet."""
@@ -252,8 +251,7 @@ def _questions(plan: Plan, tokenizer: Tokenizer | None) -> Iterator[Question]:
         raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
     tasks: dict[str, list[PromptEntry]] = {}
     for entry in read_prompts(plan.questions):
-        task = "conversation" if entry.category in CONVERSATION else entry.category
-        tasks.setdefault(task, []).append(entry)
+        tasks.setdefault(entry.task, []).append(entry)
     for task, entries in tasks.items():
         for entry in spread(entries, plan.per_task):
             yield Question(entry.id, task, _encode(entry, tokenizer))

@@ -1,15 +1,12 @@
-"""Measurements of peers as they come, in a file that a later run continues, and what they add up to."""
+"""Measurements of peers, and what they add up to."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
+from soothsay.bench.journal import Journal
 from soothsay.errors import SoothsayError
 
 OURS = "soothsay"
@@ -50,46 +47,26 @@ class Record:
 
 
 class Results:
-    """Records, each written to a file of JSON lines as soon as it is there.
+    """Records, kept in a journal.
 
-    The file's first line says what was run. A file that is there is continued if it is of the same run; a
-    last line that was cut short is dropped.
-
-    Args:
-        run: the conditions that make records comparable.
-        path: of the file; None keeps records in memory only.
-
-    Raises:
-        SoothsayError: the file is of another run, or of something else.
+    Raises `SoothsayError` if it holds anything else.
     """
 
-    def __init__(self, run: Mapping[str, Any], path: Path | None = None):
-        self.path = path
-        self._records: dict[tuple[str, str, str, str, str], Record] = {}
-        if path is None:
-            return
-        written = path.read_bytes() if path.is_file() else b""
-        whole = written[: written.rfind(b"\n") + 1]
+    def __init__(self, journal: Journal):
+        self._journal = journal
         try:
-            before, *lines = [json.loads(line) for line in whole.splitlines()] or [dict(run)]
-            records = [Record(**line) for line in lines]
-        except (ValueError, TypeError) as error:
-            raise SoothsayError(f"{path} does not hold measurements of peers ({error})") from None
-        if before != run:
-            differ = [key for key in {**run, **before} if before.get(key) != run.get(key)]
-            raise SoothsayError(f"{path} is of another run: other {', '.join(differ)}; give a new file")
+            records = [Record(**entry) for entry in journal.entries]
+        except TypeError as error:
+            raise SoothsayError(f"the journal does not hold measurements of peers ({error})") from None
         self._records = {record.key: record for record in records}
-        path.write_bytes(whole or json.dumps(run).encode() + b"\n")
 
     def __contains__(self, key: tuple[str, str, str, str, str]) -> bool:
         return key in self._records
 
     def add(self, record: Record) -> None:
-        """Keep a record, in the file too."""
+        """Keep a record, in the journal too."""
         self._records[record.key] = record
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(asdict(record)) + "\n")
+        self._journal.add(asdict(record))
 
     def medians(self, measure: str, dtype: str) -> dict[str, tuple[float, int]]:
         """Of each engine, the median of its rounds in seconds, and the tokens of one."""

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from soothsay.bench.peers.compare import CONVERSATION
 from soothsay.bench.prompts import PromptEntry, spread
 from soothsay.corpus import read_lines
 from soothsay.errors import RequestError
@@ -39,9 +38,8 @@ def read_questions(path: Path, per_task: int | None = None) -> list[Question]:
             raise RequestError(
                 f"{path}, line {number}: no question of Spec-Bench, with 'category' and 'turns'"
             )
-        task = "conversation" if category in CONVERSATION else category
         entry = PromptEntry(turns[0], category, id=str(number))
-        tasks.setdefault(task, {})[entry] = Question(task, tuple(turns), number)
+        tasks.setdefault(entry.task, {})[entry] = Question(entry.task, tuple(turns), number)
     if not tasks:
         raise RequestError(f"{path} has no questions")
     return [

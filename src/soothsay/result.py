@@ -1,0 +1,122 @@
+"""What comes back from `LLM`: answers, whole or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from soothsay.engine.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
+from soothsay.engine.engine import Engine
+from soothsay.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stats: SpeculationStats
+    seed: int
+    """With the same prompt and parameters, this seed gives the same tokens again."""
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answers to one prompt: `n` choices, the first of which can be read off directly."""
+
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first choice's tokens, an end token included."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first choice ended."""
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """The first choice's log-probabilities, if they were asked for."""
+        return self.choices[0].logprobs
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """What speculation did for the first choice."""
+        return self.choices[0].stats
+
+    @property
+    def error(self) -> str | None:
+        """Why the request could not be served, if so."""
+        return self.choices[0].error
+
+
+class Stream:
+    """An answer as it comes: iterate over its pieces with `for` or `async for`; afterwards `result` has all
+    of it.
+
+    Iterating does the work: each wait for a piece moves the whole engine on, and with it every other stream.
+    Leaving a stream unread keeps its request running only as long as others are read; `cancel` frees its
+    memory at once.
+    """
+
+    def __init__(self, engine: Engine, request: Request):
+        self._engine = engine
+        self._request = request
+        self._logprobs: list[TokenLogprobs] = []
+
+    def __iter__(self) -> Iterator[Piece]:
+        while (piece := self._next()) is not None:
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while (piece := await asyncio.to_thread(self._next)) is not None:
+            yield piece
+
+    def cancel(self) -> None:
+        """Stop where it is."""
+        self._engine.cancel(self._request)
+
+    @property
+    def choice(self) -> Choice:
+        """The answer. Waits for its end."""
+        for _ in self:
+            pass
+        request = self._request
+        if request.finish_reason is None:
+            raise RuntimeError("the stream has ended without its request")
+        return Choice(
+            text=request.answer.text,
+            token_ids=request.tokens[request.num_prompt :].tolist(),
+            finish_reason=request.finish_reason,
+            stats=request.stats,
+            seed=request.seed,
+            logprobs=self._logprobs if request.params.logprobs is not None else None,
+        )
+
+    @property
+    def result(self) -> Result:
+        """The answer with its prompt. Waits for its end."""
+        choice = self.choice
+        return Result(self._request.tokens[: self._request.num_prompt].tolist(), [choice])
+
+    def _next(self) -> Piece | None:
+        self._engine.advance(self._request)
+        if not self._request.pieces:
+            return None
+        piece = self._request.pieces.popleft()
+        if piece.logprobs is not None:
+            self._logprobs.append(piece.logprobs)
+        return piece
