@@ -17,6 +17,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from typer.testing import CliRunner, Result
 
+from soothsay.bench import plot as plot_module
 from soothsay.bench.journal import Journal
 from soothsay.bench.peers.client import Client
 from soothsay.bench.peers.compare import CONTEXT, PROMPT, VERIFIED, PeerBench, Plan, turns
@@ -250,6 +251,27 @@ def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
         "qa": {ours: 3.0, theirs: 6.0},
         "rag": {ours: 1.0, theirs: 2.0},
         "overall": {ours: pytest.approx(7 / 3), theirs: pytest.approx(14 / 3)},
+    }
+
+
+def test_answers_as_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    results = Results(Journal({}))
+    for item, task, seconds in (("1", "qa", 1.0), ("2", "rag", 2.0)):
+        for mode, faster in (("plain", 1), ("auto", 2)):
+            results.add(record(item=item, seconds=seconds / faster, measure=ANSWER, task=task, mode=mode))
+        results.add(record("other", item, seconds * 2, measure=ANSWER, task=task))
+    figure = plot_module.new_figure()
+    monkeypatch.setattr(plot_module, "new_figure", lambda **_: figure)
+    plot_module.plot_answers(results, ["int8", "int4"], tmp_path / "answers.png")
+    assert (tmp_path / "answers.png").read_bytes().startswith(b"\x89PNG")
+    (panel,) = figure.axes  # nothing was measured in int4
+    assert panel.get_title() == "weights in int8"
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["qa", "rag", "overall"]
+    assert {one.get_label(): [bar.get_height() for bar in one] for one in panel.containers} == {
+        "soothsay, auto": [8.0, 4.0, 6.0],
+        "soothsay, plain": [4.0, 2.0, 3.0],
+        "other, plain": [2.0, 1.0, 1.5],
     }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from soothsay.bench.peers.results import OURS, Results
 from soothsay.bench.step import StepReport
 from soothsay.errors import SoothsayError
 
@@ -49,4 +51,28 @@ def plot_steps(report: StepReport, path: Path) -> None:
         f"trees: {report.layout}",
         fontsize=10,
     )
+    figure.savefig(path, format="png", dpi=150)
+
+
+def plot_answers(results: Results, dtypes: Sequence[str], path: Path) -> None:
+    """Draw tokens a second of whole answers as bars by task, one colour a contestant; one panel a dtype.
+
+    Raises `SoothsayError` if matplotlib is not installed.
+    """
+    shown = {dtype: rates for dtype in dtypes if (rates := results.rates(dtype))}
+    figure = new_figure(figsize=(9, 1 + 2.8 * max(len(shown), 1)), layout="constrained")
+    panels = figure.subplots(max(len(shown), 1), 1, squeeze=False)[:, 0]
+    for panel, (dtype, rates) in zip(panels, shown.items(), strict=False):
+        contestants = sorted(rates["overall"], key=lambda one: (one[0] != OURS, one))
+        width = 0.8 / len(contestants)
+        for number, one in enumerate(contestants):
+            places = [task - 0.4 + width * (number + 0.5) for task in range(len(rates))]
+            heights = [of[one] for of in rates.values()]
+            panel.bar(places, heights, width, color=f"C{number}", label=", ".join(one))
+        panel.set_xticks(range(len(rates)), [task.replace("_", " ") for task in rates])
+        panel.tick_params(axis="x", length=0)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"weights in {dtype}", fontsize=10)
+        panel.set_ylabel("tokens a second")
+        panel.legend(frameon=False, fontsize=8, ncols=2)
     figure.savefig(path, format="png", dpi=150)

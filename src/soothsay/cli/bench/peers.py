@@ -70,6 +70,9 @@ def peers(
             "--json", dir_okay=False, help="Append each measurement; a file that is there is continued."
         ),
     ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", dir_okay=False, help="Draw the rates of whole answers to a file.")
+    ] = None,
 ) -> None:
     """Compare with other engines that run the same weights, each in a process of its own, all in turn.
 
@@ -82,7 +85,12 @@ def peers(
     import torch
 
     from soothsay.bench.peers.compare import PEERS, PeerBench, Plan
+    from soothsay.bench.plot import new_figure, plot_answers
 
+    if png is not None:
+        if questions is None:
+            raise typer.BadParameter("--png: whole answers are drawn, which --spec-bench asks for")
+        new_figure()  # says that matplotlib is missing before anything takes its time
     plan = Plan(
         model=model,
         work=work,
@@ -107,6 +115,8 @@ def peers(
         _warn(results, weights, console)
         if bench.questions:
             console.print(_answers(results, weights))
+    if png is not None:
+        plot_answers(results, dtypes, png)
     for note in bench.notes:
         console.print(Text(note, "dim"), soft_wrap=True)
 

@@ -42,7 +42,9 @@ def step(
         Literal["chain", "binary"], typer.Option(help="Rows one below the other, or two below each.")
     ] = "chain",
     rounds: Annotated[int, typer.Option(min=1, help="Passes of each kind; times are medians.")] = 15,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw the times into a PNG file.")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", dir_okay=False, help="Draw the times to a file.")
+    ] = None,
     to_json: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to a file.")
     ] = None,
@@ -60,7 +62,7 @@ def step(
         from soothsay.bench.shapes import Shape
         from soothsay.bench.step import bench_step
 
-        if plot is not None:
+        if png is not None:
             new_figure()  # says that matplotlib is missing before anything takes its time
         report = bench_step(
             Shape.parse(shape or "1.1B") if model is None else model,
@@ -71,8 +73,8 @@ def step(
             layout=tree,
         )
     Console(highlight=False).print(_table(report))
-    if plot is not None:
-        plot_steps(report, plot)
+    if png is not None:
+        plot_steps(report, png)
     if to_json is not None:
         to_json.write_text(json.dumps(asdict(report), indent=1) + "\n")
 
