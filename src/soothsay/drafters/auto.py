@@ -12,10 +12,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.compose import Composite
@@ -110,7 +111,8 @@ class Auto(Composite):
             self._learn(request, state)
         trees = self._choose(awake) if awake else {}
         for request in requests:
-            self.decisions.update([self.parts[index].name for index in self._trees[request]] or [NOBODY])
+            for name in [self.parts[index].name for index in self._trees.get(request, ())] or [NOBODY]:
+                self.decisions[name] += 1
         self._end = self._clock()
         return [trees.get(r) or DraftTree(int(r.tokens[-1])) for r in requests]
 
@@ -250,12 +252,11 @@ class Auto(Composite):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Learn what the step cost, and show it to the drafters; to those that pause, later."""
-        begin = self._clock()
-        self._follow(begin, observations)
+        self._follow(self._clock(), observations)
         for index, part in enumerate(self.parts):
-            asked = [seen for seen in observations if index in self._trees[seen.request]]
-            if part.taps:
-                self._keep(index, [seen for seen in observations if index not in self._trees[seen.request]])
+            asked = [seen for seen in observations if self._was_asked(index, seen.request)]
+            if part.taps and len(asked) < len(observations):
+                self._keep(index, observations)
             if asked:
                 start = self._clock()
                 part.observe([self._seen_by(index, seen) for seen in asked])
@@ -291,15 +292,23 @@ class Auto(Composite):
         context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
         self.times.follow(self._rows, context, max(now - self._end, 1e-9))
 
+    def _was_asked(self, index: int, request: Request) -> bool:
+        return index in self._trees.get(request, ())
+
     def _keep(self, index: int, observations: Sequence[Observation]) -> None:
-        """Note what a drafter would have to see to go on; after many tokens it sees it."""
+        """Note what a drafter that was not asked would have to see to go on; after many tokens it sees it."""
         full: list[_Awake] = []
+        crowded = sum(len(seen.taps[0]) for seen in observations) > 4 * len(observations)
         for seen in observations:
+            if self._was_asked(index, seen.request):
+                continue
             state = self._open(seen.request)
             outlook = state.outlooks[index]
-            one = _committed(seen, self._taps[index])
-            outlook.kept.append(one)
-            outlook.behind += one.num_pending
+            count, taps = _committed(seen, self._taps[index])
+            if crowded:  # a view would keep the rows of the whole pass
+                taps = tuple(tap.clone() for tap in taps)
+            outlook.kept.append((seen.start, taps))
+            outlook.behind += count
             if outlook.behind >= KEPT:
                 full.append((seen.request, state))
         self._show(index, full)
@@ -307,7 +316,7 @@ class Auto(Composite):
     def _show(self, index: int, late: Sequence[_Awake]) -> None:
         """Have a drafter catch up with what it has missed, in one piece a request."""
         if late:
-            self.parts[index].observe([_joined(state.outlooks[index].kept) for _, state in late])
+            self.parts[index].observe([_missed(request, state.outlooks[index]) for request, state in late])
             for _, state in late:
                 state.outlooks[index].kept, state.outlooks[index].behind = [], 0
 
@@ -351,21 +360,21 @@ def _merge(guesses: Sequence[_Found]) -> _Found:
     return merged, known
 
 
-def _committed(seen: Observation, layers: slice) -> Observation:
-    """An observation of the tokens that stay, as if they had been a piece of a prompt."""
+def _committed(seen: Observation, layers: slice) -> tuple[int, tuple[Tensor, ...]]:
+    """How many tokens of an observation stay, and what was seen of them."""
     path = [] if seen.verdict is None else seen.verdict.path
-    count = seen.num_pending + len(path)
+    count, taps = seen.num_pending + len(path), seen.taps[layers]
+    if count == len(taps[0]):
+        return count, taps
     if not path or path[-1] == len(path):  # a chain
-        taps = tuple(tap[:count].clone() for tap in seen.taps[layers])  # and no view of the whole batch's
-    else:
-        rows = [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]
-        taps = tuple(tap[rows] for tap in seen.taps[layers])
-    return Observation(seen.request, seen.start, count, taps)
+        return count, tuple(tap[:count] for tap in taps)
+    rows = [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]
+    return count, tuple(tap[rows] for tap in taps)
 
 
-def _joined(kept: Sequence[Observation]) -> Observation:
-    """Pieces that follow each other, as one."""
-    if len(kept) == 1:
-        return kept[0]
-    taps = tuple(torch.cat(layer) for layer in zip(*(seen.taps for seen in kept), strict=True))
-    return replace(kept[0], num_pending=sum(seen.num_pending for seen in kept), taps=taps)
+def _missed(request: Request, outlook: Outlook) -> Observation:
+    """What a drafter has missed of a request, as if it had been a piece of a prompt."""
+    layers = zip(*(taps for _, taps in outlook.kept), strict=True)
+    return Observation(
+        request, outlook.kept[0][0], outlook.behind, tuple(torch.cat(layer) for layer in layers)
+    )

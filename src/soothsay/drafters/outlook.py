@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
-from soothsay.drafters.base import Observation
 from soothsay.engine.calibration import Calibration
 from soothsay.engine.tree import FloatArray
 
@@ -82,8 +82,10 @@ class Outlook:
     surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
     next: int = 0  # step at which it is asked whatever is expected
     pause: int = 1  # steps from one such time to the next
-    kept: list[Observation] = field(default_factory=list)  # what it has not been shown yet
-    behind: int = 0  # tokens of that
+    kept: list[tuple[int, tuple[Tensor, ...]]] = field(default_factory=list)
+    """What it has not been shown yet, in pieces: first token, taps."""
+    behind: int = 0
+    """Tokens of that."""
 
     @property
     def trust(self) -> float:
