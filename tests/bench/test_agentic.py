@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from soothsay import LLM, RequestError, SamplingParams
 from soothsay.bench.agentic import (
@@ -21,6 +22,7 @@ from soothsay.bench.agentic import (
     write_questions,
 )
 from soothsay.bench.spec.questions import read_questions
+from soothsay.cli import app
 from soothsay.drafters import build_drafter
 
 CODE = """def total(values):
@@ -117,3 +119,20 @@ def test_agents_words_are_drafted_at_three_tokens_a_step_and_more(shared: Path, 
         scores = replay(drafter, episodes, sibyl.tokenizer, nodes=16)
         assert all(score.accepted >= least for score in scores.values())
         assert spec != "none" or {score.accepted for score in scores.values()} == {1.0}
+
+
+def test_command(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "questions.jsonl"
+    made = CliRunner().invoke(app, ["bench", "agentic", str(data), "-o", str(out), "--per-task", "2"])
+    assert made.exit_code == 0, made.output
+    assert f"{out}: 4 episodes of 2 tasks" in made.stdout.replace("\n", "")
+    assert len(read_questions(out)) == 4
+    replayed = ["bench", "agentic", str(data), "-o", str(out), "--per-task", "2", "--replay", "sibyl"]
+    shown = CliRunner().invoke(app, [*replayed, "-d", "suffix", "-d", "none"])
+    assert shown.exit_code == 0, shown.output
+    suffix, none = re.findall(r"(?:suffix|none) +([\d.]+) +([\d.]+)", shown.stdout)
+    assert min(map(float, suffix)) > 2
+    assert none == ("1.00", "1.00")
+    refused = CliRunner().invoke(app, [*replayed, "-d", "recycling"])
+    assert refused.exit_code == 2
+    assert "recycling looks at more than tokens" in refused.stderr
