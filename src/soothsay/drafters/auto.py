@@ -14,23 +14,35 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.compose import Composite
-from soothsay.drafters.outlook import NOTHING, RECENT, Cost, Market, Outlook, Record, Worth, hope
+from soothsay.drafters.outlook import (
+    NOTHING,
+    RECENT,
+    Cost,
+    Market,
+    Outlook,
+    Record,
+    Worth,
+    gains_of,
+    unknown_gains,
+)
 from soothsay.engine.calibration import settle
 from soothsay.engine.request import Request
 from soothsay.engine.timing import StepTimes
-from soothsay.engine.tree import DraftTree, FloatArray
+from soothsay.engine.tree import DraftTree
 
 MARGIN = 0.03
 """Tokens a step that a drafter must be expected to bring beyond its cost, since expectations err."""
 
 FOLLOW = 16
-"""Steps from one look at the time of a pass to the next."""
+"""Steps from one look at the time of a pass to the next, and from one look at prices."""
+
+NEAR = 64
+"""Tokens of context within which prices are the same."""
 
 NOBODY = "none"
 """In `Auto.decisions`, where no drafter was asked."""
@@ -86,9 +98,11 @@ class Auto(Composite):
         self._begin = self._end = 0.0  # of `propose`
         self._costs = [Cost() for _ in parts]
         self._records = {  # above temperature 0 guesses are another matter
-            sampled: [Record(hope(target.config.max_tree)) for _ in parts] for sampled in (False, True)
+            sampled: [Record(unknown_gains(target.config.max_tree)) for _ in parts]
+            for sampled in (False, True)
         }
         self._rows = 0  # that this step verifies
+        self._market: tuple[tuple[int, ...], Market] | None = None  # of late, and for which steps
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -126,7 +140,7 @@ class Auto(Composite):
 
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
-        market = self._market(awake)
+        market = self._prices(awake)
         costs = [cost(len(awake)) for cost in self._costs]
         order = sorted(range(len(self.parts)), key=lambda index: costs[index])
         there = [NOTHING] * len(awake)  # what each request has already
@@ -134,7 +148,7 @@ class Auto(Composite):
         for place, index in enumerate(order):
             later = [(other, market.call(costs[other]) / len(awake)) for other in order[place + 1 :]]
             without = [
-                max(has, *(self._hope(state, other, market).less(price) for other, price in later), NOTHING)
+                max(has, *(state.outlooks[other].hope(market).less(price) for other, price in later), NOTHING)
                 for (_, state), has in zip(awake, there, strict=True)
             ]
             asked = self._worth_asking(index, awake, without, market)
@@ -157,20 +171,17 @@ class Auto(Composite):
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
         return self._verify(awake, found, market)
 
-    def _market(self, awake: Sequence[_Awake]) -> Market:
-        """What nodes and seconds cost in this step."""
+    def _prices(self, awake: Sequence[_Awake]) -> Market:
+        """What nodes and seconds cost; looked at anew when the batch is another, and now and then."""
         context = sum(len(request.tokens) for request, _ in awake) / len(awake)
         nodes = max(request.max_nodes for request, _ in awake) - 1
-        passes = self.times.span(self._rows, nodes * len(awake), context)
-        rate = max(self._batch / float(passes[0]), self._rate)
-        prices = (passes[:: len(awake)] - passes[0]) * (rate / len(awake))
-        return Market(rate, passes, prices)
-
-    def _hope(self, state: _State, index: int, market: Market) -> Worth:
-        """What a drafter's guesses are expected to be worth to a request."""
-        outlook = state.outlooks[index]
-        gains = outlook.gains * outlook.trust
-        return Worth(market.best(gains), min(float(gains[1]), 1.0) if len(gains) > 1 else 0.0)
+        same = (self._rows, self._batch, len(awake), nodes, int(context / NEAR), self._step // FOLLOW)
+        if self._market is None or self._market[0] != same:
+            passes = self.times.span(self._rows, nodes * len(awake), context)
+            rate = max(self._batch / float(passes[0]), self._rate)
+            prices = (passes[:: len(awake)] - passes[0]) * (rate / len(awake))
+            self._market = same, Market(rate, passes.tolist(), prices.tolist())
+        return self._market[1]
 
     def _worth_asking(
         self, index: int, awake: Sequence[_Awake], without: Sequence[Worth], market: Market
@@ -183,7 +194,7 @@ class Auto(Composite):
             if outlook.next <= self._step:
                 due.append(number)
             else:
-                surplus = max(self._hope(state, index, market).beyond(other), outlook.surplus) - MARGIN
+                surplus = max(outlook.hope(market).beyond(other), outlook.surplus) - MARGIN
                 if surplus > 0:
                     open_.append((surplus, number))
         open_.sort(reverse=True)
@@ -202,12 +213,14 @@ class Auto(Composite):
         """A tree with the probabilities of its nodes; and what it is worth."""
         record, outlook = state.records[index], state.outlooks[index]
         known = record.calibration.probabilities(tree)
-        trust = outlook.trust
-        trusted = [1.0, *(min(p * trust, 1.0) for p in known[1:])]
-        record.learn(_gains(known, len(outlook.gains)), max(tree.depths), outlook)
-        state.asked.append((index, len(request.tokens), tree, sum(known) - 1))
-        gains = _gains(trusted, len(market.prices))
-        return (tree, trusted), Worth(market.best(gains), max(trusted[1:], default=0.0))
+        best, trust = sorted(known[1:], reverse=True), outlook.trust
+        gains = gains_of(best, len(outlook.gains))
+        record.learn(gains, max(tree.depths))
+        outlook.learn(gains)
+        state.asked.append((index, len(request.tokens), tree, sum(best)))
+        trusted = [min(p * trust, 1.0) for p in best]
+        worth = Worth(market.best(gains_of(trusted, len(market.prices))), trusted[0] if trusted else 0.0)
+        return (tree, [1.0, *(min(p * trust, 1.0) for p in known[1:])]), worth
 
     def _propose_by(self, index: int, asked: Sequence[_Awake]) -> tuple[list[DraftTree], float]:
         """One drafter's trees, and the seconds it took, with those for seeing all that it has missed."""
@@ -240,14 +253,21 @@ class Auto(Composite):
                 own = sorted((-p, number, node) for node, p in enumerate(probabilities) if node)
                 nodes += [item for item in own if depths[item[2]] <= request.max_depth][:room]
         nodes.sort()
-        spent = sum(self._spent)
-        sure = np.cumsum([self._batch, *(-minus for minus, *_ in nodes)])
-        keep = int((sure / (spent + market.passes[: len(sure)])).argmax())
+        spent, sure, keep = sum(self._spent), float(self._batch), 0
+        most = sure / (spent + market.passes[0])
+        for count, (minus, *_) in enumerate(nodes, start=1):
+            sure -= minus
+            rate = sure / (spent + market.passes[count])
+            if rate > most:
+                most, keep = rate, count
         self._rows += keep + sum(len(tree) - 1 for tree in whole.values())
         chosen: dict[int, list[int]] = {}
         for _, number, node in nodes[:keep]:
             chosen.setdefault(number, []).append(node)
-        cut = {awake[number][0]: merged[number].only(kept) for number, kept in chosen.items()}
+        cut = {
+            awake[number][0]: tree if len(kept) == len(tree := merged[number]) - 1 else tree.only(kept)
+            for number, kept in chosen.items()
+        }
         return {**cut, **whole}
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -329,18 +349,8 @@ class Auto(Composite):
                 still.append((index, behind, tree, expected))
                 continue
             state.records[index].calibration.record(tree, set(right))
-            outlook = state.outlooks[index]
-            outlook.expected += RECENT * (expected - outlook.expected)
-            outlook.right += RECENT * (len(right) - outlook.right)
+            state.outlooks[index].settle(expected, len(right))
         state.asked = still
-
-
-def _gains(probabilities: Sequence[float], size: int) -> FloatArray:
-    """Guesses expected to be right among the best 0, 1, ... `size - 1` nodes; the first is the root."""
-    gains = np.zeros(size)
-    best = sorted(probabilities[1:], reverse=True)[: size - 1]
-    gains[1 : 1 + len(best)] = best
-    return gains.cumsum()
 
 
 def _merge(guesses: Sequence[_Found]) -> _Found:

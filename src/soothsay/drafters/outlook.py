@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import sub
 
-import numpy as np
 from torch import Tensor
 
 from soothsay.engine.calibration import Calibration
-from soothsay.engine.tree import FloatArray
 
 RECENT = 0.1
 """Weight of the newest step in running means of a request."""
@@ -44,11 +45,51 @@ class Cost:
         return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), 8)
 
 
+@dataclass(frozen=True, slots=True)
+class Market:
+    """What things cost for a while, in tokens: those that the same time could have brought otherwise.
+
+    Lists, not arrays: they are short, and are gone through for each request at each step.
+    """
+
+    rate: float  # tokens a second, of all requests together
+    passes: list[float]  # seconds of a pass with 0, 1, ... nodes, of all requests together
+    prices: list[float]  # of 0, 1, ... nodes for each request
+
+    def call(self, seconds: float) -> float:
+        """The price of time."""
+        return self.rate * seconds
+
+    def best(self, gains: Sequence[float]) -> float:
+        """The most that gains exceed prices by, at any number of nodes."""
+        most: float = max(map(sub, gains, self.prices))
+        return most
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Worth:
+    """What guesses are worth to a request."""
+
+    tokens: float  # expected, less the cost of verifying them
+    first: float = 0.0  # probability that the first of them is right
+
+    def less(self, price: float) -> Worth:
+        """After its price is paid."""
+        return Worth(self.tokens - price, self.first)
+
+    def beyond(self, other: Worth) -> float:
+        """What they add to others: they are better, or right where the others are wrong at once."""
+        return max(self.tokens - other.tokens, self.tokens * (1 - other.first))
+
+
+NOTHING = Worth(0.0)
+
+
 @dataclass(slots=True)
 class Record:
     """What is known of one drafter, over all requests of a kind."""
 
-    gains: FloatArray  # guesses right among the best k nodes, by k, on average
+    gains: list[float]  # guesses right among the best k nodes, by k, on average
     calibration: Calibration = field(default_factory=Calibration)
     levels: float = 1.0  # of its trees, on average
     pause: int = 1  # that a new request begins with
@@ -57,25 +98,20 @@ class Record:
     def outlook(self, step: int) -> Outlook:
         """What a new request begins with; where it has not paid of late, with a pause."""
         next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
-        return Outlook(self.gains.copy(), next=next_, pause=self.pause)
+        return Outlook(self.gains, next=next_, pause=self.pause)
 
-    def learn(self, gains: FloatArray, depth: int, outlook: Outlook) -> None:
+    def learn(self, gains: Sequence[float], depth: int) -> None:
         """Count what a tree of some depth is expected to bring; the first few count more."""
         self.levels += RECENT * (max(depth, 1) - self.levels)
         self.asked += 1
-        outlook.asked += 1
-        for mean, weight in (
-            (self.gains, max(RECENT / 4, 1 / (self.asked + 1))),
-            (outlook.gains, max(RECENT, 1 / (outlook.asked + 4))),
-        ):
-            mean += weight * (gains - mean)
+        self.gains = _moved(self.gains, gains, max(RECENT / 4, 1 / (self.asked + 1)))
 
 
 @dataclass(slots=True)
 class Outlook:
     """What is known of one drafter for one request."""
 
-    gains: FloatArray  # as above, of this request
+    gains: list[float]  # as above, of this request
     expected: float = 2.0  # guesses right, as they were calibrated: of late, and two to begin with
     right: float = 2.0  # guesses right, in truth
     asked: int = 0  # times
@@ -86,11 +122,33 @@ class Outlook:
     """What it has not been shown yet, in pieces: first token, taps."""
     behind: int = 0
     """Tokens of that."""
+    _hope: tuple[Market, Worth] | None = None  # what `hope` has said of late
 
     @property
     def trust(self) -> float:
         """By how much its guesses are better here than elsewhere."""
         return self.right / self.expected
+
+    def hope(self, market: Market) -> Worth:
+        """What its next guesses are expected to be worth."""
+        if self._hope is None or self._hope[0] is not market:
+            trust = self.trust
+            gains = [gain * trust for gain in self.gains]
+            worth = Worth(market.best(gains), min(gains[1], 1.0) if len(gains) > 1 else 0.0)
+            self._hope = market, worth
+        return self._hope[1]
+
+    def learn(self, gains: Sequence[float]) -> None:
+        """Count what a tree is expected to bring."""
+        self._hope = None
+        self.asked += 1
+        self.gains = _moved(self.gains, gains, max(RECENT, 1 / (self.asked + 4)))
+
+    def settle(self, expected: float, right: int) -> None:
+        """Count what has become of a tree."""
+        self._hope = None
+        self.expected += RECENT * (expected - self.expected)
+        self.right += RECENT * (right - self.right)
 
     def plan(self, step: int, surplus: float, price: float, spent: float) -> int:
         """Count what asking has brought; and say when to ask again, whatever is expected. All in tokens.
@@ -118,43 +176,17 @@ class Outlook:
         return shortest
 
 
-@dataclass(frozen=True, slots=True)
-class Market:
-    """What things cost in one step, in tokens: those that the same time could have brought otherwise."""
-
-    rate: float  # tokens a second, of all requests together
-    passes: FloatArray  # seconds of a pass with 0, 1, ... nodes, of all requests together
-    prices: FloatArray  # of 0, 1, ... nodes for each request
-
-    def call(self, seconds: float) -> float:
-        """The price of time."""
-        return self.rate * seconds
-
-    def best(self, gains: FloatArray) -> float:
-        """The most that gains exceed prices by, at any number of nodes."""
-        size = min(len(gains), len(self.prices))
-        return float((gains[:size] - self.prices[:size]).max())
+def unknown_gains(size: int) -> list[float]:
+    """What is expected of a drafter before anything is known: it shall be tried."""
+    return [2.0 * (1 - 0.7**k) for k in range(size)]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Worth:
-    """What guesses are worth to a request."""
-
-    tokens: float  # expected, less the cost of verifying them
-    first: float = 0.0  # probability that the first of them is right
-
-    def less(self, price: float) -> Worth:
-        """After its price is paid."""
-        return Worth(self.tokens - price, self.first)
-
-    def beyond(self, other: Worth) -> float:
-        """What they add to others: they are better, or right where the others are wrong at once."""
-        return max(self.tokens - other.tokens, self.tokens * (1 - other.first))
+def gains_of(best: Sequence[float], size: int) -> list[float]:
+    """Guesses expected to be right among the best 0, 1, ... `size - 1` nodes, by their probabilities, which
+    fall."""
+    gains = [*accumulate(best[: size - 1], initial=0.0)]
+    return gains + gains[-1:] * (size - len(gains))
 
 
-NOTHING = Worth(0.0)
-
-
-def hope(size: int) -> FloatArray:
-    """Gains that are expected of a drafter before anything is known: it shall be tried."""
-    return np.array([2.0 * (1 - 0.7**k) for k in range(size)])
+def _moved(means: Sequence[float], values: Sequence[float], weight: float) -> list[float]:
+    return [mean + weight * (value - mean) for mean, value in zip(means, values, strict=True)]

@@ -43,7 +43,11 @@ PATIENCE = 3.0
 """Seconds after which no pass is repeated: a large model's are long enough to be told from noise at once."""
 
 PACE = 0.15
-"""Weight of a pass that was run."""
+"""Weight of a pass that was run, for passes of all sizes: machines are faster at one time than at another."""
+
+BEND = 0.05
+"""Its further weight for passes of about as many rows. It is smaller, or else sizes that were not run of late
+would be compared with others by the speed that the machine had then."""
 
 BRIEF = 1.0
 """Seconds of all passes together that a start may take to time them again."""
@@ -141,7 +145,7 @@ class StepTimes:
             return
         places = np.arange(len(self.rows))
         away = np.abs(places - np.interp(rows, self.rows, places))
-        weights = PACE * np.clip(1 - away, 0, 1)
+        weights = PACE + BEND * np.clip(1 - away, 0, 1)
         self._scales *= 1 + weights * (min(max(ratio, 0.5), 2.0) - 1)
 
     @classmethod
