@@ -205,6 +205,13 @@ def test_chat_colours_what_was_drafted(conversation: Conversation) -> None:
     )
 
 
+def test_python_runs_it_as_a_module() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "soothsay", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "speculative decoding" in shown.stdout.lower()
+
+
 def test_ctrl_c_stops_one_answer_and_keeps_it(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,5 +74,5 @@ def plot_answers(results: Results, dtypes: Sequence[str], path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_title(f"weights in {dtype}", fontsize=10)
         panel.set_ylabel("tokens a second")
-        panel.legend(frameon=False, fontsize=8, ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
     figure.savefig(path, format="png", dpi=150)

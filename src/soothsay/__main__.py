@@ -1,0 +1,5 @@
+"""`python -m soothsay` is the command."""
+
+from soothsay.cli import main
+
+main()
