@@ -468,10 +468,10 @@ def test_command(plan: Plan, tmp_path: Path) -> None:
         r"a pass of 16 rows, context 128 +soothsay +[\d.]+ *\n +llama.cpp +16.00 ", result.stdout
     )
     assert "llama.cpp agrees in 0 of 32 leading tokens only: does it run the same model?" in result.stdout
-    assert re.search(r"conversation +qa +overall", result.stdout)
+    assert re.search(r"chat +QA +overall", result.stdout)
     assert re.search(r"llama.cpp, lookup +4\.0 +4\.0 +4\.0", result.stdout)
     assert re.search(r"soothsay, auto / plain( +[\d.]+x){3}", result.stdout)
-    assert re.search(r"soothsay's best / the peers' best( +[\d.]+x){3}", result.stdout)
+    assert re.search(r"our best / the peers' best( +[\d.]+x){3}", result.stdout)
     assert "openvino, bfloat16: openvino-genai is not installed" in result.stdout
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert records[0]["max_tokens"] == 4

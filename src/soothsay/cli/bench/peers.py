@@ -211,16 +211,18 @@ def _warn(results: Results, dtype: str, console: Console) -> None:
 def _answers(results: Results, dtype: str) -> Table:
     """Tokens a second of whole answers, and what speculation and this engine make of it."""
     from soothsay.bench.peers.results import OURS, PLAIN
+    from soothsay.bench.report.tables import HEADINGS
 
     rates = results.rates(dtype)
     table = Table(
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         title=f"whole answers, weights in {dtype}: tokens a second, mean over prompts",
         title_justify="left",
     )
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for task in rates:
-        table.add_column(task, justify="right")
+        table.add_column(HEADINGS.get(task, task), justify="right", no_wrap=True)
     contestants = list(next(iter(rates.values()), {}))
     for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
         table.add_row(f"{engine}, {mode}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
@@ -234,5 +236,5 @@ def _answers(results: Results, dtype: str) -> Table:
             tuple(max(of[one] for one in contestants if (one[0] == OURS) is ours) for ours in (True, False))
             for of in rates.values()
         ]
-        table.add_row(f"{OURS}'s best / the peers' best", *(f"{own / other:.2f}x" for own, other in best))
+        table.add_row("our best / the peers' best", *(f"{own / other:.2f}x" for own, other in best))
     return table
