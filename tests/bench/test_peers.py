@@ -471,7 +471,7 @@ def test_command(plan: Plan, tmp_path: Path) -> None:
     assert re.search(r"chat +QA +overall", result.stdout)
     assert re.search(r"llama.cpp, lookup +4\.0 +4\.0 +4\.0", result.stdout)
     assert re.search(r"soothsay, auto / plain( +[\d.]+x){3}", result.stdout)
-    assert re.search(r"our best / the peers' best( +[\d.]+x){3}", result.stdout)
+    assert re.search(r"our best / theirs( +[\d.]+x){3}", result.stdout)
     assert "openvino, bfloat16: openvino-genai is not installed" in result.stdout
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert records[0]["max_tokens"] == 4

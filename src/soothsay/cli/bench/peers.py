@@ -236,5 +236,5 @@ def _answers(results: Results, dtype: str) -> Table:
             tuple(max(of[one] for one in contestants if (one[0] == OURS) is ours) for ours in (True, False))
             for of in rates.values()
         ]
-        table.add_row("our best / the peers' best", *(f"{own / other:.2f}x" for own, other in best))
+        table.add_row("our best / theirs", *(f"{own / other:.2f}x" for own, other in best))
     return table
