@@ -45,7 +45,7 @@ PATIENCE = 3.0
 PACE = 0.15
 """Weight of a pass that was run, for passes of all sizes: machines are faster at one time than at another."""
 
-BEND = 0.05
+BEND = 0.04
 """Its further weight for passes of about as many rows. It is smaller, or else sizes that were not run of late
 would be compared with others by the speed that the machine had then."""
 
