@@ -222,47 +222,50 @@ def test_guesses_of_several_drafters_are_verified_in_one_tree() -> None:
 
 
 class Noted(MTP):
-    """Notes what it proposes, by place, and takes its time."""
+    """Notes what it would propose, by place, and takes its time."""
 
-    def __init__(self, target: Target, world: World):
+    def __init__(self, target: Target, world: World, silent: bool = False):
         super().__init__(target)
-        self.world = world
+        self.world, self.silent = world, silent
         self.trees: dict[int, list[int]] = {}
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         self.world.now += 0.1 * self.world.times(1)
         trees = super().propose(requests)
         self.trees.update((len(r.tokens), t.tokens) for r, t in zip(requests, trees, strict=True))
-        return trees
+        return [DraftTree(tree.tokens[0]) for tree in trees] if self.silent else trees
 
 
 class Oracle(Drafter):
-    """Knows what will be said, and hides it behind a wrong guess."""
+    """Knows what will be said, and adds wrong guesses before it or behind it."""
 
-    max_nodes = 6
+    max_nodes = 7
 
-    def __init__(self, said: Sequence[int]):
-        self.said = said
+    def __init__(self, hidden: bool):
+        self.hidden = hidden
+        self.said: Sequence[int] = ()
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: Request) -> DraftTree:
         tree = DraftTree(int(request.tokens[-1]))
-        tree.add(0, 0, -0.1)
-        tree.extend(self.said[request.num_output : request.num_output + 4], -0.1)
+        if self.hidden:
+            tree.add(0, 0, -0.1)
+        last = tree.extend(self.said[request.num_output : request.num_output + 4], -0.1)
+        if not self.hidden:
+            tree.extend([0, 0], -0.1, last)
         return tree
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside one that is right"])
-def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: bool) -> None:
+@pytest.mark.parametrize("beside", [None, Oracle(True), Oracle(False)], ids=["alone", "hidden", "straight"])
+def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: Oracle | None) -> None:
+    """In a first request; and in a second one, in which it pauses from the beginning."""
     llm = LLM("sibyl", dtype="float32", drafter="none", kv_tokens=2048, prefix_caching=False)
-    prompt = "The river rises in the hills north of the town. In spring"
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     times = FLAT if beside else STEEP
     world = World(times)
-    always, paused = (Noted(llm.engine.target, world) for _ in range(2))
-    expected = llm.generate(prompt, params, drafter=always).token_ids
+    always, paused = Noted(llm.engine.target, world, silent=True), Noted(llm.engine.target, world)
 
     class Slow(Auto):
         """A pass takes as long as it says, wherever it runs."""
@@ -271,17 +274,25 @@ def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: bool
             world.now += times(self._rows)
             super().observe(observations)
 
-    parts = [Oracle(expected), paused] if beside else [paused]
-    result = llm.generate(prompt, params, drafter=Slow(llm.engine.target, parts, times, world.clock))
-    assert result.token_ids == expected
-    assert (result.stats.mean_accepted > 2) is beside
-    assert len(paused.trees) < 60
-    common = always.trees.keys() & paused.trees.keys()
-    assert len(common) > 1
-    assert max(common) > 100
-    for place in common:  # it may have stopped earlier
-        assert always.trees[place][: len(paused.trees[place])] == paused.trees[place]
-        assert len(paused.trees[place]) > 3
+    auto = Slow(llm.engine.target, [beside, paused] if beside else [paused], times, world.clock)
+    for number, prompt in enumerate(
+        ("The river rises in the hills north of the town. In spring", "At night")
+    ):
+        always.trees.clear()
+        paused.trees.clear()
+        expected = llm.generate(prompt, params, drafter=always).token_ids
+        if beside:
+            beside.said = expected
+        result = llm.generate(prompt, params, drafter=auto)
+        assert result.token_ids == expected
+        assert (result.stats.mean_accepted > 2) is (beside is not None)
+        assert len(paused.trees) < 60
+        assert len(paused.trees) > (number == 0)
+        first = len(result.prompt_token_ids) + 1
+        assert (min(paused.trees) == first) is (number == 0)
+        for place, tree in paused.trees.items():  # it may have stopped earlier
+            assert always.trees[place][: len(tree)] == tree
+            assert len(tree) > 3
 
 
 def test_decisions_are_counted_by_name_for_each_request() -> None:
