@@ -288,6 +288,7 @@ def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: Orac
         assert (result.stats.mean_accepted > 2) is (beside is not None)
         assert len(paused.trees) < 60
         assert len(paused.trees) > (number == 0)
+        assert max(paused.trees) > 100 or number == 1
         first = len(result.prompt_token_ids) + 1
         assert (min(paused.trees) == first) is (number == 0)
         for place, tree in paused.trees.items():  # it may have stopped earlier
