@@ -192,6 +192,14 @@ def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
         all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
 
 
+def test_with_chunks_that_depend_on_the_time() -> None:
+    """Each run cuts prompts elsewhere, by the speed of the machine."""
+    for max_stall in (1e-9, 0.02):
+        llm = make(max_stall=max_stall)
+        drafters = [resolve(DRAFTERS[i % len(DRAFTERS)]) for i in range(len(PROMPTS))]
+        all_same(llm.generate(prompts(), MIXED, drafter=drafters))
+
+
 def test_on_several_threads() -> None:
     """Another number of threads may be another numeric mode; within it nothing changes either."""
     torch.set_num_threads(2)

@@ -242,21 +242,23 @@ class EngineConfig:
     """Tokens of prompt and answer in one request, at most. None: what the model was made for."""
 
     block_size: int = 16
-    """Tokens in one block of the KV pool: small enough that short prompts share prefixes and little is wasted
-    in
-    the last block, large enough that block tables stay short."""
+    """Tokens in one block of the KV pool: so few that short prompts share prefixes and little is wasted in
+    the last block, so many that block tables stay short."""
 
     kv_tokens: int | None = None
     """Tokens that the KV pool holds for all requests together. None: enough for `max_requests` full contexts,
-    but
-    no more than a quarter of the memory that is free."""
+    but no more than a quarter of the memory that is free."""
 
     max_requests: int = 64
     """Requests in one step, at most; more wait their turn. On a CPU sixteen rows cost about 1.3 times one, so
     there is little left to gain beyond."""
 
     max_rows: int = 512
-    """Rows in one forward pass, at most: long prompts enter in chunks so that others keep their pace."""
+    """Rows in one forward pass, at most: long prompts enter in chunks."""
+
+    max_stall: float | None = None
+    """Seconds that a step may take while prompts are read beside answers, or nearly so: chunks of prompts are
+    cut to what fits. None: no limit, for those who wait for all answers together; a server has one."""
 
     max_tree: int = 16
     """Nodes in a request's draft tree, the root included, unless its drafter asks for fewer: sixteen rows are

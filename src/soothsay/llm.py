@@ -332,6 +332,8 @@ def _complete(config: EngineConfig, model: Transformer) -> EngineConfig:
     for name in ("block_size", "max_requests", "max_rows", "max_tree"):
         if getattr(config, name) < 1:
             raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")
+    if config.max_stall is not None and not config.max_stall > 0:
+        raise ModelError(f"max_stall={config.max_stall} is not possible: it must be above 0 seconds, or None")
     context = config.max_context or model.config.max_positions
     if context < 2:
         raise ModelError(

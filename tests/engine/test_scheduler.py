@@ -14,6 +14,7 @@ from soothsay.config import EngineConfig
 from soothsay.drafters import Drafter, Target
 from soothsay.drafters.base import NoDrafter
 from soothsay.engine.cache import BlockAllocator
+from soothsay.engine.pace import LEAST
 from soothsay.engine.params import SamplingParams
 from soothsay.engine.request import Request
 from soothsay.engine.scheduler import Scheduler, Share
@@ -112,6 +113,33 @@ class TestBudget:
         serving = Serving(64, max_rows=2)
         a, b, _ = serving.add(3), serving.add(1), serving.add(1)
         assert rows(serving.step()) == [(a, 1), (b, 1)]
+
+    def test_a_prompt_is_read_slowly_where_others_would_wait_for_it(self) -> None:
+        serving = Serving(64, max_rows=100, max_stall=0.1)
+        serving.scheduler.pace.follow(50, 50 * 0.1 / 45)  # 45 rows in the time
+        waits, long = serving.add(3), serving.add(150)
+        assert rows(serving.step()) == [(waits, 3), (long, 97)], "nobody decodes yet"
+        assert rows(serving.step()) == [(waits, 1), (long, 44)]
+        serving.scheduler.remove(waits)
+        assert rows(serving.step()) == [(long, 9)]
+
+    def test_newcomers_are_read_slowly_too(self) -> None:
+        serving = Serving(64, max_rows=100, max_stall=0.1)
+        serving.scheduler.pace.follow(50, 50 * 0.1 / 45)
+        first = serving.add(3)
+        serving.step()
+        second, third = serving.add(30), serving.add(30)
+        assert rows(serving.step()) == [(first, 1), (second, 30), (third, 14)]
+
+    def test_guesses_are_not_cut_for_prompts(self) -> None:
+        serving = Serving(64, max_rows=100, max_stall=0.1, max_tree=8)
+        serving.scheduler.pace.follow(50, 50.0)  # nothing fits
+        first = serving.add(3, 8)
+        serving.step()
+        second = serving.add(90)
+        shares = serving.scheduler.next()
+        assert rows(shares) == [(first, 1), (second, LEAST)], "some rows are read in any case"
+        assert trees(shares) == [8]
 
     def test_no_more_requests_run_than_allowed(self) -> None:
         serving = Serving(64, max_requests=2)

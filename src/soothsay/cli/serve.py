@@ -74,16 +74,16 @@ def serve(
         int,
         typer.Option("--max-running", min=1, help="Answers in one step.", rich_help_panel=_LIMITS),
     ] = 64,
-    max_rows: Annotated[
-        int,
+    max_stall: Annotated[
+        float,
         typer.Option(
-            "--max-rows",
-            min=1,
-            help="Tokens in one step, with those of prompts: with fewer, answers that run wait less while "
-            "prompts of others are read, and prompts wait more.",
+            "--max-stall",
+            min=0.01,
+            help="Seconds that a step may take while prompts are read beside answers: with fewer, those flow "
+            "more evenly, and new ones begin later.",
             rich_help_panel=_LIMITS,
         ),
-    ] = 512,
+    ] = 0.25,
     max_queue: Annotated[
         int,
         typer.Option(
@@ -126,7 +126,7 @@ def serve(
                 max_context=max_context,
                 kv_tokens=kv_tokens,
                 max_requests=max_running,
-                max_rows=max_rows,
+                max_stall=max_stall,
             )
             engine = stack.enter_context(EngineProcess(factory))
         config = ServerConfig(

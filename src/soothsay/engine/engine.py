@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -96,11 +97,13 @@ class Engine:
             shares = self.scheduler.next()
             if not shares:
                 return
+            begin = time.perf_counter()
             trees = self._propose(shares)
             done = self._forward(shares, trees)
             self._commit(shares, done.verdicts)
             self._observe(shares, trees, done)
             self._update(shares, trees, done)
+            self.scheduler.pace.follow(len(done.batch.tokens), time.perf_counter() - begin)
 
     def _propose(self, shares: Sequence[Share]) -> list[DraftTree | None]:
         """Trees for the shares that reach their request's end, each drafter asked once."""

@@ -9,6 +9,7 @@ from itertools import count
 
 from soothsay.config import EngineConfig
 from soothsay.engine.cache import BlockAllocator
+from soothsay.engine.pace import Pace
 from soothsay.engine.request import Request
 
 
@@ -43,6 +44,7 @@ class Scheduler:
         self.on_evict = on_evict  # called when a request loses its blocks, for drafters to forget it
         self.waiting: list[Request] = []  # in order
         self.running: list[Request] = []  # in order
+        self.pace = Pace(config.max_stall)
         self._arrivals = count()
 
     def add(self, request: Request) -> None:
@@ -52,13 +54,11 @@ class Scheduler:
 
     def next(self) -> list[Share]:
         """The shares of the next step, with blocks for all rows they can bring."""
-        rows, line = self.config.max_rows, len(self.waiting)
+        rows, line = self._budget(), len(self.waiting)
         shares = self._share(rows, self.running)
-        rows -= sum(share.num_tokens for share in shares)
         if len(self.waiting) == line:  # nobody had to go, so there may be room for more
-            new = self._share(rows, self._admit())
-            rows -= sum(share.num_tokens for share in new)
-            shares += new
+            shares += self._share(rows - sum(share.num_tokens for share in shares), self._admit())
+        rows = self.config.max_rows - sum(share.num_tokens for share in shares)
         ends = [share for share in shares if share.reaches_end]
         for i, share in enumerate(ends):
             rows -= self._grant_tree(share.request, rows // (len(ends) - i)) - 1
@@ -71,6 +71,11 @@ class Scheduler:
             self._evict(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+
+    def _budget(self) -> int:
+        """Rows of a step before any guesses: prompts are read slowly where somebody would wait for it."""
+        most, decoding = self.config.max_rows, any(request.num_pending == 1 for request in self.running)
+        return self.pace.rows(most, len(self.running)) if decoding else most
 
     def _share(self, rows: int, requests: Sequence[Request]) -> list[Share]:
         """As many of the rows as these requests have a use for; one at least for each, as far as rows go."""
