@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import torch
 from verifying import match
 
 from soothsay import LLM, SamplingParams
@@ -73,12 +75,17 @@ class Scripted(Drafter):
 
 
 def run(
-    world: World, drafter: Drafter, count: int, steps: int, seeds: Sequence[int] | None = None
+    world: World,
+    drafter: Drafter,
+    count: int,
+    steps: int,
+    seeds: Sequence[int] | None = None,
+    limit: int = 100_000,
 ) -> tuple[float, list[Request]]:
     """Tokens a second of `count` requests that go on for so many steps."""
     params = SamplingParams(temperature=0, max_tokens=100_000)
     requests = [
-        Request([1, 2, 3], params, seed=seed, limit=100_000, drafter=drafter)
+        Request([1, 2, 3], params, seed=seed, limit=limit, drafter=drafter)
         for seed in (seeds or range(count))
     ]
     for request in requests:
@@ -97,7 +104,8 @@ def run(
                 future(request, here + depth) if right else -1
                 for depth, right in zip(tree.depths, _right(tree, request), strict=True)
             ]
-            seen.append(Observation(request, here - 1, 1, (), tree, None, match(tree, draws)))
+            taps = tuple(torch.zeros(len(tree), 1) for _ in drafter.taps)
+            seen.append(Observation(request, here - 1, 1, taps, tree, None, match(tree, draws)))
         drafter.observe(seen)
         for observation in seen:
             assert observation.verdict is not None
@@ -294,6 +302,36 @@ def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: Orac
         for place, tree in paused.trees.items():  # it may have stopped earlier
             assert always.trees[place][: len(tree)] == tree
             assert len(tree) > 3
+
+
+@pytest.mark.parametrize(("taken", "asked"), [(0.0, range(300, 401)), (9.0, range(60))])
+def test_time_that_deciding_takes_counts_too(taken: float, asked: range) -> None:
+    """What a drafter brings here is worth its own time, and not that of much thinking besides."""
+
+    class Thinking(Auto):
+        def _weigh(self, *args: Any) -> Any:
+            world.now += taken
+            return super()._weigh(*args)
+
+    world = World(FLAT)
+    part = Scripted(world, lambda _: 0.4, cost=0.5)
+    run(world, Thinking(TARGET, [part], FLAT, world.clock), 1, 400)
+    assert part.calls in asked
+
+
+@pytest.mark.parametrize("limit", [400, 100_000])
+def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
+    class Reader(Scripted):
+        taps = (0,)
+
+    world = World(STEEP)
+    part = Reader(world, lambda _: 0.3, cost=5.0)
+    auto = Auto(TARGET, [part], STEEP, world.clock)
+    _, (request,) = run(world, auto, 1, 300, limit=limit)
+    (outlook,) = auto._states[request].outlooks
+    assert outlook.gone is (limit == 400)
+    assert (len(outlook.kept) == 0) is (limit == 400)
+    assert part.calls < 10
 
 
 def test_decisions_are_counted_by_name_for_each_request() -> None:

@@ -95,8 +95,10 @@ class Auto(Composite):
         self._batch = 0  # requests of the last step
         self._rate = 0.0  # tokens a second of late, with this number of requests
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
+        self._asking = 0.0  # seconds of it, with what drafters had to catch up with
         self._begin = self._end = 0.0  # of `propose`
         self._costs = [Cost() for _ in parts]
+        self._deciding = Cost()  # of the controller itself, for each drafter that it asks
         self._records = {  # above temperature 0 guesses are another matter
             sampled: [Record(unknown_gains(target.config.max_tree)) for _ in parts]
             for sampled in (False, True)
@@ -107,7 +109,8 @@ class Auto(Composite):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The trees that it pays to verify; roots alone where none does."""
-        self._begin = self._clock()
+        _ = self.times  # at first they have to be measured, which is no part of deciding
+        self._begin, self._asking = self._clock(), 0.0
         self._step += 1
         states = [self._open(request) for request in requests]
         changed = len(requests) != self._batch
@@ -128,6 +131,8 @@ class Auto(Composite):
             for name in [self.parts[index].name for index in self._trees.get(request, ())] or [NOBODY]:
                 self.decisions[name] += 1
         self._end = self._clock()
+        if asked := sum(seconds > 0 for seconds in self._spent):
+            self._deciding.record(len(awake), (self._end - self._begin - self._asking) / asked)
         return [trees.get(r) or DraftTree(int(r.tokens[-1])) for r in requests]
 
     def _open(self, request: Request) -> _State:
@@ -141,7 +146,7 @@ class Auto(Composite):
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
         market = self._prices(awake)
-        costs = [cost(len(awake)) for cost in self._costs]
+        costs = [self._cost(index, len(awake)) for index in range(len(self.parts))]
         order = sorted(range(len(self.parts)), key=lambda index: costs[index])
         there = [NOTHING] * len(awake)  # what each request has already
         found: list[list[_Found]] = [[] for _ in awake]
@@ -156,8 +161,8 @@ class Auto(Composite):
                 continue
             price = market.call(costs[index]) / len(asked)
             self.parts[index].least = price / max(awake[number][1].records[index].levels for number in asked)
-            trees, seconds = self._propose_by(index, [awake[number] for number in asked])
-            spent = market.call(seconds) / len(asked)
+            trees, late = self._propose_by(index, [awake[number] for number in asked])
+            spent = price + market.call(late) / len(asked)
             for number, tree in zip(asked, trees, strict=True):
                 request, state = awake[number]
                 guess, worth = self._weigh(index, request, state, tree, market)
@@ -166,6 +171,7 @@ class Auto(Composite):
                 surplus = worth.beyond(without[number])
                 state.records[index].pause = outlook.plan(self._step, surplus, price, spent)
                 there[number] = max(there[number], worth)
+        self._let_go(awake, market, costs)
         for (_, state), guesses in zip(awake, found, strict=True):
             if not guesses:
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
@@ -188,24 +194,32 @@ class Auto(Composite):
     ) -> list[int]:
         """Numbers of the requests that a drafter is asked for: those whose turn has come, and of the others
         as many as together are worth the time."""
+        price = market.call(self._cost(index, len(awake))) / len(awake)
         due, open_ = [], []
         for number, ((_, state), other) in enumerate(zip(awake, without, strict=True)):
             outlook = state.outlooks[index]
-            if outlook.next <= self._step:
+            if outlook.next <= self._step and outlook.pause > 1:
                 due.append(number)
             else:
                 surplus = max(outlook.hope(market).beyond(other), outlook.surplus) - MARGIN
+                if outlook.pause == 1:  # it was worth it the last time
+                    surplus = max(surplus, price + MARGIN)
                 if surplus > 0:
                     open_.append((surplus, number))
         open_.sort(reverse=True)
-        cost = self._costs[index]
-        most, keep, total = -market.call(cost(len(due))) if due else 0.0, 0, 0.0
+        most, keep, total = -market.call(self._cost(index, len(due))) if due else 0.0, 0, 0.0
         for taken, (surplus, _) in enumerate(open_, start=1):
             total += surplus
-            net = total - market.call(cost(len(due) + taken))
+            net = total - market.call(self._cost(index, len(due) + taken))
             if net > most:
                 most, keep = net, taken
+        for _, number in open_[keep:]:
+            awake[number][1].outlooks[index].wait(self._step, price)
         return due + [number for _, number in open_[:keep]]
+
+    def _cost(self, index: int, requests: int) -> float:
+        """Seconds that it takes to ask a drafter, and to decide what to make of its guesses."""
+        return self._costs[index](requests) + self._deciding(requests)
 
     def _weigh(
         self, index: int, request: Request, state: _State, tree: DraftTree, market: Market
@@ -223,7 +237,7 @@ class Auto(Composite):
         return (tree, [1.0, *(min(p * trust, 1.0) for p in known[1:])]), worth
 
     def _propose_by(self, index: int, asked: Sequence[_Awake]) -> tuple[list[DraftTree], float]:
-        """One drafter's trees, and the seconds it took, with those for seeing all that it has missed."""
+        """One drafter's trees, and the seconds that it took to show it all that it has missed."""
         late = self._clock()
         self._show(index, [(request, state) for request, state in asked if state.outlooks[index].kept])
         begin = self._clock()
@@ -231,7 +245,18 @@ class Auto(Composite):
         trees = self._ask(index, requests)
         end = self._clock()
         self._spent[index] = end - begin
-        return trees, end - late
+        self._asking += end - late
+        return trees, begin - late
+
+    def _let_go(self, awake: Sequence[_Awake], market: Market, costs: Sequence[float]) -> None:
+        """Note nothing more for drafters that will not be asked again before a request ends."""
+        for index, part in enumerate(self.parts):
+            if part.taps:
+                price = market.call(costs[index]) / len(awake)
+                for request, state in awake:
+                    outlook, left = state.outlooks[index], request.limit - len(request.tokens)
+                    if outlook.next > self._step + left and outlook.hope(market).tokens < price:
+                        outlook.leave()
 
     def _verify(
         self,
@@ -317,12 +342,15 @@ class Auto(Composite):
 
     def _keep(self, index: int, observations: Sequence[Observation]) -> None:
         """Note what a drafter that was not asked would have to see to go on; after many tokens it sees it."""
+        late = [
+            (seen, state)
+            for seen in observations
+            if not self._was_asked(index, seen.request)
+            and not (state := self._open(seen.request)).outlooks[index].gone
+        ]
+        crowded = sum(len(seen.taps[0]) for seen, _ in late) > 4 * len(late)
         full: list[_Awake] = []
-        crowded = sum(len(seen.taps[0]) for seen in observations) > 4 * len(observations)
-        for seen in observations:
-            if self._was_asked(index, seen.request):
-                continue
-            state = self._open(seen.request)
+        for seen, state in late:
             outlook = state.outlooks[index]
             count, taps = _committed(seen, self._taps[index])
             if crowded:  # a view would keep the rows of the whole pass

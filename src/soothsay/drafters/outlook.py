@@ -17,6 +17,9 @@ RECENT = 0.1
 PROBE_SHARE = 0.01
 """Of the time, at most, for asking drafters that are not expected to pay."""
 
+NEVER = 1 << 62
+"""A step that does not come."""
+
 SELDOM = 16
 """In the end, one that never pays takes that share divided by this."""
 
@@ -28,19 +31,21 @@ class Cost:
         self._seconds: dict[int, float] = {}  # by the number of requests' bits
 
     def record(self, requests: int, seconds: float) -> None:
-        """Count a step; a stolen moment of the machine counts no more than a doubling."""
+        """Count a step. A stolen moment of the machine, or a first one in which a prompt is read, counts little."""
         key = requests.bit_length()
         known = self._seconds.get(key)
         if known is None:
             self._seconds[key] = seconds
         else:
-            self._seconds[key] = known + 0.2 * (min(seconds, 2 * known) - known)
+            self._seconds[key] = known + 0.2 * (min(seconds, 1.25 * known) - known)
 
     def __call__(self, requests: int) -> float:
         """An estimate; 0 as long as nothing is known."""
         if not self._seconds:
             return 0.0
         key = requests.bit_length()
+        if (known := self._seconds.get(key)) is not None:
+            return known
         nearest = min(self._seconds, key=lambda known: abs(known - key))
         return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), 8)
 
@@ -129,8 +134,19 @@ class Outlook:
         """By how much its guesses are better here than elsewhere."""
         return self.right / self.expected
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has left."""
+        return self.next == NEVER
+
+    def leave(self) -> None:
+        """It is not asked any more, and need not be shown what it has missed."""
+        self.next, self.surplus, self.kept, self.behind = NEVER, 0.0, [], 0
+
     def hope(self, market: Market) -> Worth:
         """What its next guesses are expected to be worth."""
+        if self.gone:
+            return NOTHING
         if self._hope is None or self._hope[0] is not market:
             trust = self.trust
             gains = [gain * trust for gain in self.gains]
@@ -150,6 +166,12 @@ class Outlook:
         self.expected += RECENT * (expected - self.expected)
         self.right += RECENT * (right - self.right)
 
+    def wait(self, step: int, price: float) -> None:
+        """It is not worth its price at the moment."""
+        if self.pause == 1:
+            self.pause = 1 << int(price / PROBE_SHARE).bit_length()
+            self.next = (step // self.pause + 1) * self.pause
+
     def plan(self, step: int, surplus: float, price: float, spent: float) -> int:
         """Count what asking has brought; and say when to ask again, whatever is expected. All in tokens.
 
@@ -163,15 +185,15 @@ class Outlook:
             spent: what it has cost now, with all that the drafter had to catch up with.
 
         Returns:
-            The pause that a new request should begin with: the shortest that the price allows, 1 if it pays.
+            The shortest pause that the cost allows.
         """
         self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
-        shortest = 1
+        shortest = 1 << int(spent / PROBE_SHARE).bit_length()
         if surplus > price:
             self.pause = 1
         else:
-            shortest <<= int(max(price, spent) / PROBE_SHARE).bit_length()
-            self.pause = min(max(2 * self.pause, shortest), SELDOM * shortest)
+            tried = self.next <= step  # and not asked because it was expected to pay
+            self.pause = min(max(self.pause << tried, shortest), SELDOM * shortest)
         self.next = (step // self.pause + 1) * self.pause
         return shortest
 
