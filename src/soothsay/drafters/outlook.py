@@ -31,7 +31,7 @@ class Cost:
         self._seconds: dict[int, float] = {}  # by the number of requests' bits
 
     def record(self, requests: int, seconds: float) -> None:
-        """Count a step. A stolen moment of the machine, or a first one in which a prompt is read, counts little."""
+        """Count a step; a stolen moment of the machine, or the reading of a prompt, counts little."""
         key = requests.bit_length()
         known = self._seconds.get(key)
         if known is None:
