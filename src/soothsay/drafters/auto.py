@@ -169,7 +169,8 @@ class Auto(Composite):
                 found[number].append(guess)
                 outlook = state.outlooks[index]
                 surplus = worth.beyond(without[number])
-                state.records[index].pause = outlook.plan(self._step, surplus, price, spent)
+                shortest = outlook.plan(self._step, surplus, price, spent)
+                state.records[index].plan(outlook.pause == 1, shortest)
                 there[number] = max(there[number], worth)
         self._let_go(awake, market, costs)
         for (_, state), guesses in zip(awake, found, strict=True):

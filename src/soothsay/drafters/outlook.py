@@ -23,6 +23,9 @@ NEVER = 1 << 62
 SELDOM = 16
 """In the end, one that never pays takes that share divided by this."""
 
+ANEW = 4
+"""Likewise, for requests that are new: they may be of another kind."""
+
 
 class Cost:
     """Seconds that a drafter takes for a step, by how many requests it is asked for."""
@@ -104,6 +107,10 @@ class Record:
         """What a new request begins with; where it has not paid of late, with a pause."""
         next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
         return Outlook(self.gains, next=next_, pause=self.pause)
+
+    def plan(self, pays: bool, shortest: int) -> None:
+        """Say how new requests begin, after one for which the drafter has just been asked."""
+        self.pause = 1 if pays else min(max(2 * self.pause, shortest), ANEW * shortest)
 
     def learn(self, gains: Sequence[float], depth: int) -> None:
         """Count what a tree of some depth is expected to bring; the first few count more."""
