@@ -81,16 +81,20 @@ def run(
     steps: int,
     seeds: Sequence[int] | None = None,
     limit: int = 100_000,
+    prompt: int = 3,
 ) -> tuple[float, list[Request]]:
     """Tokens a second of `count` requests that go on for so many steps."""
     params = SamplingParams(temperature=0, max_tokens=100_000)
     requests = [
-        Request([1, 2, 3], params, seed=seed, limit=limit, drafter=drafter)
+        Request(list(range(prompt)), params, seed=seed, limit=limit, drafter=drafter)
         for seed in (seeds or range(count))
     ]
     for request in requests:
-        request.cached = 2
+        request.cached = prompt - 1
         request.max_nodes = 16
+    features = tuple(torch.zeros(prompt - 1, 1) for _ in drafter.taps)
+    if features:
+        drafter.observe([Observation(request, 0, prompt - 1, features) for request in requests])
     begin, tokens = world.now, 0
     for _ in range(steps):
         trees = drafter.propose(requests)
@@ -332,6 +336,28 @@ def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
     assert outlook.gone is (limit == 400)
     assert (len(outlook.kept) == 0) is (limit == 400)
     assert part.calls < 10
+
+
+@pytest.mark.parametrize(("chance", "times_read"), [(0.0, range(1, 5)), (0.9, range(80, 81))])
+def test_prompts_are_read_again_only_where_it_pays(chance: float, times_read: range) -> None:
+    """Four requests at once, twenty times: a try would cost the reading of four prompts."""
+
+    class Reader(Scripted):
+        taps = (0,)
+        read = 0
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            for seen in observations:
+                if seen.tree is None:
+                    self.read += seen.num_pending > 200
+                    world.now += 0.2 * seen.num_pending
+
+    world = World(FLAT)
+    part = Reader(world, lambda _: chance, cost=1.0)
+    auto = Auto(TARGET, [part], FLAT, world.clock)
+    for i in range(20):
+        run(world, auto, 4, 60, range(4 * i, 4 * i + 4), limit=700, prompt=250)
+    assert part.read in times_read
 
 
 def test_decisions_are_counted_by_name_for_each_request() -> None:

@@ -47,6 +47,12 @@ NEAR = 64
 NOBODY = "none"
 """In `Auto.decisions`, where no drafter was asked."""
 
+HORIZON = 64
+"""Steps within which what a drafter has to catch up with must have paid."""
+
+READ = 64
+"""Tokens that it catches up with at once, from which on their time says what one of them takes."""
+
 KEPT = 1024
 """Tokens whose features wait for a paused drafter before it is shown them, which costs it a pass."""
 
@@ -98,6 +104,7 @@ class Auto(Composite):
         self._asking = 0.0  # seconds of it, with what drafters had to catch up with
         self._begin = self._end = 0.0  # of `propose`
         self._costs = [Cost() for _ in parts]
+        self._reading = [0.0 for _ in parts]  # seconds for a token that a drafter catches up with
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
         self._records = {  # above temperature 0 guesses are another matter
             sampled: [Record(unknown_gains(target.config.max_tree)) for _ in parts]
@@ -197,14 +204,16 @@ class Auto(Composite):
         as many as together are worth the time."""
         price = market.call(self._cost(index, len(awake))) / len(awake)
         due, open_ = [], []
-        for number, ((_, state), other) in enumerate(zip(awake, without, strict=True)):
+        for number, ((request, state), other) in enumerate(zip(awake, without, strict=True)):
             outlook = state.outlooks[index]
-            if outlook.next <= self._step and outlook.pause > 1:
+            late = market.call(self._reading[index] * outlook.behind)
+            if outlook.pause > 1 and outlook.is_due(self._step, price + late):
                 due.append(number)
             else:
                 surplus = max(outlook.hope(market).beyond(other), outlook.surplus) - MARGIN
                 if outlook.pause == 1:  # it was worth it the last time
                     surplus = max(surplus, price + MARGIN)
+                surplus -= late / min(request.limit - len(request.tokens), HORIZON)
                 if surplus > 0:
                     open_.append((surplus, number))
         open_.sort(reverse=True)
@@ -365,7 +374,12 @@ class Auto(Composite):
     def _show(self, index: int, late: Sequence[_Awake]) -> None:
         """Have a drafter catch up with what it has missed, in one piece a request."""
         if late:
+            begin, tokens = self._clock(), sum(state.outlooks[index].behind for _, state in late)
             self.parts[index].observe([_missed(request, state.outlooks[index]) for request, state in late])
+            if tokens >= READ:
+                known = self._reading[index]
+                seconds = (self._clock() - begin) / tokens
+                self._reading[index] = known + 0.2 * (seconds - known) if known else seconds
             for _, state in late:
                 state.outlooks[index].kept, state.outlooks[index].behind = [], 0
 

@@ -173,11 +173,18 @@ class Outlook:
         self.expected += RECENT * (expected - self.expected)
         self.right += RECENT * (right - self.right)
 
+    def is_due(self, step: int, price: float) -> bool:
+        """Whether it is asked now, whatever is expected; at such a price it may have to wait longer."""
+        if self.next > step:
+            return False
+        if self.pause < (shortest := _shortest(price)):
+            self._wait(step, shortest)
+        return self.next <= step
+
     def wait(self, step: int, price: float) -> None:
         """It is not worth its price at the moment."""
         if self.pause == 1:
-            self.pause = 1 << int(price / PROBE_SHARE).bit_length()
-            self.next = (step // self.pause + 1) * self.pause
+            self._wait(step, _shortest(price))
 
     def plan(self, step: int, surplus: float, price: float, spent: float) -> int:
         """Count what asking has brought; and say when to ask again, whatever is expected. All in tokens.
@@ -195,14 +202,21 @@ class Outlook:
             The shortest pause that the cost allows.
         """
         self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
-        shortest = 1 << int(spent / PROBE_SHARE).bit_length()
+        shortest = _shortest(spent)
         if surplus > price:
-            self.pause = 1
+            self._wait(step, 1)
         else:
             tried = self.next <= step  # and not asked because it was expected to pay
-            self.pause = min(max(self.pause << tried, shortest), SELDOM * shortest)
-        self.next = (step // self.pause + 1) * self.pause
+            self._wait(step, min(max(self.pause << tried, shortest), SELDOM * shortest))
         return shortest
+
+    def _wait(self, step: int, pause: int) -> None:
+        self.pause, self.next = pause, (step // pause + 1) * pause
+
+
+def _shortest(price: float) -> int:
+    """Steps from one try to the next, at such a price in tokens."""
+    return 1 << int(price / PROBE_SHARE).bit_length()
 
 
 def unknown_gains(size: int) -> list[float]:
