@@ -207,7 +207,8 @@ class Auto(Composite):
         for number, ((request, state), other) in enumerate(zip(awake, without, strict=True)):
             outlook = state.outlooks[index]
             late = market.call(self._reading[index] * outlook.behind)
-            if outlook.pause > 1 and outlook.is_due(self._step, price + late):
+            outlook.put_off(self._step, price + late)
+            if outlook.next <= self._step and outlook.pause > 1:
                 due.append(number)
             else:
                 surplus = max(outlook.hope(market).beyond(other), outlook.surplus) - MARGIN

@@ -173,13 +173,10 @@ class Outlook:
         self.expected += RECENT * (expected - self.expected)
         self.right += RECENT * (right - self.right)
 
-    def is_due(self, step: int, price: float) -> bool:
-        """Whether it is asked now, whatever is expected; at such a price it may have to wait longer."""
-        if self.next > step:
-            return False
-        if self.pause < (shortest := _shortest(price)):
+    def put_off(self, step: int, price: float) -> None:
+        """See to it that tries at such a price are rare enough."""
+        if self.next <= step and 1 < self.pause < (shortest := _shortest(price)):
             self._wait(step, shortest)
-        return self.next <= step
 
     def wait(self, step: int, price: float) -> None:
         """It is not worth its price at the moment."""
