@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.drafters import Target, build_drafter
-from soothsay.drafters.suffix import FORMAT, Suffix
+from soothsay.drafters.automaton import ROOT
+from soothsay.drafters.suffix import FORMAT, PIECE, Suffix
 from soothsay.engine.answer import FinishReason
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
@@ -190,6 +191,18 @@ def test_a_text_longer_than_the_memory_is_cut() -> None:
     assert [len(propose(drafter, token)) > 1 for token in range(50)] == [
         40 <= token < 49 for token in range(50)
     ]
+
+
+def test_ended_requests_are_read_bit_by_bit_and_only_where_somebody_asks() -> None:
+    drafter = Suffix(TARGET)
+    hear(drafter, range(PIECE), range(PIECE, 2 * PIECE + 10))
+    (generation,) = drafter._generations
+    assert generation.automaton.size == 0
+    for read in (PIECE, 2 * PIECE, 2 * PIECE + 10, 2 * PIECE + 10):
+        propose(drafter, 3 * PIECE)
+        assert generation.automaton.size == read
+        for token in (5, PIECE + 5, 2 * PIECE + 5):
+            assert (token in generation.automaton.next[ROOT]) is (token < read)
 
 
 def test_no_memory_is_no_store() -> None:
