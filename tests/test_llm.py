@@ -268,6 +268,8 @@ class TestImpossibleRequests:
     def test_engine_numbers_that_cannot_work(self, tiny: Callable[..., Transformer]) -> None:
         with pytest.raises(ModelError, match="max_context=1 "):
             LLM(tiny(), max_context=1)
+        with pytest.raises(ModelError, match="max_stall=0 "):
+            LLM(tiny(), max_stall=0)
         with pytest.raises(ModelError, match="block_size=0 "):
             LLM(tiny(), block_size=0)
         with pytest.raises(TypeError, match=r"no option 'blocksize'.*block_size"):
