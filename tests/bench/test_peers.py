@@ -391,8 +391,8 @@ def test_peers_take_turns_and_a_file_is_continued(
     ]
     assert [(one.name, one.task) for one in bench.questions] == [
         ("81", "conversation"),
-        ("82", "conversation"),
         ("241", "qa"),
+        ("82", "conversation"),
         ("243", "qa"),
     ]
     assert results.medians("decode", "bfloat16")["llama.cpp"] == (0.5, 8)

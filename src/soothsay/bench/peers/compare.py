@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -246,15 +246,18 @@ def turns(contestants: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
 
 
 def _questions(plan: Plan, tokenizer: Tokenizer | None) -> Iterator[Question]:
-    """`per_task` prompts of each task, evenly spread over the file."""
+    """`per_task` prompts of each task, evenly spread over the file.
+
+    The tasks take turns, so that a run that is cut short has met all of them.
+    """
     if tokenizer is None or plan.questions is None:
         raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
     tasks: dict[str, list[PromptEntry]] = {}
     for entry in read_prompts(plan.questions):
         tasks.setdefault(entry.task, []).append(entry)
-    for task, entries in tasks.items():
-        for entry in spread(entries, plan.per_task):
-            yield Question(entry.id, task, _encode(entry, tokenizer))
+    chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
+    for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
+        yield Question(entry.id, entry.task, _encode(entry, tokenizer))
 
 
 def _encode(entry: PromptEntry, tokenizer: Tokenizer) -> list[int]:
