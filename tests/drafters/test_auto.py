@@ -327,6 +327,10 @@ def test_time_that_deciding_takes_counts_too(taken: float, asked: range) -> None
 def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
     class Reader(Scripted):
         taps = (0,)
+        shown: Sequence[Observation] = ()
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            self.shown = observations if observations[0].verdict is None else ()
 
     world = World(STEEP)
     part = Reader(world, lambda _: 0.3, cost=5.0)
@@ -334,7 +338,8 @@ def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
     _, (request,) = run(world, auto, 1, 300, limit=limit)
     (outlook,) = auto._states[request].outlooks
     assert outlook.gone is (limit == 400)
-    assert (len(outlook.kept) == 0) is (limit == 400)
+    auto._backlogs[0].show([request])
+    assert bool(part.shown) is (limit == 100_000)
     assert part.calls < 10
 
 

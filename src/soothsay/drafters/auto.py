@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
+from soothsay.drafters.backlog import Backlog
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.compose import Composite
 from soothsay.drafters.outlook import (
@@ -49,12 +47,6 @@ NOBODY = "none"
 
 HORIZON = 64
 """Steps within which what a drafter has to catch up with must have paid."""
-
-READ = 64
-"""Tokens that it catches up with at once, from which on their time says what one of them takes."""
-
-KEPT = 1024
-"""Tokens whose features wait for a paused drafter before it is shown them, which costs it a pass."""
 
 
 @dataclass(slots=True)
@@ -104,7 +96,7 @@ class Auto(Composite):
         self._asking = 0.0  # seconds of it, with what drafters had to catch up with
         self._begin = self._end = 0.0  # of `propose`
         self._costs = [Cost() for _ in parts]
-        self._reading = [0.0 for _ in parts]  # seconds for a token that a drafter catches up with
+        self._backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
         self._records = {  # above temperature 0 guesses are another matter
             sampled: [Record(unknown_gains(target.config.max_tree)) for _ in parts]
@@ -206,7 +198,7 @@ class Auto(Composite):
         due, open_ = [], []
         for number, ((request, state), other) in enumerate(zip(awake, without, strict=True)):
             outlook = state.outlooks[index]
-            late = market.call(self._reading[index] * outlook.behind)
+            late = market.call(self._backlogs[index].seconds(request))
             outlook.put_off(self._step, price + late)
             if outlook.next <= self._step and outlook.pause > 1:
                 due.append(number)
@@ -249,10 +241,10 @@ class Auto(Composite):
 
     def _propose_by(self, index: int, asked: Sequence[_Awake]) -> tuple[list[DraftTree], float]:
         """One drafter's trees, and the seconds that it took to show it all that it has missed."""
-        late = self._clock()
-        self._show(index, [(request, state) for request, state in asked if state.outlooks[index].kept])
-        begin = self._clock()
         requests = [request for request, _ in asked]
+        late = self._clock()
+        self._backlogs[index].show(requests)
+        begin = self._clock()
         trees = self._ask(index, requests)
         end = self._clock()
         self._spent[index] = end - begin
@@ -268,6 +260,7 @@ class Auto(Composite):
                     outlook, left = state.outlooks[index], request.limit - len(request.tokens)
                     if outlook.next > self._step + left and outlook.hope(market).tokens < price:
                         outlook.leave()
+                        self._backlogs[index].forget(request)
 
     def _verify(
         self,
@@ -312,7 +305,8 @@ class Auto(Composite):
         for index, part in enumerate(self.parts):
             asked = [seen for seen in observations if self._was_asked(index, seen.request)]
             if part.taps and len(asked) < len(observations):
-                self._keep(index, observations)
+                late = [seen for seen in observations if self._is_late(index, seen.request)]
+                self._backlogs[index].keep(late)
             if asked:
                 start = self._clock()
                 part.observe([self._seen_by(index, seen) for seen in asked])
@@ -330,6 +324,8 @@ class Auto(Composite):
         state = self._states.pop(request, None)
         if state is not None:
             self._learn(request, state)
+        for backlog in self._backlogs:
+            backlog.forget(request)
         super().release(request)
 
     @property
@@ -351,38 +347,9 @@ class Auto(Composite):
     def _was_asked(self, index: int, request: Request) -> bool:
         return index in self._trees.get(request, ())
 
-    def _keep(self, index: int, observations: Sequence[Observation]) -> None:
-        """Note what a drafter that was not asked would have to see to go on; after many tokens it sees it."""
-        late = [
-            (seen, state)
-            for seen in observations
-            if not self._was_asked(index, seen.request)
-            and not (state := self._open(seen.request)).outlooks[index].gone
-        ]
-        crowded = sum(len(seen.taps[0]) for seen, _ in late) > 4 * len(late)
-        full: list[_Awake] = []
-        for seen, state in late:
-            outlook = state.outlooks[index]
-            count, taps = _committed(seen, self._taps[index])
-            if crowded:  # a view would keep the rows of the whole pass
-                taps = tuple(tap.clone() for tap in taps)
-            outlook.kept.append((seen.start, taps))
-            outlook.behind += count
-            if outlook.behind >= KEPT:
-                full.append((seen.request, state))
-        self._show(index, full)
-
-    def _show(self, index: int, late: Sequence[_Awake]) -> None:
-        """Have a drafter catch up with what it has missed, in one piece a request."""
-        if late:
-            begin, tokens = self._clock(), sum(state.outlooks[index].behind for _, state in late)
-            self.parts[index].observe([_missed(request, state.outlooks[index]) for request, state in late])
-            if tokens >= READ:
-                known = self._reading[index]
-                seconds = (self._clock() - begin) / tokens
-                self._reading[index] = known + 0.2 * (seconds - known) if known else seconds
-            for _, state in late:
-                state.outlooks[index].kept, state.outlooks[index].behind = [], 0
+    def _is_late(self, index: int, request: Request) -> bool:
+        """Whether a drafter was not asked, and may be."""
+        return not (self._was_asked(index, request) or self._open(request).outlooks[index].gone)
 
     def _learn(self, request: Request, state: _State) -> None:
         """Hold guesses against what has come."""
@@ -412,23 +379,3 @@ def _merge(guesses: Sequence[_Found]) -> _Found:
                 known[at] = max(known[at], probabilities[node])
             place.append(at)
     return merged, known
-
-
-def _committed(seen: Observation, layers: slice) -> tuple[int, tuple[Tensor, ...]]:
-    """How many tokens of an observation stay, and what was seen of them."""
-    path = [] if seen.verdict is None else seen.verdict.path
-    count, taps = seen.num_pending + len(path), seen.taps[layers]
-    if count == len(taps[0]):
-        return count, taps
-    if not path or path[-1] == len(path):  # a chain
-        return count, tuple(tap[:count] for tap in taps)
-    rows = [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]
-    return count, tuple(tap[rows] for tap in taps)
-
-
-def _missed(request: Request, outlook: Outlook) -> Observation:
-    """What a drafter has missed of a request, as if it had been a piece of a prompt."""
-    layers = zip(*(taps for _, taps in outlook.kept), strict=True)
-    return Observation(
-        request, outlook.kept[0][0], outlook.behind, tuple(torch.cat(layer) for layer in layers)
-    )

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import sub
 
-from torch import Tensor
-
 from soothsay.engine.calibration import Calibration
 
 RECENT = 0.1
@@ -130,10 +128,6 @@ class Outlook:
     surplus: float = 0.0  # by how much its trees exceed what could be had without it, on average
     next: int = 0  # step at which it is asked whatever is expected
     pause: int = 1  # steps from one such time to the next
-    kept: list[tuple[int, tuple[Tensor, ...]]] = field(default_factory=list)
-    """What it has not been shown yet, in pieces: first token, taps."""
-    behind: int = 0
-    """Tokens of that."""
     _hope: tuple[Market, Worth] | None = None  # what `hope` has said of late
 
     @property
@@ -147,8 +141,8 @@ class Outlook:
         return self.next == NEVER
 
     def leave(self) -> None:
-        """It is not asked any more, and need not be shown what it has missed."""
-        self.next, self.surplus, self.kept, self.behind = NEVER, 0.0, [], 0
+        """It is not asked any more."""
+        self.next, self.surplus = NEVER, 0.0
 
     def hope(self, market: Market) -> Worth:
         """What its next guesses are expected to be worth."""
