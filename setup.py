@@ -35,7 +35,7 @@ setup(
         Extension(
             f"soothsay.native._{name}",
             sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
-            depends=["csrc/simd.h"],
+            depends=["csrc/kernels.h", "csrc/simd.h"],
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-fopenmp"],
             language="c++",

@@ -4,6 +4,7 @@
 // the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). What it computes
 // depends on nothing but its query and its own keys, so its bits are the same in any batch, tree or chunk, on any
 // number of threads.
+#include "kernels.h"
 #include "simd.h"
 #include <vector>
 
@@ -275,8 +276,6 @@ void attend(const float* q, const T* kv, const int64_t* keys, const int64_t* key
 
 }  // namespace
 
-// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
-// in order of position and the rows rows[row_begin[i]..row_begin[i + 1]), which stand at `positions`.
 extern "C" void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
                                 const int64_t* rows, const int64_t* positions, const int64_t* row_begin, int num_paths,
                                 int heads, int group, int d, int64_t slots, float softcap, int64_t window, float* out) {

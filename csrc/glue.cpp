@@ -1,6 +1,7 @@
 // What stands between the matrix products: residual sums and norms, rotary positions and the way into the KV pool,
 // gated activations. Each is one pass over memory. A row's sums run in an order that depends on its length alone, so
 // its bits are the same in any batch.
+#include "kernels.h"
 #include "simd.h"
 
 namespace {
@@ -106,8 +107,6 @@ void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out)
 
 }  // namespace
 
-// total [rows, n] = x + delta (or delta's norm times `post`); normed = total's norm times `weight`. Any of delta, post
-// and weight may be null; without delta nothing is written to `total`.
 extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post,
                                   const float* weight, float eps, int64_t rows, int n, float* total, void* normed,
                                   int normed_is_bf16) {
@@ -118,8 +117,6 @@ extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_i
     else run((const float*)delta, (float*)normed);
 }
 
-// qkv [rows, queries + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, d], in the same
-// dtype as qkv; q_norm and k_norm [d] or null.
 extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
                                       const float* q_norm, const float* k_norm, const int64_t* slot, int64_t rows,
                                       int queries, int keys, int d, int64_t slots, float eps, float scale, float* q,
@@ -131,7 +128,6 @@ extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float*
         rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (float*)kv);
 }
 
-// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n].
 extern "C" void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out) {
     if (is_bf16)
         gated((const bf16*)gate_up, Activation(activation), rows, n, (bf16*)out);

@@ -4,6 +4,7 @@
 // Weights lie in panels of PANEL outputs. A step of a panel is 4 bytes an output: 2 bfloat16, 4 integers of 8 bits, or 8
 // of 4 bits (inputs 0-3 in the low halves of the bytes, 4-7 in the high halves). Each output is summed over its inputs
 // in order, by one thread, in one accumulator; whatever rows are computed beside it, its bits are the same.
+#include "kernels.h"
 #include "simd.h"
 #include <algorithm>
 #include <type_traits>
@@ -345,9 +346,6 @@ void multiply(const void* x, int x_is_bf16, int64_t rows, const Weights& w, void
 
 }  // namespace
 
-// out [rows, outputs] = x [rows, inputs] times the weights, plus bias. bits: 16 (bfloat16), 8 or 4; of the last two,
-// scales and zeros [panels, inputs / group, PANEL]; zeros may be null, for half the range. Inputs and groups are
-// multiples of 16.
 extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits,
                                 const float* scales, const uint8_t* zeros, const float* bias, int inputs, int outputs,
                                 int group, void* out, int out_is_bf16) {

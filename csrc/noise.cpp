@@ -1,4 +1,5 @@
 // Random numbers as a function of a key and a token: hashing, which stock operations do in twenty passes over memory.
+#include "kernels.h"
 #include "simd.h"
 
 namespace {
@@ -13,7 +14,6 @@ inline uint32_t mix(uint32_t x) {
 
 }  // namespace
 
-// keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 extern "C" void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
                                 float* out) {
     for (int64_t r = 0; r < rows; ++r) {

@@ -1,5 +1,6 @@
 // Whether this processor has what the library was compiled for. Compiled with the same flags as the rest, so it does
 // nothing that could need them.
+#include "kernels.h"
 #if defined(__AVXVNNI__)
 #include <cpuid.h>
 #endif

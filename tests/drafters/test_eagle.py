@@ -56,7 +56,7 @@ class EagleOracle(Oracle):
         x = torch.cat([embedded, features], -1) @ self.weights["fc.weight"].T
         x = x + self.weights.get("fc.bias", 0)
         x = x + self.attention(x, positions, past)
-        return x + self.mlp(self.norm(x, self.weights["mlp_norm.weight"]))
+        return x + self.mlp(self.norm(x, self.weights["block.mlp_norm.weight"]))
 
     def logits(self, out: Tensor) -> Tensor:
         return out @ self.target["head.weight"].T

@@ -78,7 +78,7 @@ class Eagle3Oracle(Oracle):
         normed = self.norm(features, self.weights["hidden_norm.weight"])
         both = torch.cat([self.norm(embedded, self.weights["embedding_norm.weight"]), normed], -1)
         x = (normed if self.norm_before_residual else features) + self.attention(both, positions, past)
-        return x + self.mlp(self.norm(x, self.weights["mlp_norm.weight"]))
+        return x + self.mlp(self.norm(x, self.weights["block.mlp_norm.weight"]))
 
     def logits(self, out: Tensor) -> Tensor:
         own = self.norm(out, self.weights["norm.weight"]) @ self.weights["head.weight"].T

@@ -166,7 +166,7 @@ class Oracle(ABC):
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt() * weight
 
-    def attention(self, x: Tensor, positions: Tensor, past: Past, name: str = "attention.") -> Tensor:
+    def attention(self, x: Tensor, positions: Tensor, past: Past, name: str = "block.attention.") -> Tensor:
         """Each row sees all that is past, and the rows up to itself."""
         c, weights = self.config, self.weights
         qkv = x @ weights[name + "qkv.weight"].T
@@ -183,7 +183,7 @@ class Oracle(ABC):
         weighed = scores.masked_fill(hidden, -math.inf).softmax(-1)
         return torch.einsum("hts,shd->thd", weighed, v).flatten(1) @ weights[name + "o.weight"].T
 
-    def mlp(self, x: Tensor, name: str = "mlp.") -> Tensor:
+    def mlp(self, x: Tensor, name: str = "block.mlp.") -> Tensor:
         gate, up = (x @ self.weights[name + "gate_up.weight"].T).chunk(2, dim=-1)
         return (gate * gate.sigmoid() * up) @ self.weights[name + "down.weight"].T
 

@@ -23,7 +23,7 @@ from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Attention, FeedForward, RMSNorm
+from soothsay.model.transformer import Block
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,21 @@ class EagleHead(RecurrentHead):
         self.config, self.kernels = config, kernels
         self.taps = (config.target_layers,)
         self.fc: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size, bias=config.bias)
-        self.attention = Attention(c, 0, kernels)
-        self.mlp_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.mlp = FeedForward(c, c.intermediate_size, kernels)
+        self.block = Block(c, 0, kernels, c.hidden_size)
         self.rope = Rope(c.rope, c.head_dim)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of what its linear layers give, and of its KV."""
-        return cast(torch.dtype, self.attention.o.dtype)
+        return self.block.dtype
 
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
     ) -> Tensor:
         """See `RecurrentHead`; the output is the next feature."""
         x = cast(Tensor, self.fc(torch.cat([embedded, features], dim=-1)))
-        delta = self.attention(x, self.rope(batch.positions), batch, kv)
-        total, normed = self.kernels.add_norm(x.float(), delta, None, self.mlp_norm, self.dtype)
-        return self.kernels.add(total, self.mlp(normed), None)
+        out: Tensor = self.block(x.float(), self.rope(batch.positions), batch, kv, x)
+        return out
 
 
 class Eagle(RecurrentDrafter):

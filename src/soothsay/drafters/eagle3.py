@@ -20,7 +20,7 @@ from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Attention, Embedding, FeedForward, RMSNorm
+from soothsay.model.transformer import Block, Embedding, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class Eagle3Head(RecurrentHead):
         self.fc: nn.Module = Dense.random(len(config.taps) * config.target_hidden_size, c.hidden_size)
         self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.hidden_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.attention = Attention(c, 0, kernels, in_features=2 * c.hidden_size)
-        self.mlp_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.mlp = FeedForward(c, c.intermediate_size, kernels)
+        self.block = Block(c, 0, kernels, 2 * c.hidden_size)
         self.norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.head: nn.Module = Dense.random(c.hidden_size, config.draft_vocab_size)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
@@ -75,7 +73,7 @@ class Eagle3Head(RecurrentHead):
     @property
     def dtype(self) -> torch.dtype:
         """Of what its linear layers give, and of its KV."""
-        return cast(torch.dtype, self.attention.o.dtype)
+        return self.block.dtype
 
     @property
     def token_ids(self) -> Tensor:
@@ -99,10 +97,9 @@ class Eagle3Head(RecurrentHead):
         """See `RecurrentHead`; the output is the next row's feature, before the last norm."""
         normed = self.kernels.norm(features, self.hidden_norm, self.dtype)
         both = torch.cat([self.kernels.norm(embedded, self.embedding_norm, self.dtype), normed], dim=-1)
-        delta = self.attention(both, self.rope(batch.positions), batch, kv)
         residual = normed.float() if self.config.norm_before_residual else features
-        total, inner = self.kernels.add_norm(residual, delta, None, self.mlp_norm, self.dtype)
-        return self.kernels.add(total, self.mlp(inner), None)
+        out: Tensor = self.block(residual, self.rope(batch.positions), batch, kv, both)
+        return out
 
     def logits(self, out: Tensor, shared: Shared) -> Tensor:
         """`[M, H] -> [M, V]` float32 in the target's vocabulary: minus infinity for what it cannot say."""

@@ -24,7 +24,7 @@ from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.load import BITS, DTYPES, NumericMode, load_model
-from soothsay.model.transformer import Embedding, RMSNorm, Transformer
+from soothsay.model.transformer import Embedding, RMSNorm, Transformer, fuse
 
 
 class Shared(nn.Module):
@@ -156,6 +156,7 @@ def serve(head: AnyHead, kernels: Kernels, dtype: torch.dtype, bits: int | None 
             bias = None if module.bias is None else module.bias.detach().to(dtype)
             out = torch.float32 if name == "head" else dtype
             head.set_submodule(name, kernels.linear(weight, bias, out))
+    fuse(head)
     return head.eval().requires_grad_(False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ class Path:
     keys: IntArray  # slots in order of position
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlatPaths:
     """Paths end to end, for kernels that follow each path's own list. All int64, on the CPU.
 
@@ -45,6 +46,12 @@ class FlatPaths:
     rows: Tensor
     positions: Tensor
     row_begin: Tensor
+
+    @cached_property
+    def pointers(self) -> tuple[int, ...]:
+        """Where these begin, in this order, and the number of paths."""
+        tensors = (self.keys, self.key_begin, self.rows, self.positions, self.row_begin)
+        return *(tensor.data_ptr() for tensor in tensors), len(self.row_begin) - 1
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> FlatPaths:

@@ -6,7 +6,7 @@ A model holds one such set. Both give a row the same bits whatever other rows st
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from soothsay.model.attention import attend
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Quantized
 from soothsay.model.rope import rotate
+
+if TYPE_CHECKING:
+    from soothsay.model.transformer import Block
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -35,6 +38,20 @@ class Norm(Protocol):
     @property
     def eps(self) -> float:
         """Added to the mean square."""
+
+
+class FusedBlock(Protocol):
+    """A decoder block in one call, with the bits that it has in several."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        batch: Batch,
+        kv: Tensor | None,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
+        """See `soothsay.model.transformer.Block`."""
 
 
 class Kernels(Protocol):
@@ -89,6 +106,9 @@ class Kernels(Protocol):
 
         `dtype` is what should come out; kinds for which that is the weight's own give that.
         """
+
+    def fuse(self, block: Block) -> FusedBlock | None:
+        """All of a block in one call, if there is one for it. What it reads must stay where it is."""
 
 
 class StockKernels:
@@ -151,3 +171,7 @@ class StockKernels:
     def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
         return stock_linear(weight, bias, dtype)
+
+    def fuse(self, block: Block) -> FusedBlock | None:
+        """See `Kernels`: there is none."""
+        return None

@@ -18,7 +18,7 @@ from soothsay.model.formats import WeightFormat, open_format
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.quantized import Quantized, round_to_nearest
-from soothsay.model.transformer import Embedding, RMSNorm, Transformer
+from soothsay.model.transformer import Embedding, RMSNorm, Transformer, fuse
 from soothsay.native import native_kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -106,6 +106,7 @@ def load_model(
         for name, module in list(model.named_modules()):
             _fill(model, name, module, source)
             source.release()
+    fuse(model)
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.engine.batch import Batch
 from soothsay.engine.cache import KVPool
-from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.kernels import FusedBlock, Kernels, StockKernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope
 
@@ -98,9 +98,15 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward part, each behind a norm (Gemma: between two), added to the stream."""
+    """Attention and feed-forward part, each behind a norm (Gemma: between two), added to the stream.
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
+    `in_features`: attention reads rows of that size that come with each pass, not the stream's norm.
+    """
+
+    fused: FusedBlock | None = None
+    """All of it in one call; see `fuse`."""
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
 
         def norm() -> RMSNorm:
@@ -108,13 +114,14 @@ class Block(nn.Module):
 
         self.local = config.local_rope is not None and config.windows[layer] is not None
         self.kernels = kernels
-        self.attention = Attention(config, layer, kernels)
+        self.attention = Attention(config, layer, kernels, in_features)
         self.mlp: nn.Module = (
             Experts(config, kernels)
             if layer in config.sparse_layers
             else FeedForward(config, config.intermediate_size, kernels)
         )
-        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.attention_norm = norm() if in_features is None else None
+        self.mlp_norm = norm()
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
 
@@ -123,12 +130,30 @@ class Block(nn.Module):
         """Of what its linear layers give."""
         return cast(torch.dtype, self.attention.o.dtype)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, float32."""
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        batch: Batch,
+        kv: Tensor | None,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`, float32; `inputs` `[N, in]` for attention, if it reads its own."""
+        if self.fused is not None:
+            return self.fused(x, rope, batch, kv, inputs)
         dtype = self.dtype
-        delta = self.attention(self.kernels.norm(x, self.attention_norm, dtype), rope, batch, kv)
+        if self.attention_norm is not None:
+            inputs = self.kernels.norm(x, self.attention_norm, dtype)
+        delta = self.attention(inputs, rope, batch, kv)
         x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
         return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
+
+
+def fuse(module: nn.Module) -> None:
+    """Have each block in `module` run in one call where its kernels can. Weights must stay where they are."""
+    for block in module.modules():
+        if isinstance(block, Block):
+            block.fused = block.kernels.fuse(block)
 
 
 class Embedding(nn.Module):

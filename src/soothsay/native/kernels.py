@@ -8,6 +8,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +18,17 @@ from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Quantized
+from soothsay.native.block import ACTIVATIONS, NativeBlock
 from soothsay.native.linear import NativeLinear
+
+if TYPE_CHECKING:
+    from soothsay.model.transformer import Block
 
 VARIANTS = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
 """Instruction sets, the best first."""
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions of twice this."""
-
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 SIGNATURES = {
     "soothsay_attend": [
@@ -50,6 +53,13 @@ SIGNATURES = {
         *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
         *(c_void_p, c_int, c_void_p, c_void_p, c_void_p),  # weights, bits, scales, zeros, bias
         *(c_int, c_int, c_int, c_void_p, c_int),  # inputs, outputs, group, out, out_is_bf16
+    ],
+    "soothsay_block": [
+        *(c_void_p, c_void_p, c_void_p, c_int),  # block, x, inputs, inputs_are_bf16
+        *(c_void_p, c_void_p, c_int64, c_void_p),  # cos, sin, rows, slot
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),  # paths
+        *(c_void_p, c_int64),  # kv, slots
+        *(c_void_p, c_void_p, c_void_p, c_void_p),  # three places, out
     ],
 }
 
@@ -76,6 +86,7 @@ class NativeKernels:
             function = getattr(library, name)
             function.restype, function.argtypes = None, types
         self._library = library
+        self.run_block = library.soothsay_block
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
@@ -167,12 +178,7 @@ class NativeKernels:
             q.data_ptr(),
             kv.data_ptr(),
             kv.dtype == torch.bfloat16,
-            flat.keys.data_ptr(),
-            flat.key_begin.data_ptr(),
-            flat.rows.data_ptr(),
-            flat.positions.data_ptr(),
-            flat.row_begin.data_ptr(),
-            len(flat.row_begin) - 1,
+            *flat.pointers,
             *(heads, q.shape[1] // heads, q.shape[2], kv.shape[1]),
             softcap or 0.0,
             window or 0,
@@ -208,6 +214,10 @@ class NativeKernels:
         if NativeLinear.fit(weight, bfloat16=self.variant == "avx512bf16"):
             return NativeLinear(self, weight, bias, dtype)
         return stock_linear(weight, bias, dtype)
+
+    def fuse(self, block: Block) -> NativeBlock | None:
+        """See `Kernels`."""
+        return NativeBlock(self, block) if NativeBlock.fits(block) else None
 
     def multiply(self, x: Tensor, weights: tuple[int | None, ...], out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear` into `out` `[M, out]`."""

@@ -50,7 +50,7 @@ class NativeLinear(nn.Module):
         else:
             self.bits, self.group_size = 16, self.in_features
         self.weight = pack(weight)
-        self._weights = (  # as the library takes them; they stay where they are
+        self.weights = (  # as the library takes them; they stay where they are
             self.weight.data_ptr(),
             self.bits,
             *(None if part is None else part.data_ptr() for part in (self.scales, self.zeros, self.bias)),
@@ -68,7 +68,7 @@ class NativeLinear(nn.Module):
         """`[M, in] -> [M, out]`."""
         x = x.contiguous()
         out = torch.empty(x.shape[0], self.out_features, dtype=self.dtype)
-        self.kernels.multiply(x, self._weights, out)
+        self.kernels.multiply(x, self.weights, out)
         return out
 
 

@@ -21,7 +21,7 @@ from soothsay.engine.params import SamplingParams
 from soothsay.llm import LLM
 from soothsay.model.linear import Dense
 from soothsay.model.load import best_kernels
-from soothsay.model.transformer import Transformer
+from soothsay.model.transformer import Transformer, fuse
 from soothsay.train.data import Example
 from soothsay.train.heads import Evaluate
 from soothsay.train.losses import Divergence, distillation, log_probs
@@ -130,4 +130,5 @@ def served(model: Transformer) -> Transformer:
         if isinstance(module, Dense):
             bias = None if module.bias is None else module.bias.detach()
             made.set_submodule(name, made.kernels.linear(module.weight.detach(), bias, torch.float32))
+    fuse(made)
     return made.eval().requires_grad_(False)

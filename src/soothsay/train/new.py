@@ -23,7 +23,7 @@ from soothsay.drafters.hydra import HydraConfig, HydraHead
 from soothsay.drafters.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.errors import TrainingError
-from soothsay.model.transformer import Block, Transformer
+from soothsay.model.transformer import Block, FeedForward, Transformer
 from soothsay.train.data import Example
 from soothsay.train.sequences import TrainingKernels, weight_of
 
@@ -53,11 +53,13 @@ def eagle(target: Transformer) -> EagleHead:
     config = EagleConfig(_blocks(target.config, 1), bias=True, target_layers=target.config.num_layers)
     head = EagleHead(config, TrainingKernels())
     last = cast(Block, target.blocks[-1])
-    _copy(head.attention, last.attention)
-    _copy(head.mlp, last.mlp)
-    _copy(head.mlp_norm, last.mlp_norm)
-    for out in (head.attention.o, head.mlp.down):  # a guess is the feature itself, however deep it goes
-        weight_of(out).zero_()
+    block = head.block
+    _copy(block.attention, last.attention)
+    _copy(block.mlp, last.mlp)
+    _copy(block.mlp_norm, last.mlp_norm)
+    # a guess is the feature itself, however deep it goes
+    weight_of(block.attention.o).zero_()
+    weight_of(cast(FeedForward, block.mlp).down).zero_()
     _pass_on(head.fc, parts=2)
     return head
 
@@ -75,12 +77,12 @@ def eagle3(target: Transformer, vocabulary: Sequence[int]) -> Eagle3Head:
     ids = torch.tensor(sorted(vocabulary))
     head.d2t.copy_(ids - torch.arange(len(ids)))
     last = cast(Block, target.blocks[-1])
-    _copy(head.attention.o, last.attention.o)
-    _copy(head.mlp, last.mlp)
-    _copy(head.mlp_norm, last.mlp_norm)
+    _copy(head.block.attention.o, last.attention.o)
+    _copy(head.block.mlp, last.mlp)
+    _copy(head.block.mlp_norm, last.mlp_norm)
     _copy(head.norm, target.norm)
     weight = weight_of(last.attention.qkv).float()
-    weight_of(head.attention.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
+    weight_of(head.block.attention.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
     weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
     _pass_on(head.fc, parts=3)
     return head

@@ -19,7 +19,7 @@ from soothsay.drafters.eagle import EagleConfig, EagleHead
 from soothsay.drafters.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.errors import DrafterError
 
-EAGLE: Names = {"fc": ("fc",), **block_names("", "layers.0.")}
+EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
 
 
 def eagle3_names(layer: str) -> Names:
@@ -29,7 +29,7 @@ def eagle3_names(layer: str) -> Names:
         "fc": ("fc",),
         "norm": ("norm",),
         "head": ("lm_head",),
-        **block_names("", layer),
+        **block_names("block.", layer),
         "embedding_norm": (f"{layer}input_layernorm",),
         "hidden_norm": (f"{layer}hidden_norm",),
     }
@@ -52,7 +52,7 @@ def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
         raw = {**raw["model"], "soothsay": raw.get("soothsay")}
     _check_one_layer(files)
     check_block(files, raw, "layers.0.")
-    block = block_config(files, raw, EAGLE, "")
+    block = block_config(files, raw, EAGLE, "block.")
     fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
     fit.check_layers((raw.get("soothsay") or {}).get("target_layers", fit.config.num_layers))
     fit.check_context(block.max_positions)
@@ -75,7 +75,7 @@ def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
     _check_one_layer(files)
     check_block(files, raw, layer)
     names = eagle3_names(layer)
-    block = block_config(files, raw, names, "")
+    block = block_config(files, raw, names, "block.")
     target_size = int(files.config.get("target_hidden_size") or block.hidden_size)
     own = "embed_tokens.weight" in files.names
     fit.check(hidden=target_size, vocab=block.vocab_size)
