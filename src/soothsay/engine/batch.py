@@ -108,6 +108,7 @@ class _Packer:
     logit_rows: list[range] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     num_rows: int = 0
+    num_slots: int = 0
 
     def add(self, request: Rows) -> None:
         if request.first_key > request.start:
@@ -125,10 +126,12 @@ class _Packer:
         self.num_rows += len(tokens)
         self.tokens.append(tokens)
         self.positions.append(positions)
-        self.slots.append(self._slots(request, base, offsets))
+        slots = self._slots(request, base, offsets)
+        self.slots.append(slots)
         asks = self.num_rows if request.tree is not None else base
         self.logit_rows.append(range(base + max(pending - 1, 0) if asks > base else asks, asks))
-        self._add_paths(request, base, ctx, positions)
+        if len(slots):
+            self._add_paths(request, base, ctx, positions)
 
     def _slots(self, request: Rows, base: int, offsets: IntArray) -> IntArray:
         if request.table is None:
@@ -137,34 +140,32 @@ class _Packer:
 
     def _add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
         """One for each leaf of the tree; a node on several paths is computed in the first."""
-        if not len(positions):
-            return
-        pending, first, hidden = len(request.tokens), request.first, request.first_key
+        tree, pending, first, hidden = request.tree, len(request.tokens), request.first, request.first_key
+        size = 1 if tree is None else len(tree)
+        slots = self._slots(request, base, np.arange(hidden, ctx + size))
+        self.num_slots = max(self.num_slots, int(slots.max()) + 1)
         positions = positions - hidden  # to a path, the first visible key is the first there is
-        if request.tree is None or len(request.tree) == max(request.tree.depths) + 1:  # a chain
-            keys = self._slots(request, base, np.arange(hidden, hidden + int(positions[-1]) + 1))
+        if tree is None or size == max(tree.depths) + 1:  # a chain
+            keys = slots[: int(positions[-1]) + 1]
             self.paths.append(Path(range(base, base + len(positions)), positions, keys))
             return
-        context = self._slots(request, base, np.arange(hidden, ctx + 1))
+        context, nodes = slots[: ctx - hidden + 1], slots[ctx - hidden :]
         placed = set(range(first))
-        lead = range(base, base + pending)  # the pending tokens go with the first path
-        for path in request.tree.paths():
+        lead = range(pending)  # the pending tokens go with the first path
+        for path in tree.paths():
             new = [node for node in path if node not in placed]
             placed.update(new)
-            rows = [*lead, *(base + pending + node - first for node in new)]
+            rows = [*lead, *(pending + node - first for node in new)]
             lead = range(0)
             if rows:
-                nodes = self._slots(request, base, np.array(path[1:], dtype=np.int64) + ctx)
-                self.paths.append(
-                    Path(rows, positions[np.array(rows) - base], np.concatenate([context, nodes]))
-                )
+                keys = np.concatenate([context, nodes.take(path[1:])])
+                self.paths.append(Path([base + row for row in rows], positions.take(rows), keys))
 
     def finish(self, group: int, windows: tuple[int | None, ...], device: torch.device) -> Batch:
         def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
             return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts])).to(device)
 
         ends = list(accumulate(len(rows) for rows in self.logit_rows))
-        named = [slots for slots in (*self.slots, *(path.keys for path in self.paths)) if slots.size]
         return Batch(
             tokens=tensor(self.tokens),
             positions=tensor(self.positions),
@@ -172,7 +173,7 @@ class _Packer:
             logit_rows=tensor(self.logit_rows),
             spans=tuple(pairwise([0, *ends])),
             paths=tuple(self.paths),
-            num_slots=max((int(slots.max()) + 1 for slots in named), default=0),
+            num_slots=self.num_slots,
             group=group,
             windows=windows,
         )

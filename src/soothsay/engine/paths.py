@@ -60,14 +60,12 @@ class FlatPaths:
         def begins(lengths: Iterable[int]) -> Tensor:
             return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
 
-        def together(arrays: Iterable[Sequence[int] | IntArray]) -> Tensor:
-            return torch.from_numpy(np.concatenate([np.asarray(array, dtype=np.int64) for array in arrays]))
-
+        rows = [row for path in paths for row in path.rows]
         return cls(
-            keys=together(path.keys for path in paths),
+            keys=torch.from_numpy(np.concatenate([path.keys for path in paths])),
             key_begin=begins(len(path.keys) for path in paths),
-            rows=together(path.rows for path in paths),
-            positions=together(path.positions for path in paths),
+            rows=torch.tensor(rows, dtype=torch.int64),
+            positions=torch.from_numpy(np.concatenate([path.positions for path in paths])),
             row_begin=begins(len(path.rows) for path in paths),
         )
 
