@@ -197,6 +197,13 @@ def test_tables_have_what_was_measured() -> None:
     assert both.index("**big, int8**") < both.index("**big, bfloat16**")
 
 
+def test_what_controllers_know_is_disclosed() -> None:
+    (note,) = [one for one in notes(results(("auto", "mtp", "suffix | mtp"))) if "forgotten" in one]
+    assert note.startswith("auto, suffix | mtp: what drafters had learnt from other questions was forgotten")
+    assert not [one for one in notes(results(("suffix", "mtp"))) if "forgotten" in one]
+    assert not [one for one in notes(results(("auto",), carry=True)) if "forgotten" in one]
+
+
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_a_terminal_has_room_for_all_tasks(width: str, tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"

@@ -328,6 +328,11 @@ class Auto(Composite):
             backlog.forget(request)
         super().release(request)
 
+    def reset(self) -> None:
+        """Forget what was said in other requests, but not what the drafters are like: what they cost, and how
+        often they are right."""
+        super().reset()
+
     @property
     def times(self) -> StepTimes:
         """Of the target's passes."""

@@ -152,6 +152,11 @@ def notes(results: Results) -> list[str]:
         found.append(f"{results.skipped} turns were skipped: too long for the context.")
     if results.conditions.get("carry"):
         found.append("Drafters kept what they had learnt from the questions before.")
+    elif controllers := [row.name for row in results.rows() if row.name == "auto" or "|" in row.name]:
+        found.append(
+            f"{', '.join(dict.fromkeys(controllers))}: what drafters had learnt from other questions was "
+            "forgotten before each answer; what they cost, and how often they were right, was not."
+        )
     shares = [row.overall.cpu_share for row in results.rows() if row.overall.cpu_share]
     if shares and min(shares) < BUSY:
         found.append(
