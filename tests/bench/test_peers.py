@@ -275,6 +275,29 @@ def test_answers_as_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
+def test_a_contestant_has_one_colour_in_all_panels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Engines differ from dtype to dtype."""
+    results = Results(Journal({}))
+    for dtype, names in (("bfloat16", ("zebra", OURS)), ("int8", (OURS, "ant", "bee"))):
+        for name in names:
+            results.add(record(name, "1", 1.0, measure=ANSWER, task="qa", dtype=dtype))
+    figure = plot_module.new_figure()
+    monkeypatch.setattr(plot_module, "new_figure", lambda **_: figure)
+    plot_module.plot_answers(results, ["bfloat16", "int8"], tmp_path / "answers.png")
+    colours: dict[str, set[Any]] = {}
+    for panel in figure.axes:
+        for bars in panel.containers:
+            colours.setdefault(bars.get_label(), set()).add(bars[0].get_facecolor())
+    assert [len(of) for of in colours.values()] == [1] * 4
+    assert len({next(iter(of)) for of in colours.values()}) == 4
+    (legend,) = figure.legends
+    said = {
+        text.get_text(): bar.get_facecolor()
+        for text, bar in zip(legend.texts, legend.get_patches(), strict=True)
+    }
+    assert said == {name: next(iter(of)) for name, of in colours.items()}
+
+
 # processes
 
 
