@@ -100,7 +100,7 @@ def test_generate_stops_at_any_of_the_strings(llm: LLM) -> None:
 
 
 def test_generate_puts_stats_on_stderr(llm: LLM) -> None:
-    result = run("generate", "--chat", LOOPING, "-n", "48", "--stats")
+    result = run("generate", "--chat", LOOPING, "-n", "48", "-d", "suffix + mtp", "--stats")
     params = replace(GREEDY, max_tokens=48)
     assert result.stdout == llm.chat([{"role": "user", "content": LOOPING}], params).text
     assert re.search(r"48 tokens in [\d.]+ s, \d+ tokens/s; \d+ steps, [\d.]+ tokens a step", result.stderr)

@@ -346,6 +346,29 @@ def test_perplexity_is_of_text_held_back(sources: Sources, tmp_path: Path) -> No
     assert report.perplexity == pytest.approx((perplexity(before, held), perplexity(after, held)), rel=1e-4)
 
 
+def test_blocks_that_run_in_one_call_are_taken_apart(tmp_path: Path) -> None:
+    """Else their layers' inputs would not be seen, nor what becomes of them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(
+        vocab_size=128, num_hidden_layers=2, max_position_embeddings=64, **sizes
+    )
+    torch.manual_seed(0)
+    source = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    for parameter in source.parameters():
+        parameter.data.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    source.save_pretrained(tmp_path / "source")
+    model = load_model(open_checkpoint(tmp_path / "source"))
+    if any(block.fused is None for block in model.blocks):
+        pytest.skip("no native kernels that multiply bfloat16: blocks do not run in one call here")
+    report = run(tmp_path / "source", tmp_path / "out", samples=16)
+    held = sampled(tmp_path / "source", 18)[:2]
+    before = load_model(open_checkpoint(tmp_path / "source"), "float32")
+    after = restored(tmp_path / "source", tmp_path / "out")
+    assert report.perplexity == pytest.approx((perplexity(before, held), perplexity(after, held)), rel=0.02)
+    assert report.perplexity is not None
+    assert abs(report.perplexity[1] / report.perplexity[0] - 1) > 1e-3
+
+
 def test_errors_of_rounding(sources: Sources, tmp_path: Path) -> None:
     source = sources("llama")
     report = run(source, tmp_path / "out", method="round")

@@ -289,6 +289,8 @@ class _Walks:
     def __init__(self, model: Transformer, text: Tensor):
         held = len(text) // (HELD_BACK + 1)
         self.blocks = [cast(Block, block) for block in model.blocks]
+        for block in self.blocks:
+            block.fused = None  # its layers are watched, and become others
         self.text = _Walk(model, text[held:])
         self.before, self.after = _Walk(model, text[:held]), _Walk(model, text[:held])
 

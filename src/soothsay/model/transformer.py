@@ -150,7 +150,11 @@ class Block(nn.Module):
 
 
 def fuse(module: nn.Module) -> None:
-    """Have each block in `module` run in one call where its kernels can. Weights must stay where they are."""
+    """Have each block in `module` run in one call where its kernels can.
+
+    Weights must stay where they are, and hooks of what is in a block are not called. `block.fused = None`
+    undoes it.
+    """
     for block in module.modules():
         if isinstance(block, Block):
             block.fused = block.kernels.fuse(block)
