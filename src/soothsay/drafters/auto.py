@@ -70,7 +70,8 @@ class Auto(Composite):
     Drafters are considered in order of what they cost. One is asked if what it is expected to add to the
     guesses that are there is worth its time. The guesses of all that were asked are one tree; over all
     requests of the step, the nodes that are likeliest to be right are verified, as many as give most tokens
-    a second.
+    a second. What drafters cost, and how often they are right, is known beyond `reset`: it is about them, and
+    not about what was said.
 
     Args:
         target: the model to draft for.
@@ -327,11 +328,6 @@ class Auto(Composite):
         for backlog in self._backlogs:
             backlog.forget(request)
         super().release(request)
-
-    def reset(self) -> None:
-        """Forget what was said in other requests, but not what the drafters are like: what they cost, and how
-        often they are right."""
-        super().reset()
 
     @property
     def times(self) -> StepTimes:

@@ -110,7 +110,7 @@ class Drafter(ABC):
         """Forget a request: it has ended, or lost its blocks and will come again."""
 
     def reset(self) -> None:  # noqa: B027
-        """Forget what was said in other requests, as if just built. Never called while any runs."""
+        """Forget what was said in other requests. Never called while any runs."""
 
 
 class NoDrafter(Drafter):

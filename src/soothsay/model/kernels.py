@@ -40,18 +40,8 @@ class Norm(Protocol):
         """Added to the mean square."""
 
 
-class FusedBlock(Protocol):
-    """A decoder block in one call, with the bits that it has in several."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        batch: Batch,
-        kv: Tensor | None,
-        inputs: Tensor | None = None,
-    ) -> Tensor:
-        """See `soothsay.model.transformer.Block`."""
+FusedBlock = Callable[[Tensor, tuple[Tensor, Tensor], Batch, Tensor | None, Tensor | None], Tensor]
+"""A decoder block in one call, with the bits that it has in several; it takes what `Block.forward` takes."""
 
 
 class Kernels(Protocol):

@@ -87,12 +87,7 @@ class NativeBlock:
         return all(isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in layers)
 
     def __call__(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        batch: Batch,
-        kv: Tensor | None,
-        inputs: Tensor | None = None,
+        self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None, inputs: Tensor | None
     ) -> Tensor:
         """See `Block.forward`."""
         rows = len(x)

@@ -86,7 +86,7 @@ class NativeKernels:
             function = getattr(library, name)
             function.restype, function.argtypes = None, types
         self._library = library
-        self.run_block = library.soothsay_block
+        self.run_block = library.soothsay_block  # called as it is: `NativeBlock` has all addresses at hand
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
