@@ -20,6 +20,7 @@ FLAGS = [
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+AVX512BF16 = [*AVX512, "-mavx512vnni", "-mavx512bf16"]
 VARIANTS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS |= {
@@ -27,7 +28,8 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         "avxvnni": [*AVX2, "-mavxvnni"],
         "avx512": AVX512,
         "avx512vnni": [*AVX512, "-mavx512vnni"],
-        "avx512bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"],
+        "avx512bf16": AVX512BF16,
+        "amx": [*AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     }
 
 setup(
@@ -35,7 +37,7 @@ setup(
         Extension(
             f"soothsay.native._{name}",
             sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
-            depends=["csrc/kernels.h", "csrc/simd.h"],
+            depends=["csrc/kernels.h", "csrc/simd.h", "csrc/tiles.h"],
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-fopenmp"],
             language="c++",

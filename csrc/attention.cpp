@@ -6,12 +6,17 @@
 // number of threads.
 #include "kernels.h"
 #include "simd.h"
+#include "tiles.h"
 #include <vector>
 
 namespace {
 
-constexpr int BLOCK = 64;   // keys
-constexpr int TILE = 64;  // queries that share a pass over the keys, about
+constexpr int BLOCK = 64;  // keys
+#if defined(SOOTHSAY_TILES)
+constexpr int TOGETHER = 128;  // queries that share a pass over the keys, about
+#else
+constexpr int TOGETHER = 64;
+#endif
 constexpr float HIDDEN = -1e30f;
 constexpr int TILES = BLOCK / LANES;             // registers that hold a score of each key
 constexpr int WIDE = LANES == 16 ? 4 : 2;        // of them, as many as fit beside each other for four queries
@@ -72,10 +77,22 @@ struct Floats {
 };
 
 #if defined(__AVX512BF16__)
+// Words that begin with a line of memory: tiles are slow to load across lines.
+class Words {
+    std::vector<floats> lines;
+
+public:
+    explicit Words(size_t size) : lines((size + LANES - 1) / LANES) {}
+    uint32_t& operator[](size_t i) { return ((uint32_t*)lines.data())[i]; }
+    const uint32_t& operator[](size_t i) const { return ((const uint32_t*)lines.data())[i]; }
+};
+
 // The same with pairs of bfloat16 multiplied at once: queries and weights are rounded to bfloat16, sums are float.
 struct Pairs {
-    std::vector<uint32_t> q, keys, values;  // [queries][d/2], [tile][d/2][16], [BLOCK/2][d]
-    Pairs(int queries, int d) : q(size_t(queries) * d / 2), keys(BLOCK * d / 2), values(BLOCK * d / 2) {}
+    const int wide;                         // d, and more so that tiles fit
+    Words q, keys, values;  // [queries][d/2], [d/2][BLOCK], [BLOCK/2][wide]
+    Pairs(int queries, int d)
+        : wide((d + BLOCK - 1) / BLOCK * BLOCK), q(size_t(queries) * d / 2), keys(BLOCK * d / 2), values(BLOCK * wide / 2) {}
 
     static uint32_t pair(bf16 low, bf16 high) { return low.bits | uint32_t(high.bits) << 16; }
 
@@ -87,16 +104,16 @@ struct Pairs {
         const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
                                              36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
         for (int t = 0; t < TILES; ++t)
-            for (int j = 0; j < d / 2; j += LANES) transpose(k + t * LANES, 2 * j, &keys[(size_t(t) * d / 2 + j) * LANES]);
+            for (int j = 0; j < d / 2; j += LANES) transpose(k + t * LANES, 2 * j, &keys[size_t(j) * BLOCK + t * LANES]);
         for (int i = 0; i < BLOCK; i += 2)
             for (int j = 0; j < d; j += LANES) {
                 __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i] + j)));
                 __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i + 1] + j)));
-                _mm512_storeu_si512(&values[size_t(i / 2) * d + j], _mm512_permutex2var_epi16(a, low, b));
+                _mm512_storeu_si512(&values[size_t(i / 2) * wide + j], _mm512_permutex2var_epi16(a, low, b));
             }
     }
 
-    // Sixteen keys' 32 dimensions from `first` on, as 16 x 16 pairs, rows to columns.
+    // Sixteen keys' 32 dimensions from `first` on, as 16 x 16 pairs, rows to columns of BLOCK.
     static void transpose(const bf16* const* k, int first, uint32_t* out) {
         __m512i a[LANES], b[LANES];
         for (int i = 0; i < LANES; ++i) a[i] = _mm512_loadu_si512(k[i] + first);
@@ -117,9 +134,13 @@ struct Pairs {
         for (int n = 0; n < 8; ++n) {
             // b[n] and b[8 + n] hold columns n % 4 + {0, 8} (n < 4) or + {4, 12} of both halves of the keys
             int column = n % 4 + (n < 4 ? 0 : 4);
-            _mm512_storeu_si512(out + size_t(column) * LANES, _mm512_shuffle_i32x4(b[n], b[8 + n], 0x88));
-            _mm512_storeu_si512(out + size_t(column + 8) * LANES, _mm512_shuffle_i32x4(b[n], b[8 + n], 0xdd));
+            _mm512_storeu_si512(out + size_t(column) * BLOCK, _mm512_shuffle_i32x4(b[n], b[8 + n], 0x88));
+            _mm512_storeu_si512(out + size_t(column + 8) * BLOCK, _mm512_shuffle_i32x4(b[n], b[8 + n], 0xdd));
         }
+    }
+
+    static void round(const floats* p, uint32_t* w) {
+        for (int t = 0; t < TILES; ++t) keep((bf16*)w + t * LANES, p[t]);
     }
 
     template <int N>
@@ -128,7 +149,7 @@ struct Pairs {
         const uint32_t* x = &q[size_t(r) * d / 2];
         for (int j = 0; j < d / 2; ++j)
             for (int t = 0; t < TILES; ++t) {
-                __m512bh k = (__m512bh)_mm512_loadu_si512(&keys[(size_t(t) * d / 2 + j) * LANES]);
+                __m512bh k = (__m512bh)_mm512_loadu_si512(&keys[size_t(j) * BLOCK + t * LANES]);
                 for (int n = 0; n < N; ++n)
                     s[n][t] = _mm512_dpbf16_ps(s[n][t], (__m512bh)_mm512_set1_epi32(int(x[n * d / 2 + j])), k);
             }
@@ -139,9 +160,7 @@ struct Pairs {
     template <int N>
     void add(const floats (*p)[TILES], int d, float* acc) const {
         uint32_t w[N][BLOCK / 2];
-        for (int n = 0; n < N; ++n)
-            for (int t = 0; t < TILES; ++t)
-                _mm256_storeu_si256((__m256i*)&w[n][t * LANES / 2], (__m256i)_mm512_cvtneps_pbh((__m512)p[n][t]));
+        for (int n = 0; n < N; ++n) round(p[n], w[n]);
         int j = 0;
         for (; j + WIDE * LANES <= d; j += WIDE * LANES) add_part<N, WIDE>(w, d, j, acc);
         for (; j < d; j += LANES) add_part<N, 1>(w, d, j, acc);
@@ -154,7 +173,7 @@ struct Pairs {
             for (int h = 0; h < H; ++h) a[n][h] = _mm512_loadu_ps(acc + n * d + j + h * LANES);
         for (int i = 0; i < BLOCK / 2; ++i)
             for (int h = 0; h < H; ++h) {
-                __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * d + j + h * LANES]);
+                __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * wide + j + h * LANES]);
                 for (int n = 0; n < N; ++n)
                     a[n][h] = _mm512_dpbf16_ps(a[n][h], (__m512bh)_mm512_set1_epi32(int(w[n][i])), v);
             }
@@ -162,10 +181,43 @@ struct Pairs {
             for (int h = 0; h < H; ++h) _mm512_storeu_ps(acc + n * d + j + h * LANES, a[n][h]);
     }
 };
+#endif
+
+#if defined(SOOTHSAY_TILES)
+// The same products in tiles, of up to 16 queries: their sums are not the vectors', so that one query has them too.
+struct Tiles : Pairs {
+    const int height;  // queries of a tile
+    const TileShape shape;
+
+    Tiles(int queries, int d) : Tiles(queries, d, (queries + TILE_ROWS - 1) / TILE_ROWS) {}
+
+    // Scores of a tile's queries, from r on, against the block.
+    void scores(int r, int d, floats (*out)[TILES]) const {
+        zero_tiles();
+        for (int j = 0; j < d / 2; j += TILE_STEPS)
+            multiply_tiles((const bf16*)&q[size_t(r) * d / 2 + j], 2 * d, (const uint8_t*)&keys[size_t(j) * BLOCK]);
+        store_tiles(out, 4 * BLOCK);
+    }
+
+    // BLOCK dimensions of the block's values, from j on, weighted by w.
+    void weighted(const uint32_t (*w)[BLOCK / 2], int j, floats (*out)[TILES]) const {
+        zero_tiles();
+        for (int i = 0; i < BLOCK / 2; i += TILE_STEPS)
+            multiply_tiles((const bf16*)&w[0][i], 2 * BLOCK, (const uint8_t*)&values[size_t(i) * wide + j], 4 * wide);
+        store_tiles(out, 4 * BLOCK);
+    }
+
+private:
+    Tiles(int queries, int d, int tiles)
+        : Pairs((queries + tiles - 1) / tiles * tiles, d), height((queries + tiles - 1) / tiles), shape(height, TILE_STEPS) {}
+};
+#endif
+
 template <class T> struct Products { using type = Floats; };
+#if defined(SOOTHSAY_TILES)
+template <> struct Products<bf16> { using type = Tiles; };
+#elif defined(__AVX512BF16__)
 template <> struct Products<bf16> { using type = Pairs; };
-#else
-template <class T> struct Products { using type = Floats; };
 #endif
 
 struct Shape {
@@ -201,13 +253,57 @@ struct Running {
     }
 };
 
+// A pass of one head over a block of keys.
+struct Visit {
+    const Shape& s;
+    int64_t begin;
+    int queries;
+    Running* running;
+    float* acc;  // [queries, d]
+
+    bool sees(int n) const { return n < queries && begin <= running[n].to && begin + BLOCK > running[n].from; }
+    void weigh(int n, floats* x) const { running[n].weigh(x, begin, s.softcap, acc + size_t(n) * s.d, s.d); }
+};
+
 template <int N, class P>
-void meet(const P& products, int first, int64_t begin, const Shape& s, Running* running, float* acc) {
+int meet(const P& products, int first, const Visit& visit) {
     floats x[N][TILES];
-    products.template scores<N>(first, s.d, x);
-    for (int n = 0; n < N; ++n) running[n].weigh(x[n], begin, s.softcap, acc + n * s.d, s.d);
-    products.template add<N>(x, s.d, acc);
+    products.template scores<N>(first, visit.s.d, x);
+    for (int n = 0; n < N; ++n) visit.weigh(first + n, x[n]);
+    products.template add<N>(x, visit.s.d, visit.acc + size_t(first) * visit.s.d);
+    return N;
 }
+
+// The queries from `first` on that meet the block together; gives how many that were, those that do not see it included.
+template <class P>
+int meet_next(const P& products, int first, const Visit& visit) {
+    auto see = [&](int n) { return visit.sees(first + n); };
+    if (!see(0)) return 1;
+    return see(1) && see(2) && see(3) ? meet<4>(products, first, visit) : meet<1>(products, first, visit);
+}
+
+#if defined(SOOTHSAY_TILES)
+int meet_next(const Tiles& tiles, int first, const Visit& visit) {
+    const int d = visit.s.d;
+    bool any = false, sees[TILE_ROWS];
+    for (int n = 0; n < tiles.height; ++n) any |= sees[n] = visit.sees(first + n);
+    if (!any) return tiles.height;
+    floats x[TILE_ROWS][TILES];
+    alignas(64) uint32_t w[TILE_ROWS][BLOCK / 2] = {};
+    tiles.scores(first, d, x);
+    for (int n = 0; n < tiles.height; ++n)
+        if (sees[n]) visit.weigh(first + n, x[n]), tiles.round(x[n], w[n]);
+    for (int j = 0; j < d; j += BLOCK) {
+        tiles.weighted(w, j, x);
+        for (int n = 0; n < tiles.height; ++n) {
+            float* acc = visit.acc + size_t(first + n) * d + j;
+            for (int t = 0; sees[n] && t < TILES && j + t * LANES < d; ++t)
+                store(acc + t * LANES, load(acc + t * LANES) + x[n][t]);
+        }
+    }
+    return tiles.height;
+}
+#endif
 
 // Rows `rows[0..count)` of one path, one key head.
 template <class T>
@@ -237,15 +333,8 @@ void attend_tile(const float* q, const T* kv, const int64_t* keys, const int64_t
             v[i] = v_base + slot * d;
         }
         products.set_block(k, v, d);
-        auto sees = [&](int n) { return begin <= running[n].to && begin + BLOCK > running[n].from; };
-        for (int n = 0; n < queries;) {
-            if (!sees(n))
-                ++n;
-            else if (n + 3 < queries && sees(n + 1) && sees(n + 2) && sees(n + 3))
-                meet<4>(products, n, begin, s, &running[n], &acc[size_t(n) * d]), n += 4;
-            else
-                meet<1>(products, n, begin, s, &running[n], &acc[size_t(n) * d]), ++n;
-        }
+        const Visit visit{s, begin, queries, running.data(), acc.data()};
+        for (int n = 0; n < queries;) n += meet_next(products, n, visit);
     }
     for (int n = 0; n < queries; ++n) {
         float* o = out + rows[n / s.group] * row_size + (int64_t(head) * s.group + n % s.group) * d;
@@ -257,7 +346,7 @@ void attend_tile(const float* q, const T* kv, const int64_t* keys, const int64_t
 template <class T>
 void attend(const float* q, const T* kv, const int64_t* keys, const int64_t* key_begin, const int64_t* rows,
             const int64_t* positions, const int64_t* row_begin, int num_paths, const Shape& s, float* out) {
-    const int step = TILE / s.group > 0 ? TILE / s.group : 1;
+    const int step = TOGETHER / s.group > 0 ? TOGETHER / s.group : 1;
     struct Task {
         int path, head;
         int64_t row;

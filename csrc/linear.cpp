@@ -6,7 +6,9 @@
 // in order, by one thread, in one accumulator; whatever rows are computed beside it, its bits are the same.
 #include "kernels.h"
 #include "simd.h"
+#include "tiles.h"
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -142,9 +144,15 @@ struct Weights {
 
 template <class Input>
 struct Inputs {
-    const Input* data;    // [rows, inputs]
+    const Input* data;    // [rows, inputs], or [rows / height, inputs / width, height, width] as tiles take them
+    int height, width;
     const float* scales;  // [rows, groups]
     const int32_t* sums;  // [rows, groups]
+
+    // Where a tile begins whose rows begin at `rows`.
+    const Input* tile(int64_t rows, int input) const {
+        return data + rows + int64_t(input / width) * height * width + input % width;
+    }
 };
 
 // What a thread keeps of a panel while its chunks go by: sums of the current group, and what earlier groups gave.
@@ -162,10 +170,10 @@ struct Chunk {
     int lines;
 };
 
-// A group's sums, scaled, go to the totals, and are zero again.
+// A group's sums, scaled, go to the totals.
 template <int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
-                                                       int g, int column, ints (&sums)[R][C], floats* totals) {
+                                                       int g, int column, const ints (*sums)[C], floats* totals) {
     const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
     for (int c = 0; c < C; ++c) {
         const floats scale = load(w.scales + at + c * LANES);
@@ -177,7 +185,6 @@ inline __attribute__((always_inline)) void scale_group(const Weights& w, const I
             const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
             floats& total = totals[r * COLUMNS + c];
             total += __builtin_convertvector(sums[r][c] - offset, floats) * (scale * x.scales[group]);
-            sums[r][c] = ints{};
         }
     }
 }
@@ -202,9 +209,12 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
             F::template step<R, C>(sums, data, input + s * F::INPUTS, w.inputs);
         }
         if constexpr (GROUPED)
-            if (stop == border)
-                scale_group(w, x, chunk.panel, row, border / group - 1, column, sums,
-                            &partial.totals[row * COLUMNS + column]);
+            if (stop == border) {
+                scale_group<R, C>(w, x, chunk.panel, row, border / group - 1, column, sums,
+                                  &partial.totals[row * COLUMNS + column]);
+                for (auto& of_row : sums)
+                    for (auto& sum : of_row) sum = ints{};
+            }
     }
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];
@@ -234,11 +244,11 @@ void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_
     }
 }
 
-template <class F, class Out>
-void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
-                    Partial<typename F::Sums>& partial, Out* out) {
+// All chunks of a panel, for all rows.
+template <class F>
+void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
+               Partial<typename F::Sums>& partial) {
     std::fill(partial.sums.begin(), partial.sums.end(), typename F::Sums{});
-    std::fill(partial.totals.begin(), partial.totals.end(), floats{});
     const int steps = w.inputs / F::INPUTS;
     const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are shared out evenly among them
     const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
@@ -247,6 +257,95 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, int pa
         const Chunk chunk{panel, begin, end, data + begin * STEP, data + end * STEP, lines};
         multiply_chunk<F>(w, x, rows, chunk, tiles, partial);
     }
+}
+
+#if defined(SOOTHSAY_TILES)
+// Rows from which on tiles multiply, where vectors are slower. Integers' sums are exact either way; those of bfloat16 are
+// not the vectors', so that a single row has to have them too.
+template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 2 ? 1 : F::INPUTS == 4 ? 4 : 7;
+
+// Rows are shared out evenly among tiles, the last of which may have some that nobody asked for.
+struct Tiling {
+    int64_t rows, tiles;
+    int height, steps;  // of a tile
+
+    template <class F>
+    static Tiling of(F, int64_t rows, const Weights& w) {
+        const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int group = F::INPUTS > 2 ? w.group : w.inputs;
+        return {rows, tiles, int((rows + tiles - 1) / tiles), std::gcd(TILE_STEPS, group * int(sizeof(typename F::Input)) / 4)};
+    }
+};
+
+// Integers of 4 bits in bytes, 8 inputs of an output in two steps.
+inline void spread(const uint8_t* packed, int steps, uint8_t* out) {
+    for (; steps > 0; --steps, packed += STEP, out += 2 * STEP)
+        for (int i = 0; i < STEP; i += 4 * LANES) {
+            const ints v = bytes(packed + i), low = v & 0x0f0f0f0f, high = v >> 4 & 0x0f0f0f0f;
+            std::memcpy(out + i, &low, sizeof low);
+            std::memcpy(out + STEP + i, &high, sizeof high);
+        }
+}
+
+// A chunk for all rows. Its steps are four bytes of each output's weights, none of them packed.
+template <class F>
+void multiply_chunk_in_tiles(const Weights& w, const Inputs<typename F::Input>& x, int64_t rows, int steps,
+                             const Chunk& chunk, Partial<typename F::Sums>& partial) {
+    typedef typename F::Input Input;
+    constexpr bool GROUPED = F::INPUTS > 2;
+    constexpr int INPUTS = 4 / sizeof(Input);  // of a step
+    const int group = (GROUPED ? w.group : w.inputs) / INPUTS;
+    const int64_t total = (rows + x.height - 1) / x.height * (chunk.end - chunk.begin);
+    const uint8_t* ahead = chunk.ahead;
+    int64_t done = 0, asked = 0;
+    for (int64_t row = 0; row < rows; row += x.height) {
+        auto* sums = &partial.sums[row * COLUMNS];
+        const uint8_t* data = chunk.data;
+        for (int s = chunk.begin; s < chunk.end;) {
+            const int border = (s / group + 1) * group, stop = border < chunk.end ? border : chunk.end;
+            if (s % group) load_tiles(sums, STEP);
+            else zero_tiles();
+            for (; s < stop; s += steps, data += steps * STEP) {
+                for (done += steps; asked * total < done * chunk.lines; ++asked, ahead += 64)
+                    __builtin_prefetch(ahead, 0, 3);
+                multiply_tiles(x.tile(row * w.inputs, s * INPUTS), x.width * sizeof(Input), data);
+            }
+            store_tiles(sums, STEP);
+            if constexpr (GROUPED)
+                if (stop == border) {
+                    const auto* at = reinterpret_cast<const ints(*)[COLUMNS]>(sums);
+                    const int64_t last = row + x.height < rows ? row + x.height : rows;
+                    int64_t r = row;
+                    for (; r + 4 <= last; r += 4, at += 4)
+                        scale_group<4, COLUMNS>(w, x, chunk.panel, r, border / group - 1, 0, at, &partial.totals[r * COLUMNS]);
+                    for (; r < last; ++r, ++at)
+                        scale_group<1, COLUMNS>(w, x, chunk.panel, r, border / group - 1, 0, at, &partial.totals[r * COLUMNS]);
+                }
+        }
+    }
+}
+
+template <class F>
+void sum_panel_in_tiles(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows, int depth,
+                        Partial<typename F::Sums>& partial) {
+    constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in one of packed weights
+    alignas(64) uint8_t plain[EACH > 1 ? CHUNK * STEP : 1];
+    const int steps = w.inputs / F::INPUTS, length = CHUNK / EACH;
+    const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
+    for (int begin = 0; begin < steps; begin += length) {
+        const int end = begin + length < steps ? begin + length : steps, lines = int((end - begin) * STEP / 64);
+        Chunk chunk{panel, begin * EACH, end * EACH, data + begin * STEP, data + end * STEP, lines};
+        if constexpr (EACH > 1) {
+            spread(chunk.data, end - begin, plain);
+            chunk.data = plain;
+        }
+        multiply_chunk_in_tiles<F>(w, x, rows, depth, chunk, partial);
+    }
+}
+#endif
+
+template <class F, class Out>
+void write_panel(const Weights& w, int panel, int64_t rows, const Partial<typename F::Sums>& partial, Out* out) {
     const int valid = w.outputs - panel * PANEL < PANEL ? w.outputs - panel * PANEL : PANEL;
     for (int64_t r = 0; r < rows; ++r) {
         Out* target = out + r * w.outputs + panel * PANEL;
@@ -279,8 +378,8 @@ inline ints nearest(floats x) {
 }
 
 // A row in integers of 8 bits: x = scale * q with |q| <= 127, for each group by itself.
-template <class T>
-void quantize(const T* x, int inputs, int group, int8_t* q, float* scales, int32_t* sums) {
+template <class T, class Place>
+void quantize(const T* x, int inputs, int group, Place place, float* scales, int32_t* sums) {
     for (int begin = 0; begin < inputs; begin += group) {
         floats largest = {};
         for (int i = begin; i < begin + group; i += LANES) {
@@ -293,7 +392,7 @@ void quantize(const T* x, int inputs, int group, int8_t* q, float* scales, int32
             ints v = nearest(load(x + i) * inverse);
             total += v;
             const chars small = __builtin_convertvector(v, chars);
-            std::memcpy(q + i, &small, sizeof small);
+            std::memcpy(place(i), &small, sizeof small);
         }
         *scales++ = top / 127.0f;
         int32_t all = 0;
@@ -307,31 +406,51 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     typedef typename F::Input Input;
     constexpr bool INTEGER = F::INPUTS > 2;
     const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;
-    constexpr bool DIRECT = std::is_same<In, Input>::value;
-    std::vector<Input> data(DIRECT ? 0 : rows * w.inputs);
+    int64_t computed = rows;
+    int height = 1, width = w.inputs;
+#if defined(SOOTHSAY_TILES)
+    const Tiling tiling = Tiling::of(F(), rows, w);
+    const bool tiled = rows >= TILED_FROM<F>;
+    if (tiled) {
+        computed = tiling.tiles * tiling.height, height = tiling.height;
+        if (!std::is_same<In, Input>::value || tiling.tiles > 1) width = tiling.steps * 4 / int(sizeof(Input));
+    }
+#endif
+    const bool direct = std::is_same<In, Input>::value && width == w.inputs;
+    std::vector<floats> place(direct ? 0 : (computed * w.inputs * sizeof(Input) + sizeof(floats) - 1) / sizeof(floats));
+    Input* const data = (Input*)place.data();  // at the start of a line: tiles are slow to load across lines
     std::vector<float> scales(rows * groups);
     std::vector<int32_t> sums(rows * groups);
 #pragma omp parallel if (int64_t(w.inputs) * w.outputs > WORTH_THREADS)
     {
-        if constexpr (!DIRECT) {
+        if (!direct) {
 #pragma omp for
             for (int64_t r = 0; r < rows; ++r) {
+                Input* row = &data[r / height * height * w.inputs + r % height * width];
+                auto at = [&](int i) { return row + int64_t(i / width) * height * width + i % width; };
                 if constexpr (INTEGER)
-                    quantize(x + r * w.inputs, w.inputs, w.group, &data[r * w.inputs], &scales[r * groups],
-                             &sums[r * groups]);
+                    quantize(x + r * w.inputs, w.inputs, w.group, at, &scales[r * groups], &sums[r * groups]);
                 else
-                    for (int i = 0; i < w.inputs; i += LANES) keep(&data[r * w.inputs + i], load(x + r * w.inputs + i));
+                    for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(x + r * w.inputs + i));
             }
         }
-        const Input* source = nullptr;
-        if constexpr (DIRECT) source = x;
-        else source = data.data();
-        const Inputs<Input> inputs{source, scales.data(), sums.data()};
+        const Inputs<Input> inputs{direct ? (const Input*)x : data, height, width, scales.data(), sums.data()};
         Partial<typename F::Sums> partial;
-        partial.sums.resize(rows * COLUMNS);
+        partial.sums.resize(computed * COLUMNS);
         if (INTEGER) partial.totals.resize(rows * COLUMNS);
+#if defined(SOOTHSAY_TILES)
+        const TileShape shape(height, tiling.steps);
+#endif
 #pragma omp for schedule(static)
-        for (int panel = 0; panel < panels; ++panel) multiply_panel<F>(w, inputs, panel, rows, partial, out);
+        for (int panel = 0; panel < panels; ++panel) {
+            std::fill(partial.totals.begin(), partial.totals.end(), floats{});
+#if defined(SOOTHSAY_TILES)
+            if (tiled) sum_panel_in_tiles<F>(w, inputs, panel, rows, tiling.steps, partial);
+            else
+#endif
+                sum_panel<F>(w, inputs, panel, rows, partial);
+            write_panel<F>(w, panel, rows, partial, out);
+        }
     }
 }
 

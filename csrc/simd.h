@@ -94,18 +94,27 @@ inline float max(floats v) {
 
 // e^x for x <= 88, 0 below -87: 2^n e^r with |r| <= ln 2 / 2 and a polynomial of degree 6 (error below 2 ulp).
 inline floats exp(floats x) {
-    ints tiny = x < -87.0f;
+    const ints tiny = x < -87.0f;
     x = tiny ? splat(-87.0f) : x;
-    floats scaled = x * 1.44269504f;
-    ints n = __builtin_convertvector(scaled + (scaled < 0 ? splat(-0.5f) : splat(0.5f)), ints);
-    floats k = __builtin_convertvector(n, floats);
-    floats r = x - k * 0.693145752f - k * 1.42860677e-6f;
+    const floats scaled = x * 1.44269504f;
+#if defined(__AVX512F__)
+    const floats k = (floats)_mm512_roundscale_ps((__m512)scaled, 0);
+#else
+    const ints n = __builtin_convertvector(scaled + (scaled < 0 ? splat(-0.5f) : splat(0.5f)), ints);
+    const floats k = __builtin_convertvector(n, floats);
+#endif
+    const floats r = x - k * 0.693145752f - k * 1.42860677e-6f;
     floats y = splat(1.0f / 720);
     for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = y * r + c;
-    ints power = (n + 127) << 23;
+#if defined(__AVX512F__)
+    y = (floats)_mm512_scalef_ps((__m512)y, (__m512)k);
+#else
+    const ints power = (n + 127) << 23;
     floats two_n;
     std::memcpy(&two_n, &power, sizeof power);
-    return tiny ? splat(0.0f) : y * two_n;
+    y *= two_n;
+#endif
+    return tiny ? splat(0.0f) : y;
 }
 
 }  // namespace

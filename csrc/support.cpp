@@ -4,10 +4,26 @@
 #if defined(__AVXVNNI__)
 #include <cpuid.h>
 #endif
+#if defined(__AMX_INT8__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Linux gives a process the registers of tiles when it asks for them.
+static int tiles_granted() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
 
 extern "C" int soothsay_runs_here() {
     int yes = 1;
 #if defined(__x86_64__)
+#if defined(__AMX_INT8__)
+    yes = yes && tiles_granted();
+#endif
 #if defined(__AVX512BF16__)
     yes = yes && __builtin_cpu_supports("avx512bf16");
 #endif

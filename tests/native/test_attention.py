@@ -54,7 +54,7 @@ def test_equal_to_stock_operations(
     torch.manual_seed(0)
     batch = pack(random_requests(rng), heads[1])
     q, kv = inputs(*heads, len(batch.tokens), dtype)
-    rounded = dtype is torch.bfloat16 and kernels.variant == "avx512bf16"  # queries and weights are rounded
+    rounded = dtype is torch.bfloat16 and kernels.multiplies_bfloat16  # queries and weights are rounded
     for window in WINDOWS:
         for softcap in (None, 2.0):
             expected = attend(q, kv, batch, softcap=softcap, window=window)

@@ -24,8 +24,11 @@ from soothsay.native.linear import NativeLinear
 if TYPE_CHECKING:
     from soothsay.model.transformer import Block
 
-VARIANTS = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
+VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
 """Instruction sets, the best first."""
+
+BFLOAT16 = ("amx", "avx512bf16")
+"""Those that multiply bfloat16."""
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions of twice this."""
@@ -67,8 +70,8 @@ SIGNATURES = {
 class NativeKernels:
     """One compiled library. Raises `OSError` where it is missing or cannot run on this processor.
 
-    A row's bits depend on that row alone, not even on the number of threads. With avx512bf16 and a bfloat16
-    pool, queries and softmax weights are rounded to bfloat16 before they multiply.
+    A row's bits depend on that row alone, not even on the number of threads. Where bfloat16 is multiplied and
+    the pool has it, queries and softmax weights are rounded to bfloat16 before they multiply.
     """
 
     def __init__(self, variant: str):
@@ -80,7 +83,7 @@ class NativeKernels:
         library = ctypes.CDLL(str(file))
         if not library.soothsay_runs_here():
             raise OSError(f"this processor does not have {variant}")
-        self.variant = variant
+        self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
         self.name = f"native, {variant}"
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
@@ -211,7 +214,7 @@ class NativeKernels:
 
     def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
-        if NativeLinear.fit(weight, bfloat16=self.variant == "avx512bf16"):
+        if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
             return NativeLinear(self, weight, bias, dtype)
         return stock_linear(weight, bias, dtype)
 

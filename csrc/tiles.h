@@ -1,0 +1,95 @@
+// Matrix products in tiles (AMX): up to 16 rows times 16 steps of four bytes of 64 outputs, in one go.
+//
+// Tiles 0 to 3 hold sums of 16 outputs each, 4 the rows' inputs, 5 to 7 weights. A row's sums do not depend on the
+// rows beside it. Weights stand as in linear.cpp: a step of all outputs, then the next.
+#pragma once
+#include "simd.h"
+#include <atomic>
+
+#if defined(__AMX_INT8__)
+#define SOOTHSAY_TILES 1
+namespace {
+
+constexpr int TILE_ROWS = 16;
+constexpr int TILE_STEPS = 16;
+
+// The compiler does not know that loading tiles, or their shapes, reads memory.
+inline void written() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+// Shapes the tiles of the thread that it stands in, for as long as it lives: `rows` rows, `steps` steps.
+class TileShape {
+    struct alignas(64) Config {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {};  // of a row of each tile
+        uint8_t rows[16] = {};
+    };
+
+public:
+    TileShape(int rows, int steps) {
+        Config config;
+        for (int t = 0; t < 8; ++t) {
+            config.bytes[t] = uint16_t(t == 4 ? 4 * steps : 64);
+            config.rows[t] = uint8_t(t < 5 ? rows : steps);
+        }
+        written();
+        _tile_loadconfig(&config);
+    }
+    ~TileShape() { _tile_release(); }
+    TileShape(const TileShape&) = delete;
+    TileShape& operator=(const TileShape&) = delete;
+};
+
+inline void zero_tiles() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+// Rows of 64 sums, `stride` bytes apart.
+inline void load_tiles(const void* sums, int64_t stride) {
+    const char* p = (const char*)sums;
+    written();
+    _tile_loadd(0, p, stride);
+    _tile_loadd(1, p + 64, stride);
+    _tile_loadd(2, p + 128, stride);
+    _tile_loadd(3, p + 192, stride);
+}
+
+inline void store_tiles(void* sums, int64_t stride) {
+    char* p = (char*)sums;
+    _tile_stored(0, p, stride);
+    _tile_stored(1, p + 64, stride);
+    _tile_stored(2, p + 128, stride);
+    _tile_stored(3, p + 192, stride);
+}
+
+// Adds products of rows, `stride` bytes apart, and weights, whose steps are 256 bytes apart or `step`.
+inline void multiply_tiles(const int8_t* x, int64_t stride, const uint8_t* w) {
+    written();
+    _tile_loadd(4, x, stride);
+    _tile_loadd(5, w, 256);
+    _tile_dpbsud(0, 4, 5);
+    _tile_loadd(6, w + 64, 256);
+    _tile_dpbsud(1, 4, 6);
+    _tile_loadd(7, w + 128, 256);
+    _tile_dpbsud(2, 4, 7);
+    _tile_loadd(5, w + 192, 256);
+    _tile_dpbsud(3, 4, 5);
+}
+
+inline void multiply_tiles(const bf16* x, int64_t stride, const uint8_t* w, int64_t step = 256) {
+    written();
+    _tile_loadd(4, x, stride);
+    _tile_loadd(5, w, step);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, w + 64, step);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(7, w + 128, step);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, w + 192, step);
+    _tile_dpbf16ps(3, 4, 5);
+}
+
+}  // namespace
+#endif
