@@ -3,10 +3,11 @@
 // A row meets its keys in order of position, in blocks of BLOCK counted from position 0, with a running softmax over
 // the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). What it computes
 // depends on nothing but its query and its own keys, so its bits are the same in any batch, tree or chunk, on any
-// number of threads.
+// number of threads. The paths of a tree meet their common context together, and what is left each by itself.
 #include "kernels.h"
 #include "simd.h"
 #include "tiles.h"
+#include <algorithm>
 #include <vector>
 
 namespace {
@@ -186,7 +187,7 @@ struct Pairs {
 #if defined(SOOTHSAY_TILES)
 // The same products in tiles, of up to 16 queries: their sums are not the vectors', so that one query has them too.
 struct Tiles : Pairs {
-    const int height;  // queries of a tile
+    const int height;  // queries of a tile, which begins at any of them
     const TileShape shape;
 
     Tiles(int queries, int d) : Tiles(queries, d, (queries + TILE_ROWS - 1) / TILE_ROWS) {}
@@ -209,7 +210,7 @@ struct Tiles : Pairs {
 
 private:
     Tiles(int queries, int d, int tiles)
-        : Pairs((queries + tiles - 1) / tiles * tiles, d), height((queries + tiles - 1) / tiles), shape(height, TILE_STEPS) {}
+        : Pairs(queries + TILE_ROWS - 1, d), height((queries + tiles - 1) / tiles), shape(height, TILE_STEPS) {}
 };
 #endif
 
@@ -257,11 +258,11 @@ struct Running {
 struct Visit {
     const Shape& s;
     int64_t begin;
-    int queries;
+    int end;  // of the queries that may meet it
     Running* running;
     float* acc;  // [queries, d]
 
-    bool sees(int n) const { return n < queries && begin <= running[n].to && begin + BLOCK > running[n].from; }
+    bool sees(int n) const { return n < end && begin <= running[n].to && begin + BLOCK > running[n].from; }
     void weigh(int n, floats* x) const { running[n].weigh(x, begin, s.softcap, acc + size_t(n) * s.d, s.d); }
 };
 
@@ -305,36 +306,64 @@ int meet_next(const Tiles& tiles, int first, const Visit& visit) {
 }
 #endif
 
-// Rows `rows[0..count)` of one path, one key head.
+// Paths that begin with the same keys, one after the other, and what they attend with.
+struct Family {
+    const int64_t *keys, *key_begin, *rows, *positions, *row_begin, *shared;
+    int begin, end;  // paths
+
+    // Whole blocks of keys that all of them have.
+    int64_t common() const {
+        int64_t least = end - begin > 1 ? INT64_MAX : 0;
+        for (int path = begin + 1; path < end; ++path) least = shared[path] < least ? shared[path] : least;
+        return least / BLOCK;
+    }
+};
+
+// Rows [row, row + count) of a family, one key head.
 template <class T>
-void attend_tile(const float* q, const T* kv, const int64_t* keys, const int64_t* rows, const int64_t* positions,
-                 int count, int head, const Shape& s, float* out) {
+void attend_tile(const float* q, const T* kv, const Family& family, int64_t row, int count, int head, const Shape& s,
+                 float* out) {
     const int d = s.d, queries = count * s.group;
     const int64_t row_size = int64_t(s.heads) * s.group * d;
+    const int64_t *rows = family.rows + row, *positions = family.positions + row;
     const T* k_base = kv + int64_t(head) * s.slots * d;
     const T* v_base = kv + int64_t(s.heads + head) * s.slots * d;
     typename Products<T>::type products(queries, d);
     std::vector<float> acc(size_t(queries) * d, 0.0f);
     std::vector<Running> running(queries);
-    int64_t first = INT64_MAX, last = 0;
     for (int n = 0; n < queries; ++n) {
         int r = n / s.group;
         products.set_query(n, q + rows[r] * row_size + (int64_t(head) * s.group + n % s.group) * d, d);
         running[n].to = positions[r];
         running[n].from = s.window && positions[r] >= s.window ? positions[r] - s.window + 1 : 0;
-        first = running[n].from < first ? running[n].from : first;
-        last = positions[r] > last ? positions[r] : last;
     }
-    for (int64_t begin = first / BLOCK * BLOCK; begin <= last; begin += BLOCK) {
-        const T *k[BLOCK], *v[BLOCK];
-        for (int i = 0; i < BLOCK; ++i) {  // behind the last key: any slot, it is masked
-            int64_t slot = keys[begin + i <= last ? begin + i : last];
-            k[i] = k_base + slot * d;
-            v[i] = v_base + slot * d;
+    // Queries [first, end) meet the blocks [block, stop) of a path, those that they see.
+    auto meet_path = [&](int path, int first, int end, int64_t block, int64_t stop) {
+        const int64_t* keys = family.keys + family.key_begin[path];
+        int64_t from = INT64_MAX, last = 0;
+        for (int n = first; n < end; ++n) {
+            from = running[n].from < from ? running[n].from : from;
+            last = running[n].to > last ? running[n].to : last;
         }
-        products.set_block(k, v, d);
-        const Visit visit{s, begin, queries, running.data(), acc.data()};
-        for (int n = 0; n < queries;) n += meet_next(products, n, visit);
+        block = from / BLOCK > block ? from / BLOCK : block;
+        for (; block < stop && block * BLOCK <= last; ++block) {
+            const T *k[BLOCK], *v[BLOCK];
+            for (int i = 0; i < BLOCK; ++i) {  // behind the last key: any slot, it is masked
+                const int64_t at = block * BLOCK + i, slot = keys[at <= last ? at : last];
+                k[i] = k_base + slot * d;
+                v[i] = v_base + slot * d;
+            }
+            products.set_block(k, v, d);
+            const Visit visit{s, block * BLOCK, end, running.data(), acc.data()};
+            for (int n = first; n < end;) n += meet_next(products, n, visit);
+        }
+    };
+    const int64_t common = family.common();
+    meet_path(family.begin, 0, queries, 0, common);
+    for (int path = family.begin; path < family.end; ++path) {
+        const int64_t first = std::max(family.row_begin[path] - row, int64_t(0));
+        const int64_t end = std::min(family.row_begin[path + 1] - row, int64_t(count));
+        if (first < end) meet_path(path, int(first) * s.group, int(end) * s.group, common, INT64_MAX);
     }
     for (int n = 0; n < queries; ++n) {
         float* o = out + rows[n / s.group] * row_size + (int64_t(head) * s.group + n % s.group) * d;
@@ -344,33 +373,37 @@ void attend_tile(const float* q, const T* kv, const int64_t* keys, const int64_t
 }
 
 template <class T>
-void attend(const float* q, const T* kv, const int64_t* keys, const int64_t* key_begin, const int64_t* rows,
-            const int64_t* positions, const int64_t* row_begin, int num_paths, const Shape& s, float* out) {
+void attend(const float* q, const T* kv, Family family, int num_paths, const Shape& s, float* out) {
     const int step = TOGETHER / s.group > 0 ? TOGETHER / s.group : 1;
     struct Task {
-        int path, head;
+        Family family;
         int64_t row;
+        int head;
     };
     std::vector<Task> tasks;
     for (int head = 0; head < s.heads; ++head)
-        for (int path = 0; path < num_paths; ++path)
-            for (int64_t row = row_begin[path]; row < row_begin[path + 1]; row += step) tasks.push_back({path, head, row});
+        for (family.begin = 0; family.begin < num_paths; family.begin = family.end) {
+            family.end = family.begin + 1;
+            while (family.end < num_paths && family.shared[family.end]) ++family.end;
+            for (int64_t row = family.row_begin[family.begin]; row < family.row_begin[family.end]; row += step)
+                tasks.push_back({family, row, head});
+        }
 #pragma omp parallel for schedule(dynamic) if (tasks.size() > 1)
     for (size_t i = 0; i < tasks.size(); ++i) {
         const Task& t = tasks[i];
-        int64_t end = row_begin[t.path + 1], count = end - t.row < step ? end - t.row : step;
-        attend_tile(q, kv, keys + key_begin[t.path], rows + t.row, positions + t.row, int(count), t.head, s, out);
+        const int64_t left = t.family.row_begin[t.family.end] - t.row;
+        attend_tile(q, kv, t.family, t.row, int(left < step ? left : step), t.head, s, out);
     }
 }
 
 }  // namespace
 
 extern "C" void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
-                                const int64_t* rows, const int64_t* positions, const int64_t* row_begin, int num_paths,
-                                int heads, int group, int d, int64_t slots, float softcap, int64_t window, float* out) {
-    Shape s{heads, group, d, slots, softcap, window};
-    if (is_bf16)
-        attend(q, (const bf16*)kv, keys, key_begin, rows, positions, row_begin, num_paths, s, out);
-    else
-        attend(q, (const float*)kv, keys, key_begin, rows, positions, row_begin, num_paths, s, out);
+                                const int64_t* rows, const int64_t* positions, const int64_t* row_begin,
+                                const int64_t* shared, int num_paths, int heads, int group, int d, int64_t slots,
+                                float softcap, int64_t window, float* out) {
+    const Shape s{heads, group, d, slots, softcap, window};
+    const Family all{keys, key_begin, rows, positions, row_begin, shared, 0, 0};
+    if (is_bf16) attend(q, (const bf16*)kv, all, num_paths, s, out);
+    else attend(q, (const float*)kv, all, num_paths, s, out);
 }

@@ -14,8 +14,8 @@ void multiply(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights
 extern "C" void soothsay_block(const soothsay_parts* block, const float* x, const void* inputs, int inputs_are_bf16,
                                const float* cos, const float* sin, int64_t rows, const int64_t* slot,
                                const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows,
-                               const int64_t* positions, const int64_t* row_begin, int num_paths, void* kv,
-                               int64_t slots, void* first, void* second, void* third, float* out) {
+                               const int64_t* positions, const int64_t* row_begin, const int64_t* shared, int num_paths,
+                               void* kv, int64_t slots, void* first, void* second, void* third, float* out) {
     const soothsay_parts& b = *block;
     const int hidden = b.o.outputs, half = b.is_bf16;
     if (!inputs) {
@@ -26,7 +26,7 @@ extern "C" void soothsay_block(const soothsay_parts* block, const float* x, cons
     multiply(inputs, inputs_are_bf16, rows, b.qkv, qkv, half);
     soothsay_rotate_store(qkv, half, cos, sin, b.q_norm, b.k_norm, slot, rows, b.queries, b.keys, b.d, slots, b.eps,
                           b.scale, (float*)q, kv);
-    soothsay_attend((float*)q, kv, half, keys, key_begin, path_rows, positions, row_begin, num_paths, b.keys,
+    soothsay_attend((float*)q, kv, half, keys, key_begin, path_rows, positions, row_begin, shared, num_paths, b.keys,
                     b.queries / b.keys, b.d, slots, b.softcap, b.window, (float*)attended);
     multiply(attended, 0, rows, b.o, delta, half);
 

@@ -20,10 +20,12 @@ void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const
                            int64_t slots, float eps, float scale, float* q, void* kv);
 
 // q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
-// in order of position and the rows rows[row_begin[i]..row_begin[i + 1]), which stand at `positions`.
+// in order of position and the rows rows[row_begin[i]..row_begin[i + 1]), which stand at `positions`. Its first shared[i]
+// keys are those of the path before it.
 void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
-                     const int64_t* rows, const int64_t* positions, const int64_t* row_begin, int num_paths, int heads,
-                     int group, int d, int64_t slots, float softcap, int64_t window, float* out);
+                     const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
+                     int num_paths, int heads, int group, int d, int64_t slots, float softcap, int64_t window,
+                     float* out);
 
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form.
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
@@ -65,6 +67,6 @@ struct soothsay_parts {
 void soothsay_block(const soothsay_parts* block, const float* x, const void* inputs, int inputs_are_bf16,
                     const float* cos, const float* sin, int64_t rows, const int64_t* slot, const int64_t* keys,
                     const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
-                    const int64_t* row_begin, int num_paths, void* kv, int64_t slots, void* first, void* second,
-                    void* third, float* out);
+                    const int64_t* row_begin, const int64_t* shared, int num_paths, void* kv, int64_t slots,
+                    void* first, void* second, void* third, float* out);
 }

@@ -113,6 +113,10 @@ def seen_flat(batch: Batch) -> dict[int, list[int]]:
         ):
             assert row not in found, "a row is computed once"
             found[row] = flat.keys[key : key + position + 1].tolist()
+    own = np.split(flat.keys.numpy(), flat.key_begin[1:-1].numpy())
+    assert flat.shared[0] == 0
+    for (before, path), shared in zip(pairwise(own), flat.shared[1:].tolist(), strict=True):
+        assert path[:shared].tolist() == before[:shared].tolist()
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,7 @@ def random_requests(rng: np.random.Generator) -> list[Rows]:
     return [
         Rows(rng.integers(0, 9, 90), int(rng.integers(0, 200)), tables[0]),
         Rows(rng.integers(0, 9, 1), int(rng.integers(0, 140)), tables[1], DraftTree(1)),
-        Rows(rng.integers(0, 9, 2), int(rng.integers(60, 280)), tables[2], random_tree(rng, 17)),
+        Rows(rng.integers(0, 9, 2), int(rng.integers(140, 280)), tables[2], random_tree(rng, 17)),
         Rows(rng.integers(0, 9, 0), 60, tables[3], random_tree(rng, 12), first=4),
     ]
 
@@ -85,6 +87,21 @@ def test_bits_do_not_depend_on_company_or_threads(
     for row in (0, 1, 63, 64, 89):  # each of a chunk's rows as if it came alone, after those before it
         alone = Rows(chunk.tokens[row : row + 1], chunk.start + row, chunk.table)
         assert torch.equal(kernels.attend(q[row : row + 1], kv, pack([alone], heads[1]))[0], expected[row])
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
+    kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    together = pack(random_requests(np.random.default_rng(sum(heads))), heads[1])
+    assert max(path.shared for path in together.paths) > 128
+    apart = replace(together, paths=tuple(replace(path, shared=0) for path in together.paths))
+    q, kv = inputs(*heads, len(together.tokens), dtype)
+    for window in WINDOWS:
+        results = [kernels.attend(q, kv, batch, window=window) for batch in (together, apart)]
+        assert torch.equal(*results)
 
 
 def test_large_scores_do_not_overflow(kernels: NativeKernels) -> None:

@@ -151,7 +151,7 @@ class _Packer:
             return
         context, nodes = slots[: ctx - hidden + 1], slots[ctx - hidden :]
         placed = set(range(first))
-        lead = range(pending)  # the pending tokens go with the first path
+        lead, shared = range(pending), 0  # the pending tokens go with the first path
         for path in tree.paths():
             new = [node for node in path if node not in placed]
             placed.update(new)
@@ -159,7 +159,8 @@ class _Packer:
             lead = range(0)
             if rows:
                 keys = np.concatenate([context, nodes.take(path[1:])])
-                self.paths.append(Path([base + row for row in rows], positions.take(rows), keys))
+                self.paths.append(Path([base + row for row in rows], positions.take(rows), keys, shared))
+                shared = len(context)
 
     def finish(self, group: int, windows: tuple[int | None, ...], device: torch.device) -> Batch:
         def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:

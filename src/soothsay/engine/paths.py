@@ -31,6 +31,7 @@ class Path:
     rows: Sequence[int]  # of the pass
     positions: IntArray  # of the rows
     keys: IntArray  # slots in order of position
+    shared: int = 0  # keys, the first ones, that are those of the path before it
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class FlatPaths:
     """Paths end to end, for kernels that follow each path's own list. All int64, on the CPU.
 
     Path i has `keys[key_begin[i] : key_begin[i + 1]]` and the rows `rows[row_begin[i] : row_begin[i + 1]]`,
-    which stand at `positions`.
+    which stand at `positions`. Its first `shared[i]` keys are those of the path before it.
     """
 
     keys: Tensor
@@ -46,11 +47,12 @@ class FlatPaths:
     rows: Tensor
     positions: Tensor
     row_begin: Tensor
+    shared: Tensor
 
     @cached_property
     def pointers(self) -> tuple[int, ...]:
         """Where these begin, in this order, and the number of paths."""
-        tensors = (self.keys, self.key_begin, self.rows, self.positions, self.row_begin)
+        tensors = (self.keys, self.key_begin, self.rows, self.positions, self.row_begin, self.shared)
         return *(tensor.data_ptr() for tensor in tensors), len(self.row_begin) - 1
 
     @classmethod
@@ -67,6 +69,7 @@ class FlatPaths:
             rows=torch.tensor(rows, dtype=torch.int64),
             positions=torch.from_numpy(np.concatenate([path.positions for path in paths])),
             row_begin=begins(len(path.rows) for path in paths),
+            shared=torch.tensor([path.shared for path in paths], dtype=torch.int64),
         )
 
 

@@ -36,7 +36,7 @@ LANES = 16
 SIGNATURES = {
     "soothsay_attend": [
         *(c_void_p, c_void_p, c_int),  # q, kv, is_bf16
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),  # paths
+        *(*[c_void_p] * 6, c_int),  # paths
         *(c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, group, d, slots, softcap, window
         c_void_p,  # out
     ],
@@ -60,7 +60,7 @@ SIGNATURES = {
     "soothsay_block": [
         *(c_void_p, c_void_p, c_void_p, c_int),  # block, x, inputs, inputs_are_bf16
         *(c_void_p, c_void_p, c_int64, c_void_p),  # cos, sin, rows, slot
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),  # paths
+        *(*[c_void_p] * 6, c_int),  # paths
         *(c_void_p, c_int64),  # kv, slots
         *(c_void_p, c_void_p, c_void_p, c_void_p),  # three places, out
     ],
