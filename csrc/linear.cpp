@@ -403,6 +403,7 @@ void quantize(const T* x, int inputs, int group, Place place, float* scales, int
 
 template <class F, class In, class Out>
 void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
+    if (!rows) return;
     typedef typename F::Input Input;
     constexpr bool INTEGER = F::INPUTS > 2;
     const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;

@@ -87,6 +87,12 @@ def test_a_row_has_the_same_bits_in_any_company(kernels: NativeKernels, kind: st
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_no_rows_at_all(kernels: NativeKernels, bits: int) -> None:
+    linear = kernels.linear(random_weight(70, 64, bits, None, zeros=False), None, torch.float32)
+    assert linear(torch.empty(0, 64)).shape == (0, 70)
+
+
 def test_rows_are_quantized_by_group() -> None:
     x = torch.tensor([[0.0, 0, 0, 0, 1.0, -2.0, 0.5, 2.0], [127.0, 63.5, -0.5, 1.5, 0, 0, 0, -1e-3]])
     values, scales = quantize_rows(x, 4)
