@@ -237,7 +237,7 @@ class Noted(MTP):
     """Notes what it would propose, by place, and takes its time."""
 
     def __init__(self, target: Target, world: World, silent: bool = False):
-        super().__init__(target)
+        super().__init__(target, depth=4)  # so few that a controller lets it go on to the end
         self.world, self.silent = world, silent
         self.trees: dict[int, list[int]] = {}
 

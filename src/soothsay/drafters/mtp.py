@@ -119,7 +119,7 @@ class MTP(RecurrentDrafter):
         self,
         target: Target,
         model: str | Path | Head = "",
-        depth: int = 4,
+        depth: int = 6,
         width: int = 3,
         branch: int = 3,
         dtype: DType = "auto",
