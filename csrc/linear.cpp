@@ -20,8 +20,8 @@ constexpr int64_t STEP = 4 * PANEL;        // bytes
 constexpr int CHUNK = 64;                  // steps that all rows pass before the next: they stay in the nearest caches
 constexpr int64_t WORTH_THREADS = 1 << 15; // weights; waking threads costs more than fewer take
 
-// How near vectors ask for weights ahead of their use: 3 is the first cache, 2 the second. Measured on a Xeon with AMX,
-// where the second made a row of int4 a tenth faster, and on an EPYC (Zen 5).
+// How near vectors ask for weights ahead of their use: 3 is the first cache, 2 the second, which on a Xeon with AMX made a
+// row of int4 a tenth faster. Elsewhere it was not tried.
 #if defined(__AMX_INT8__)
 constexpr int NEARNESS = 2;
 #else
