@@ -37,7 +37,7 @@ setup(
         Extension(
             f"soothsay.native._{name}",
             sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
-            depends=["csrc/kernels.h", "csrc/simd.h", "csrc/tiles.h"],
+            depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-fopenmp"],
             language="c++",

@@ -1,7 +1,7 @@
 // Matrix products in tiles (AMX): up to 16 rows times 16 steps of four bytes of 64 outputs, in one go.
 //
 // Tiles 0 to 3 hold sums of 16 outputs each, 4 the rows' inputs, 5 to 7 weights. A row's sums do not depend on the
-// rows beside it. Weights stand as in linear.cpp: a step of all outputs, then the next.
+// rows beside it. Weights stand as in panels.h: a step of all outputs, then the next.
 #pragma once
 #include "simd.h"
 #include <atomic>

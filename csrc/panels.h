@@ -1,0 +1,88 @@
+// Weights as products read them, and what a thread keeps of a panel while they go by.
+//
+// Weights lie in panels of PANEL outputs. A step of a panel is 4 bytes an output: 2 bfloat16, 4 integers of 8 bits, or 8
+// of 4 bits (inputs 0-3 in the low halves of the bytes, 4-7 in the high halves).
+#pragma once
+#include "simd.h"
+#include <vector>
+
+namespace {
+
+constexpr int PANEL = 64;                  // outputs
+constexpr int COLUMNS = PANEL / LANES;     // registers that hold one value of each output
+constexpr int64_t STEP = 4 * PANEL;        // bytes
+constexpr int CHUNK = 64;                  // steps that all rows pass before the next: they stay in the nearest caches
+
+inline ints bytes(const uint8_t* p) {
+    ints v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline ints splat(int32_t x) { return ints{} + x; }
+
+// Four bytes of x in every lane.
+inline ints splat(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return splat(four);
+}
+
+struct Weights {
+    const uint8_t* data;   // [panels, steps, PANEL, 4]
+    const float* scales;   // [panels, groups, PANEL]
+    const uint8_t* zeros;  // the same, or null: `zero` everywhere
+    const float* bias;     // [outputs] or null
+    int inputs, outputs, group, zero;
+
+    int groups() const { return inputs / group; }
+};
+
+template <class Input>
+struct Inputs {
+    const Input* data;    // [rows, inputs], or [rows / height, inputs / width, height, width] as tiles take them
+    int height, width;
+    const float* scales;  // [rows, groups]
+    const int32_t* sums;  // [rows, groups]
+
+    // Where a tile begins whose rows begin at `rows`.
+    const Input* tile(int64_t rows, int input) const {
+        return data + rows + int64_t(input / width) * height * width + input % width;
+    }
+};
+
+// What a thread keeps of a panel while its chunks go by: sums of the current group, and what earlier groups gave.
+template <class Sums>
+struct Partial {
+    std::vector<Sums> sums;      // [rows, COLUMNS]
+    std::vector<floats> totals;  // the same
+};
+
+// Steps [begin, end) of a panel, and lines of memory to ask for meanwhile.
+struct Chunk {
+    int panel, begin, end;
+    const uint8_t* data;  // from `begin` on
+    const uint8_t* ahead;
+    int lines;
+};
+
+// A group's sums, scaled, go to the totals.
+template <int R, int C>
+inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
+                                                       int g, int column, const ints (*sums)[C], floats* totals) {
+    const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
+    for (int c = 0; c < C; ++c) {
+        const floats scale = load(w.scales + at + c * LANES);
+        ints zero = {};
+        if (w.zeros)
+            for (int i = 0; i < LANES; ++i) zero[i] = w.zeros[at + c * LANES + i];
+        for (int r = 0; r < R; ++r) {
+            const int64_t group = (row + r) * w.groups() + g;
+            const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
+            floats& total = totals[r * COLUMNS + c];
+            total += __builtin_convertvector(sums[r][c] - offset, floats) * (scale * x.scales[group]);
+        }
+    }
+}
+
+}  // namespace
