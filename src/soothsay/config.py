@@ -262,7 +262,7 @@ class EngineConfig:
 
     max_tree: int = 16
     """Nodes in a request's draft tree, the root included, unless its drafter asks for fewer: sixteen rows are
-    the most that cost little more than one on a CPU."""
+    the most that cost little more than one on a CPU without AMX, and with it larger trees brought nothing."""
 
     prefix_caching: bool = True
     """Keep the KV of finished requests until the room is needed, and share equal prefixes."""
