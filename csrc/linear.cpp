@@ -6,7 +6,7 @@
 #include "kernels.h"
 #include "tiled.h"
 #include "vectors.h"
-#include <algorithm>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -16,15 +16,14 @@ constexpr int64_t WORTH_THREADS = 1 << 15;  // weights; waking threads costs mor
 
 typedef int8_t chars __attribute__((vector_size(LANES)));
 
-template <class F, class Out>
-void write_panel(const Weights& w, int panel, int64_t rows, const Partial<typename F::Sums>& partial, Out* out) {
+// Values [count, COLUMNS] of rows from `row` on.
+template <class Out>
+void write_panel(const Weights& w, int panel, int64_t row, int64_t count, const floats* values, Out* out) {
     const int valid = w.outputs - panel * PANEL < PANEL ? w.outputs - panel * PANEL : PANEL;
-    for (int64_t r = 0; r < rows; ++r) {
-        Out* target = out + r * w.outputs + panel * PANEL;
+    for (int64_t r = 0; r < count; ++r, values += COLUMNS) {
+        Out* target = out + (row + r) * w.outputs + panel * PANEL;
         for (int c = 0; c < COLUMNS; ++c) {
-            floats v;
-            if constexpr (F::INPUTS > 2) v = partial.totals[r * COLUMNS + c];
-            else v = partial.sums[r * COLUMNS + c];
+            floats v = values[c];
             for (int i = 0; w.bias && i < LANES && c * LANES + i < valid; ++i)
                 v[i] += w.bias[panel * PANEL + c * LANES + i];
             if ((c + 1) * LANES <= valid) keep(target + c * LANES, v);
@@ -90,8 +89,9 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     }
 #endif
     const bool direct = std::is_same<In, Input>::value && width == w.inputs;
-    std::vector<floats> place(direct ? 0 : (computed * w.inputs * sizeof(Input) + sizeof(floats) - 1) / sizeof(floats));
-    Input* const data = (Input*)place.data();  // at the start of a line: tiles are slow to load across lines
+    const int64_t registers = computed * w.inputs * int64_t(sizeof(Input)) / int64_t(sizeof(floats)) + 1;
+    const std::unique_ptr<floats[]> laid(direct ? nullptr : new floats[registers]);
+    Input* const data = (Input*)laid.get();  // at the start of a line: tiles are slow to load across lines
     std::vector<float> scales(rows * groups);
     std::vector<int32_t> sums(rows * groups);
 #pragma omp parallel if (int64_t(w.inputs) * w.outputs > WORTH_THREADS)
@@ -108,21 +108,27 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
             }
         }
         const Inputs<Input> inputs{direct ? (const Input*)x : data, height, width, scales.data(), sums.data()};
-        Partial<typename F::Sums> partial;
-        partial.sums.resize(computed * COLUMNS);
-        if (INTEGER) partial.totals.resize(rows * COLUMNS);
 #if defined(SOOTHSAY_TILES)
-        const TileShape shape(height, tiling.steps);
-#endif
+        if (tiled) {
+            const TileShape shape(height, tiling.steps);
+            Place<F> place(w);
 #pragma omp for schedule(static)
-        for (int panel = 0; panel < panels; ++panel) {
-            std::fill(partial.totals.begin(), partial.totals.end(), floats{});
-#if defined(SOOTHSAY_TILES)
-            if (tiled) sum_panel_in_tiles<F>(w, inputs, panel, rows, tiling.steps, partial);
-            else
+            for (int panel = 0; panel < panels; ++panel)
+                multiply_panel(w, inputs, tiling, panel, place, [&](int64_t row, int64_t count, const floats* values) {
+                    write_panel(w, panel, row, count, values, out);
+                });
+        } else
 #endif
+        {
+            Partial<typename F::Sums> partial;
+            partial.sums.resize(rows * COLUMNS);
+            if (INTEGER) partial.totals.resize(rows * COLUMNS);
+#pragma omp for schedule(static)
+            for (int panel = 0; panel < panels; ++panel) {
                 sum_panel<F>(w, inputs, panel, rows, partial);
-            write_panel<F>(w, panel, rows, partial, out);
+                if constexpr (INTEGER) write_panel(w, panel, 0, rows, partial.totals.data(), out);
+                else write_panel(w, panel, 0, rows, partial.sums.data(), out);
+            }
         }
     }
 }

@@ -66,7 +66,7 @@ struct Chunk {
     int lines;
 };
 
-// A group's sums, scaled, go to the totals.
+// A group's sums, scaled, go to the totals; the first group's begin them.
 template <int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
                                                        int g, int column, const ints (*sums)[C], floats* totals) {
@@ -79,8 +79,9 @@ inline __attribute__((always_inline)) void scale_group(const Weights& w, const I
         for (int r = 0; r < R; ++r) {
             const int64_t group = (row + r) * w.groups() + g;
             const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
+            const floats exact = __builtin_convertvector(sums[r][c] - offset, floats);
             floats& total = totals[r * COLUMNS + c];
-            total += __builtin_convertvector(sums[r][c] - offset, floats) * (scale * x.scales[group]);
+            total = (g ? total : floats{}) + exact * (scale * x.scales[group]);
         }
     }
 }

@@ -2,6 +2,8 @@
 #pragma once
 #include "panels.h"
 #include "tiles.h"
+#include <algorithm>
+#include <memory>
 #include <numeric>
 
 #if defined(SOOTHSAY_TILES)
@@ -11,16 +13,18 @@ namespace {
 // not the vectors', so that a single row has to have them too.
 template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 2 ? 1 : F::INPUTS == 4 ? 4 : 7;
 
-// Rows are shared out evenly among tiles, the last of which may have some that nobody asked for.
+// Up to 16 rows are a tile. More are shared out evenly among pairs of tiles, the last of which may have rows that nobody
+// asked for.
 struct Tiling {
     int64_t rows, tiles;
     int height, steps;  // of a tile
 
     template <class F>
     static Tiling of(F, int64_t rows, const Weights& w) {
-        const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
         const int group = F::INPUTS > 2 ? w.group : w.inputs;
-        return {rows, tiles, int((rows + tiles - 1) / tiles), std::gcd(TILE_STEPS, group * int(sizeof(typename F::Input)) / 4)};
+        const int64_t tiles = rows <= TILE_ROWS ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+        const int steps = std::gcd(TILE_STEPS, group * int(sizeof(typename F::Input)) / 4);
+        return {rows, tiles, int((rows + tiles - 1) / tiles), steps};
     }
 };
 
@@ -34,59 +38,74 @@ inline void spread(const uint8_t* packed, int steps, uint8_t* out) {
         }
 }
 
-// A chunk for all rows. Its steps are four bytes of each output's weights, none of them packed.
+// Lines of memory that are asked for, evenly, while `steps` go by.
+struct Ahead {
+    const uint8_t* next;
+    int64_t lines, steps, done = 0, asked = 0;
+
+    void step(int count) {
+        for (done += count; asked * steps < done * lines; ++asked, next += 64) __builtin_prefetch(next, 0, 2);
+    }
+};
+
+// A thread's place for the products of a panel: weights that were packed, and what rows that go together add up to.
 template <class F>
-void multiply_chunk_in_tiles(const Weights& w, const Inputs<typename F::Input>& x, int64_t rows, int steps,
-                             const Chunk& chunk, Partial<typename F::Sums>& partial) {
+struct Place {
+    static constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in one of packed weights
+    std::unique_ptr<floats[]> plain;
+    typename F::Sums sums[2 * TILE_ROWS * COLUMNS];
+    floats totals[F::INPUTS > 2 ? 2 * TILE_ROWS * COLUMNS : 1];
+
+    explicit Place(const Weights& w) : plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
+};
+
+// A panel for all rows: `write(row, count, sums)` gets what a tile of them, or a pair, adds up to. A tile of rows reads the
+// weights as they come from memory; where there are more, the next panel is asked for while this one is multiplied.
+template <class F, class Write>
+void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const Tiling& t, int panel, Place<F>& place,
+                    Write write) {
     typedef typename F::Input Input;
     constexpr bool GROUPED = F::INPUTS > 2;
-    constexpr int INPUTS = 4 / sizeof(Input);  // of a step
-    const int group = (GROUPED ? w.group : w.inputs) / INPUTS;
-    const int64_t total = (rows + x.height - 1) / x.height * (chunk.end - chunk.begin);
-    const uint8_t* ahead = chunk.ahead;
-    int64_t done = 0, asked = 0;
-    for (int64_t row = 0; row < rows; row += x.height) {
-        auto* sums = &partial.sums[row * COLUMNS];
-        const uint8_t* data = chunk.data;
-        for (int s = chunk.begin; s < chunk.end;) {
-            const int border = (s / group + 1) * group, stop = border < chunk.end ? border : chunk.end;
-            if (s % group) load_tiles(sums, STEP);
-            else zero_tiles();
-            for (; s < stop; s += steps, data += steps * STEP) {
-                for (done += steps; asked * total < done * chunk.lines; ++asked, ahead += 64)
-                    __builtin_prefetch(ahead, 0, 3);
-                multiply_tiles(x.tile(row * w.inputs, s * INPUTS), x.width * sizeof(Input), data);
+    constexpr int INPUTS = 4 / sizeof(Input), EACH = Place<F>::EACH;  // of a step
+    const int steps = w.inputs / INPUTS, group = GROUPED ? w.group / INPUTS : steps;
+    const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * STEP;
+    const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // from a tile to that beside it
+    const bool pairs = t.tiles > 1;
+    const int64_t each = t.height * (1 + pairs), times = (t.rows + each - 1) / each;
+    const uint8_t* packed = w.data + panel * bytes;
+    Ahead ahead{packed + (pairs ? bytes : CHUNK * STEP), bytes / 64, times * steps * (1 + pairs)};
+    for (int64_t row = 0; row < t.rows; row += each) {
+        const int64_t count = std::min(each, t.rows - row);
+        for (int begin = 0; begin < steps; begin += group) {
+            const uint8_t* data = packed + begin / EACH * STEP;
+            if constexpr (EACH > 1) {
+                uint8_t* plain = (uint8_t*)place.plain.get() + (times > 1 ? begin * STEP : 0);
+                if (!row) spread(data, group / EACH, plain);
+                data = plain;
             }
-            store_tiles(sums, STEP);
-            if constexpr (GROUPED)
-                if (stop == border) {
-                    const auto* at = reinterpret_cast<const ints(*)[COLUMNS]>(sums);
-                    const int64_t last = row + x.height < rows ? row + x.height : rows;
-                    int64_t r = row;
-                    for (; r + 4 <= last; r += 4, at += 4)
-                        scale_group<4, COLUMNS>(w, x, chunk.panel, r, border / group - 1, 0, at, &partial.totals[r * COLUMNS]);
-                    for (; r < last; ++r, ++at)
-                        scale_group<1, COLUMNS>(w, x, chunk.panel, r, border / group - 1, 0, at, &partial.totals[r * COLUMNS]);
+            auto* sums = place.sums;
+            for (int half = 0; half < 1 + pairs; ++half, data += STEP / 2, sums += COLUMNS / 2) {
+                const Input* tile = x.tile(row * w.inputs, begin * INPUTS);
+                zero_tiles();
+                for (int s = 0; s < group; s += t.steps, tile += next) {
+                    ahead.step(t.steps);
+                    if (pairs) multiply_pairs(tile, tile + t.height * w.inputs, stride, data + s * STEP);
+                    else multiply_tiles(tile, stride, data + s * STEP);
                 }
+                if (pairs) store_pairs(sums, sums + t.height * COLUMNS, STEP);
+                else store_tiles(sums, STEP);
+            }
+            if constexpr (GROUPED) {
+                const auto* at = reinterpret_cast<const ints(*)[COLUMNS]>(place.sums);
+                int64_t r = 0;
+                for (; r + 4 <= count; r += 4)
+                    scale_group<4, COLUMNS>(w, x, panel, row + r, begin / group, 0, at + r, place.totals + r * COLUMNS);
+                for (; r < count; ++r)
+                    scale_group<1, COLUMNS>(w, x, panel, row + r, begin / group, 0, at + r, place.totals + r * COLUMNS);
+            }
         }
-    }
-}
-
-template <class F>
-void sum_panel_in_tiles(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows, int depth,
-                        Partial<typename F::Sums>& partial) {
-    constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in one of packed weights
-    alignas(64) uint8_t plain[EACH > 1 ? CHUNK * STEP : 1];
-    const int steps = w.inputs / F::INPUTS, length = CHUNK / EACH;
-    const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
-    for (int begin = 0; begin < steps; begin += length) {
-        const int end = begin + length < steps ? begin + length : steps, lines = int((end - begin) * STEP / 64);
-        Chunk chunk{panel, begin * EACH, end * EACH, data + begin * STEP, data + end * STEP, lines};
-        if constexpr (EACH > 1) {
-            spread(chunk.data, end - begin, plain);
-            chunk.data = plain;
-        }
-        multiply_chunk_in_tiles<F>(w, x, rows, depth, chunk, partial);
+        if constexpr (GROUPED) write(row, count, place.totals);
+        else write(row, count, place.sums);
     }
 }
 

@@ -1,6 +1,6 @@
 // Matrix products in tiles (AMX): up to 16 rows times 16 steps of four bytes of 64 outputs, in one go.
 //
-// Tiles 0 to 3 hold sums of 16 outputs each, 4 the rows' inputs, 5 to 7 weights. A row's sums do not depend on the
+// Tiles 0 to 3 hold sums of 16 outputs each, 4 and 5 the rows' inputs, 6 and 7 weights. A row's sums do not depend on the
 // rows beside it. Weights stand as in panels.h: a step of all outputs, then the next.
 #pragma once
 #include "simd.h"
@@ -28,8 +28,8 @@ public:
     TileShape(int rows, int steps) {
         Config config;
         for (int t = 0; t < 8; ++t) {
-            config.bytes[t] = uint16_t(t == 4 ? 4 * steps : 64);
-            config.rows[t] = uint8_t(t < 5 ? rows : steps);
+            config.bytes[t] = uint16_t(t == 4 || t == 5 ? 4 * steps : 64);
+            config.rows[t] = uint8_t(t < 6 ? rows : steps);
         }
         written();
         _tile_loadconfig(&config);
@@ -47,15 +47,6 @@ inline void zero_tiles() {
 }
 
 // Rows of 64 sums, `stride` bytes apart.
-inline void load_tiles(const void* sums, int64_t stride) {
-    const char* p = (const char*)sums;
-    written();
-    _tile_loadd(0, p, stride);
-    _tile_loadd(1, p + 64, stride);
-    _tile_loadd(2, p + 128, stride);
-    _tile_loadd(3, p + 192, stride);
-}
-
 inline void store_tiles(void* sums, int64_t stride) {
     char* p = (char*)sums;
     _tile_stored(0, p, stride);
@@ -64,31 +55,64 @@ inline void store_tiles(void* sums, int64_t stride) {
     _tile_stored(3, p + 192, stride);
 }
 
+// Rows of 32 sums, `stride` bytes apart, and those of other rows.
+inline void store_pairs(void* sums, void* others, int64_t stride) {
+    _tile_stored(0, sums, stride);
+    _tile_stored(1, (char*)sums + 64, stride);
+    _tile_stored(2, others, stride);
+    _tile_stored(3, (char*)others + 64, stride);
+}
+
 // Adds products of rows, `stride` bytes apart, and weights, whose steps are 256 bytes apart or `step`.
 inline void multiply_tiles(const int8_t* x, int64_t stride, const uint8_t* w) {
     written();
     _tile_loadd(4, x, stride);
-    _tile_loadd(5, w, 256);
-    _tile_dpbsud(0, 4, 5);
-    _tile_loadd(6, w + 64, 256);
-    _tile_dpbsud(1, 4, 6);
-    _tile_loadd(7, w + 128, 256);
-    _tile_dpbsud(2, 4, 7);
-    _tile_loadd(5, w + 192, 256);
-    _tile_dpbsud(3, 4, 5);
+    _tile_loadd(6, w, 256);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, w + 64, 256);
+    _tile_dpbsud(1, 4, 7);
+    _tile_loadd(6, w + 128, 256);
+    _tile_dpbsud(2, 4, 6);
+    _tile_loadd(7, w + 192, 256);
+    _tile_dpbsud(3, 4, 7);
 }
 
 inline void multiply_tiles(const bf16* x, int64_t stride, const uint8_t* w, int64_t step = 256) {
     written();
     _tile_loadd(4, x, stride);
-    _tile_loadd(5, w, step);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(6, w + 64, step);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_loadd(7, w + 128, step);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_loadd(5, w + 192, step);
-    _tile_dpbf16ps(3, 4, 5);
+    _tile_loadd(6, w, step);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + 64, step);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, w + 128, step);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, w + 192, step);
+    _tile_dpbf16ps(3, 4, 7);
+}
+
+// The same of rows and of others, for half as many outputs: weights that are loaded serve both.
+inline void multiply_pairs(const int8_t* x, const int8_t* others, int64_t stride, const uint8_t* w) {
+    written();
+    _tile_loadd(4, x, stride);
+    _tile_loadd(6, w, 256);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, w + 64, 256);
+    _tile_dpbsud(1, 4, 7);
+    _tile_loadd(5, others, stride);
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+}
+
+inline void multiply_pairs(const bf16* x, const bf16* others, int64_t stride, const uint8_t* w) {
+    written();
+    _tile_loadd(4, x, stride);
+    _tile_loadd(6, w, 256);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + 64, 256);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, others, stride);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
 }
 
 }  // namespace
