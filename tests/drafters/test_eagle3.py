@@ -38,11 +38,12 @@ from soothsay.drafters.draft_model import DraftModel
 from soothsay.drafters.eagle import Eagle, Eagle2
 from soothsay.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from soothsay.drafters.grown import RecurrentDrafter
-from soothsay.drafters.head import Shared
+from soothsay.drafters.head import Origin, Shared, load_head
 from soothsay.drafters.mtp import MTP
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.grow import grow
 from soothsay.model.kernels import StockKernels
+from soothsay.model.load import load_model
 from soothsay.model.shape import Shape
 from soothsay.model.transformer import Transformer
 
@@ -216,6 +217,28 @@ def test_a_small_model_s_heads_serve_what_was_grown_from_it(family: str, tmp_pat
             assert own.tokens == other.tokens
             assert own.tree.tokens == other.tree.tokens
             assert own.tree.scores == pytest.approx(other.tree.scores, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("of_target", "of_head"), [("float32", "float32"), ("int8", "int8"), ("int4", "int8")]
+)
+def test_by_themselves_heads_compute_as_the_target_does(of_target: Any, of_head: Any, tmp_path: Path) -> None:
+    small, large = save_small(tmp_path / "small", "llama"), tmp_path / "large"
+    checkpoint = open_checkpoint(small)
+    config = ModelConfig.from_hf(checkpoint.config)
+    grow(checkpoint, Shape.parse("layers=5,hidden=96,heads=6,kv_heads=6,ffn=112", config), large)
+    model = load_model(open_checkpoint(large), of_target)
+    target = Target(model, None, EngineConfig(max_context=64), 4, large)
+    taps = [torch.randn(5, 96) for _ in TAPS]
+
+    def fused(dtype: Any) -> Tensor:
+        return load_head(Eagle3Head, make_head(Transformer(config), 48), target, dtype).fuse(taps)
+
+    assert torch.equal(fused("auto"), fused(of_head))
+    assert not torch.equal(fused("auto"), fused("int8" if of_head == "float32" else "float32"))
+    hidden = torch.randn(5, 48, dtype=model.dtype)
+    borrowed, plain = Origin.of(target).shared, load_model(checkpoint, of_head)
+    assert torch.equal(borrowed.logits(hidden), plain.logits(hidden))
 
 
 def test_where_the_small_model_has_gone_it_is_named(tiny: Make, tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ class Origin:
         grown_from = _grown_from(target.path)
         if grown_from is None:
             return cls(model.config, Shared.of(model), tuple(range(model.config.num_layers + 1)))
-        dtype: DType = "bfloat16" if model.dtype is torch.bfloat16 else "float32"
+        plain: DType = "bfloat16" if model.dtype is torch.bfloat16 else "float32"
+        dtype: DType = plain if model.bits is None else "int8"
         small = load_model(_open_small(target, grown_from), dtype, model.device)
         return cls(
             small.config,
@@ -259,15 +260,18 @@ def load_head(
 ) -> Served[AnyHead]:
     """Make a head ready to draft for `target`; one that is given as such is changed, see `serve`.
 
-    `dtype` is what its linear layers compute in; "auto": what the target's give. Raises `DrafterError` for
-    an unknown one, and as `find_head` does.
+    `dtype` is what its linear layers compute in; "auto": the target's, but int8 for any integers: a head is
+    small, and its guesses are worth eight bits. Raises `DrafterError` for an unknown one, and as `find_head`
+    does.
     """
     known = ("auto", *DTYPES, *BITS)
     if dtype not in known:
         raise DrafterError(f"{kind.method}(dtype={dtype}) is unknown; choose {', '.join(known)}")
     head, own = find_head(kind, model, target), target.model.dtype
-    plain = DTYPES.get(dtype, own)
-    ready = serve(head.to(target.model.device), target.model.kernels, plain, BITS.get(dtype))
+    bits = BITS.get(dtype)
+    if dtype == "auto" and target.model.bits is not None:
+        bits = 8
+    ready = serve(head.to(target.model.device), target.model.kernels, DTYPES.get(dtype, own), bits)
     return Served(ready, Origin.of(target))
 
 

@@ -106,6 +106,7 @@ def load_model(
         for name, module in list(model.named_modules()):
             _fill(model, name, module, source)
             source.release()
+    model.bits = mode.bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
 

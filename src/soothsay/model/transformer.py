@@ -194,6 +194,8 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.weight
         self.rope = Rope(config.rope, config.head_dim)
         self.local_rope = None if config.local_rope is None else Rope(config.local_rope, config.head_dim)
+        self.bits: int | None = None
+        """Of the weights, where those that were loaded are integers."""
 
     @property
     def device(self) -> torch.device:
