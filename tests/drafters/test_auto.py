@@ -14,6 +14,7 @@ from verifying import match
 from soothsay import LLM, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.drafters.auto import Auto
+from soothsay.drafters.backlog import KEPT
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.mtp import MTP
 from soothsay.engine.request import Request
@@ -140,7 +141,7 @@ def rates(
     return plain, alone, run(world, auto, count, steps)[0]
 
 
-@pytest.mark.parametrize("count", [1, 4, 16, 32])
+@pytest.mark.parametrize("count", [1, 4, 32])
 @pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
 @pytest.mark.parametrize("chances", [(0.0, 0.0), (0.1, 0.6), (0.5, 0.8), (0.9, 0.3), (0.02, 0.9)])
 @pytest.mark.parametrize("costs", [(0.01, 0.1), (0.05, 0.6)])
@@ -185,6 +186,53 @@ def test_requests_are_told_apart() -> None:
 
     run(world, Watched(TARGET, [part], FLAT, world.clock), 4, 400)
     assert min(nodes[1], nodes[3]) > 4 * max(nodes[0], nodes[2])
+
+
+class Knowing(Scripted):
+    """Is right at one place in eight, and says where."""
+
+    tells = True
+    look = 0.0  # what saying so costs
+    looks = places = 0
+
+    def knows(self, request: Request) -> bool:
+        return (len(request.tokens) * 2_654_435_761 >> 9) % 8 == 0
+
+    def signal(self, request: Request) -> int:
+        self.looks += 1
+        self.places += self.knows(request)
+        self.world.now += self.look
+        return int(self.tells and self.knows(request))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_drafter_that_says_when_it_knows_something_is_asked_then(count: int) -> None:
+    rate, asked = {}, {}
+    for tells in (False, True):
+        world = World(FLAT)
+        part = Knowing(world, lambda request: 0.95 * part.knows(request), cost=4.0)  # noqa: B023
+        part.tells = tells
+        auto = Auto(TARGET, [part], FLAT, world.clock)
+        rate[tells], _ = run(world, auto, count, 1200)
+        asked[tells] = part.asked / part.places
+    plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
+    assert rate[False] > 0.97 * plain
+    assert rate[True] > 1.2 * max(plain, rate[False])
+    assert 0.9 < asked[True] < 1.3
+    of = {signal: auto._records[0, signal, False] for signal in (0, 1)}
+    assert of[0].calibration.probability(-0.2) < 0.5
+    assert of[1].calibration.probability(-0.2) > 0.9
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_signals_that_take_long_are_seldom_looked_at_where_nothing_pays(count: int) -> None:
+    world = World(FLAT)
+    part = Knowing(world, lambda _: 0.0, cost=1.0)
+    part.look = 0.5
+    plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
+    rate, _ = run(world, Auto(TARGET, [part], FLAT, world.clock), count, 2000)
+    assert rate > 0.97 * plain
+    assert 2000 * count / 40 < part.looks < 2000 * count / 4
 
 
 def test_more_requests_turn_speculation_off_and_fewer_on_again() -> None:
@@ -343,8 +391,9 @@ def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
     assert part.calls < 10
 
 
+@pytest.mark.parametrize("prompt", [250, KEPT + 50])
 @pytest.mark.parametrize(("chance", "times_read"), [(0.0, range(1, 5)), (0.9, range(80, 81))])
-def test_prompts_are_read_again_only_where_it_pays(chance: float, times_read: range) -> None:
+def test_prompts_are_read_again_only_where_it_pays(chance: float, times_read: range, prompt: int) -> None:
     """Four requests at once, twenty times: a try would cost the reading of four prompts."""
 
     class Reader(Scripted):
@@ -361,7 +410,7 @@ def test_prompts_are_read_again_only_where_it_pays(chance: float, times_read: ra
     part = Reader(world, lambda _: chance, cost=1.0)
     auto = Auto(TARGET, [part], FLAT, world.clock)
     for i in range(20):
-        run(world, auto, 4, 60, range(4 * i, 4 * i + 4), limit=700, prompt=250)
+        run(world, auto, 4, 60, range(4 * i, 4 * i + 4), limit=prompt + 450, prompt=prompt)
     assert part.read in times_read
 
 

@@ -12,7 +12,7 @@ import torch
 from soothsay import DraftTree, Observation, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.context import FeatureContext, Pass
+from soothsay.drafters.context import READ, FeatureContext, Pass
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
 from soothsay.model.load import best_kernels
@@ -103,7 +103,7 @@ class Notebook:
 
     def __init__(self, tiny: Make, max_rows: int = 16):
         model = tiny(0)
-        config = EngineConfig(max_context=64, block_size=BLOCK, max_rows=max_rows)
+        config = EngineConfig(max_context=200, block_size=BLOCK, max_rows=max_rows)
         self.target = Target(model, None, config, 40)
         self.context = FeatureContext(self.target, model.new_cache(40, BLOCK))
         self.slots: dict[int, tuple[int, ...]] = {}
@@ -111,7 +111,7 @@ class Notebook:
     def request(self, tokens: list[int], blocks: list[int]) -> Request:
         params = SamplingParams(max_tokens=20)
         drafter = NoDrafter(self.target)
-        request = Request(tokens, params, seed=0, limit=60, drafter=drafter, block_size=BLOCK)
+        request = Request(tokens, params, seed=0, limit=200, drafter=drafter, block_size=BLOCK)
         request.blocks, request.max_nodes = blocks, 4
         return request
 
@@ -119,9 +119,8 @@ class Notebook:
         """The target runs `count` tokens from `start` on."""
         features = [feature(request.tokens[: i + 1]) for i in range(start, start + count)]
         seen = Observation(request, start, count, (torch.tensor(features)[:, None],))
-        for batch in self.context.fill([request]):
+        for batch in self.context.observe([seen], lambda taps: taps[0]):
             self.run(batch)
-        self.context.observe([seen], lambda taps: taps[0])
 
     def run(self, batch: Pass) -> None:
         assert sum(rows.num_rows for rows in batch.rows) <= self.target.config.max_rows
@@ -182,6 +181,16 @@ class TestFeatures:
         )
         request.emit([99])
         assert book.context.ready(request)
+
+    @pytest.mark.parametrize("count", [READ - 1, READ, READ + 9])
+    def test_long_pieces_of_prompts_are_read_at_once(self, tiny: Make, count: int) -> None:
+        book = Notebook(tiny)
+        request = book.request([*range(count)], [*range(1, 30)])
+        book.show(request, 0, count)
+        whole = (count - 1) // BLOCK * BLOCK
+        assert sorted(book.slots) == ([*range(BLOCK + 1, BLOCK + whole)] if count >= READ else [])
+        request.emit([99])
+        assert book.draft(request) == 1
 
     def test_another_request_goes_on_from_noted_blocks(self, tiny: Make) -> None:
         book = Notebook(tiny)

@@ -106,6 +106,23 @@ def test_longer_matches_are_trusted_more() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_it_signals_how_long_the_longest_match_is(seed: int) -> None:
+    """In the request itself and in others; read on, token by token."""
+    rng = np.random.default_rng(seed)
+    other, text = (rng.integers(0, 3, 80).tolist() for _ in range(2))
+    drafter = Suffix(TARGET, longest=6)
+    hear(drafter, other)
+    propose(drafter, 1, 2)  # what has ended is read when guesses are asked for
+    request = ask(drafter, text[:5])
+    for size in range(5, 80):
+        before = [text[:size][i : i + n] for n in range(1, 7) for i in range(size - n)]
+        before += [other[i : i + n] for n in range(1, 7) for i in range(80 - n + 1)]
+        length = max((n for n in range(1, min(size, 6) + 1) if text[size - n : size] in before), default=0)
+        assert drafter.signal(request) == len(f"{length:b}") * (length > 0)
+        request.emit([text[size]])
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_the_first_guess_is_the_commonest_behind_the_longest_match(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(20):

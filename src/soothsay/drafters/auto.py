@@ -10,7 +10,7 @@ and a step is plain decoding's; now and then a drafter is tried again.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.compose import Composite
 from soothsay.drafters.outlook import (
     NOTHING,
+    PROBE_SHARE,
     RECENT,
     Cost,
     Market,
@@ -53,11 +54,16 @@ HORIZON = 64
 class _State:
     """A request as the controller sees it."""
 
-    records: list[Record]  # of requests like this one
-    outlooks: list[Outlook]
-    asked: list[tuple[int, int, DraftTree, float]] = field(default_factory=list)
-    """Guesses that are still open: drafter, tokens before them, the tree, the sum of its probabilities."""
+    signals: list[int]  # of each drafter, of late
+    outlooks: list[Outlook]  # of each drafter, for such guesses as it signals
+    others: dict[tuple[int, int], Outlook] = field(default_factory=dict)  # likewise, by drafter and signal
+    asked: list[tuple[Outlook, int, DraftTree, float]] = field(default_factory=list)
+    """Guesses that are still open: whose, tokens before them, the tree, the sum of its probabilities."""
     asleep_until: int = 0  # nothing is asked before this step, unless the batch changes
+
+    def is_awake(self, step: int) -> bool:
+        """Whether drafters are to be considered."""
+        return self.asleep_until <= step
 
 
 _Awake = tuple[Request, _State]
@@ -68,10 +74,10 @@ class Auto(Composite):
     """`a | b`: asks whom it pays to ask, and keeps the nodes that it pays to verify.
 
     Drafters are considered in order of what they cost. One is asked if what it is expected to add to the
-    guesses that are there is worth its time. The guesses of all that were asked are one tree; over all
-    requests of the step, the nodes that are likeliest to be right are verified, as many as give most tokens
-    a second. What drafters cost, and how often they are right, is known beyond `reset`: it is about them, and
-    not about what was said.
+    guesses that are there is worth its time; what is expected goes by its signal, if it gives one. The
+    guesses of all that were asked are one tree; over all requests of the step, the nodes that are likeliest
+    to be right are verified, as many as give most tokens a second. What drafters cost, and how often they are
+    right, is known beyond `reset`: it is about them, and not about what was said.
 
     Args:
         target: the model to draft for.
@@ -94,15 +100,16 @@ class Auto(Composite):
         self._batch = 0  # requests of the last step
         self._rate = 0.0  # tokens a second of late, with this number of requests
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
-        self._asking = 0.0  # seconds of it, with what drafters had to catch up with
+        self._asking = 0.0  # seconds of it, with signals and what drafters had to catch up with
         self._begin = self._end = 0.0  # of `propose`
         self._costs = [Cost() for _ in parts]
         self._backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
-        self._records = {  # above temperature 0 guesses are another matter
-            sampled: [Record(unknown_gains(target.config.max_tree)) for _ in parts]
-            for sampled in (False, True)
-        }
+        self._looking = Cost()  # of reading signals
+        # by drafter, signal, and whether requests sample: above temperature 0 guesses are another matter
+        self._records: defaultdict[tuple[int, int, bool], Record] = defaultdict(
+            lambda: Record(unknown_gains(target.config.max_tree))
+        )
         self._rows = 0  # that this step verifies
         self._market: tuple[tuple[int, ...], Market] | None = None  # of late, and for which steps
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
@@ -117,13 +124,13 @@ class Auto(Composite):
         if changed:
             self._batch, self._rate = len(requests), 0.0
         self._rows = sum(request.num_pending for request in requests)
-        awake = [
+        open_ = [
             (request, state)
             for request, state in zip(requests, states, strict=True)
-            if request.num_pending == 1
-            and request.max_nodes > 1
-            and (changed or state.asleep_until <= self._step)
+            if request.num_pending == 1 and request.max_nodes > 1
         ]
+        self._look(open_)
+        awake = [one for one in open_ if changed or one[1].is_awake(self._step)]
         for request, state in awake:
             self._learn(request, state)
         trees = self._choose(awake) if awake else {}
@@ -138,10 +145,42 @@ class Auto(Composite):
     def _open(self, request: Request) -> _State:
         state = self._states.get(request)
         if state is None:
-            records = self._records[request.params.temperature > 0]
-            state = _State(records, [record.outlook(self._step) for record in records])
+            signals = [part.signal(request) for part in self.parts]
+            state = _State(signals, [self._outlook(request, *one) for one in enumerate(signals)])
             self._states[request] = state
+            if self._market is not None:
+                self._let_go(request, state, self._market[1], len(request.tokens))
         return state
+
+    def _outlook(self, request: Request, index: int, signal: int) -> Outlook:
+        return self._records[index, signal, request.params.temperature > 0].outlook(self._step)
+
+    def _look(self, open_: Sequence[_Awake]) -> None:
+        """Read what drafters signal: of requests that are awake; of others too, as often as that is cheap."""
+        if not open_:
+            return
+        price = self._looking(len(open_)) * self._rate / self._batch
+        every = 1 + int(price / PROBE_SHARE)
+        looked = open_ if self._step % every == 0 else [one for one in open_ if one[1].is_awake(self._step)]
+        begin = self._clock()
+        for request, state in looked:
+            signals = [part.signal(request) for part in self.parts]
+            if signals != state.signals:
+                self._turn(request, state, signals)
+        if looked:
+            seconds = self._clock() - begin
+            self._looking.record(len(looked), seconds)
+            self._asking += seconds
+
+    def _turn(self, request: Request, state: _State, signals: list[int]) -> None:
+        """Go by what is known of guesses like those that are signalled now."""
+        for index, (before, now) in enumerate(zip(state.signals, signals, strict=True)):
+            if before != now and not state.outlooks[index].gone:
+                state.others[index, before] = state.outlooks[index]
+                known = state.others.get((index, now))
+                state.outlooks[index] = known or self._outlook(request, index, now)
+        state.signals = signals
+        state.asleep_until = min(outlook.next for outlook in state.outlooks)
 
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
@@ -160,19 +199,19 @@ class Auto(Composite):
             if not asked:
                 continue
             price = market.call(costs[index]) / len(asked)
-            self.parts[index].least = price / max(awake[number][1].records[index].levels for number in asked)
+            levels = max(awake[number][1].outlooks[index].record.levels for number in asked)
+            self.parts[index].least = price / levels
             trees, late = self._propose_by(index, [awake[number] for number in asked])
             spent = price + market.call(late) / len(asked)
             for number, tree in zip(asked, trees, strict=True):
                 request, state = awake[number]
-                guess, worth = self._weigh(index, request, state, tree, market)
+                guess, worth = self._weigh(request, state, state.outlooks[index], tree, market)
                 found[number].append(guess)
-                outlook = state.outlooks[index]
                 surplus = worth.beyond(without[number])
-                shortest = outlook.plan(self._step, surplus, price, spent)
-                state.records[index].plan(outlook.pause == 1, shortest)
+                state.outlooks[index].plan(self._step, surplus, price, spent)
                 there[number] = max(there[number], worth)
-        self._let_go(awake, market, costs)
+        for request, state in awake:
+            self._let_go(request, state, market)
         for (_, state), guesses in zip(awake, found, strict=True):
             if not guesses:
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
@@ -226,16 +265,13 @@ class Auto(Composite):
         return self._costs[index](requests) + self._deciding(requests)
 
     def _weigh(
-        self, index: int, request: Request, state: _State, tree: DraftTree, market: Market
+        self, request: Request, state: _State, outlook: Outlook, tree: DraftTree, market: Market
     ) -> tuple[_Found, Worth]:
         """A tree with the probabilities of its nodes; and what it is worth."""
-        record, outlook = state.records[index], state.outlooks[index]
-        known = record.calibration.probabilities(tree)
+        known = outlook.record.calibration.probabilities(tree)
         best, trust = sorted(known[1:], reverse=True), outlook.trust
-        gains = gains_of(best, len(outlook.gains))
-        record.learn(gains, max(tree.depths))
-        outlook.learn(gains)
-        state.asked.append((index, len(request.tokens), tree, sum(best)))
+        outlook.learn(gains_of(best, len(outlook.gains)), max(tree.depths))
+        state.asked.append((outlook, len(request.tokens), tree, sum(best)))
         trusted = [min(p * trust, 1.0) for p in best]
         worth = Worth(market.best(gains_of(trusted, len(market.prices))), trusted[0] if trusted else 0.0)
         return (tree, [1.0, *(min(p * trust, 1.0) for p in known[1:])]), worth
@@ -252,16 +288,23 @@ class Auto(Composite):
         self._asking += end - late
         return trees, begin - late
 
-    def _let_go(self, awake: Sequence[_Awake], market: Market, costs: Sequence[float]) -> None:
-        """Note nothing more for drafters that will not be asked again before a request ends."""
-        for index, part in enumerate(self.parts):
+    def _let_go(self, request: Request, state: _State, market: Market, unread: int = 0) -> None:
+        """Note nothing more for drafters that will not be asked again before a request ends.
+
+        Args:
+            unread: tokens that will be noted before anyone can be asked.
+        """
+        left = request.limit - len(request.tokens)
+        for index, (part, backlog) in enumerate(zip(self.parts, self._backlogs, strict=True)):
             if part.taps:
-                price = market.call(costs[index]) / len(awake)
-                for request, state in awake:
-                    outlook, left = state.outlooks[index], request.limit - len(request.tokens)
-                    if outlook.next > self._step + left and outlook.hope(market).tokens < price:
-                        outlook.leave()
-                        self._backlogs[index].forget(request)
+                outlook = state.outlooks[index]
+                price = market.call(self._cost(index, self._batch)) / self._batch
+                late = market.call(backlog.seconds(request) + backlog.reading(unread))
+                outlook.put_off(self._step, price + late)
+                hope = outlook.hope(market).tokens - late / max(min(left, HORIZON), 1)
+                if outlook.next > self._step + left and hope < price:
+                    outlook.leave()
+                    backlog.forget(request)
 
     def _verify(
         self,
@@ -355,13 +398,13 @@ class Auto(Composite):
     def _learn(self, request: Request, state: _State) -> None:
         """Hold guesses against what has come."""
         still = []
-        for index, behind, tree, expected in state.asked:
+        for outlook, behind, tree, expected in state.asked:
             right = settle(tree, request.tokens[behind:].tolist())
             if right is None:
-                still.append((index, behind, tree, expected))
+                still.append((outlook, behind, tree, expected))
                 continue
-            state.records[index].calibration.record(tree, set(right))
-            state.outlooks[index].settle(expected, len(right))
+            outlook.record.calibration.record(tree, set(right))
+            outlook.settle(expected, len(right))
         state.asked = still
 
 

@@ -93,6 +93,14 @@ class Drafter(ABC):
         `max_nodes` - 1.
         """
 
+    def signal(self, request: Request) -> int:
+        """Of what kind its guesses would be now, as far as it can tell in a few microseconds.
+
+        Numbers mean nothing but that guesses differ: the controller learns what those of each are worth, and
+        asks for them only where that pays. Few, so that there is something to learn from.
+        """
+        return 0
+
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - most drafters need not look
         """Learn from a step: every request of this drafter that took part, prompt chunks included."""
 

@@ -186,9 +186,8 @@ class BlockDrafter(GrownDrafter[FeatureContext]):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the features that the next rows read."""
-        for batch in self.context.fill([seen.request for seen in observations]):
+        for batch in self.context.observe(observations, self.served.fuse):
             self._hidden(batch)
-        self.context.observe(observations, self.served.fuse)
 
     @torch.inference_mode()
     def release(self, request: Request) -> None:

@@ -21,6 +21,9 @@ from soothsay.engine.cache import KVPool, Move
 from soothsay.engine.request import Request
 from soothsay.engine.tree import DraftTree
 
+READ = 64
+"""Tokens of a prompt that are read as soon as their features are there; fewer wait for the next guesses."""
+
 
 @dataclass(slots=True)
 class State:
@@ -169,11 +172,16 @@ class FeatureContext(Context):
 
     def observe(
         self, observations: Sequence[Observation], fuse: Callable[[Sequence[Tensor]], Tensor]
-    ) -> None:
+    ) -> Iterator[Pass]:
         """Keep the features of the tokens that are committed now.
+
+        Gives passes, each to be run before the next is asked for: over what full blocks still lack of
+        requests that nobody drafts for, so that others find them; and over long pieces of prompts, whose time
+        is not that of guessing.
 
         `fuse` makes `[N, H]` float32 of the taps, `[N, H_target]` each.
         """
+        yield from self._fill([seen.request for seen in observations])
         kept = [_committed_rows(seen) for seen in observations]
         taps = [
             torch.cat([tap[rows] for tap, rows in zip(layer, kept, strict=True)])
@@ -186,6 +194,7 @@ class FeatureContext(Context):
                 state = self.states[seen.request] = self._begin(seen.request, seen.start, features[:0])
             assert state.features is not None
             state.features = torch.cat([state.features, features])
+        yield from self._fill([seen.request for seen in observations if seen.num_pending >= READ])
 
     def ready(self, request: Request) -> bool:
         """Whether all features are known that the rows up to the root's read."""
@@ -194,8 +203,16 @@ class FeatureContext(Context):
             return False
         return state.cached + len(state.features) == len(request.tokens)
 
-    def fill(self, requests: Sequence[Request]) -> Iterator[Pass]:
-        """Passes over the missing rows of full blocks whose features are known, so that others find them.
+    def close(self, request: Request) -> Iterator[Pass]:
+        """Passes over what full blocks of a request still lack, which is forgotten then.
+
+        They may be free by now, but nobody has written to them.
+        """
+        yield from self._fill([request])
+        self.release(request)
+
+    def _fill(self, requests: Sequence[Request]) -> Iterator[Pass]:
+        """Passes over the missing rows of full blocks whose features are known.
 
         There are none for requests that are drafted for at every step: `catch_up` leaves nothing to do.
         """
@@ -216,14 +233,6 @@ class FeatureContext(Context):
                     del waiting[request]
             if batch.rows:
                 yield batch
-
-    def close(self, request: Request) -> Iterator[Pass]:
-        """`fill` a request's blocks for the last time, and forget it.
-
-        They may be free by now, but nobody has written to them.
-        """
-        yield from self.fill([request])
-        self.release(request)
 
     def _begin(self, request: Request, start: int, none: Tensor) -> State:
         """The state of a request whose tokens up to `start` will not be shown. `none` is `[0, H]`."""

@@ -243,9 +243,8 @@ class RecurrentDrafter(GrownDrafter[FeatureContext]):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep what the next rows read."""
-        for batch in self.context.fill([seen.request for seen in observations]):
+        for batch in self.context.observe(observations, self.served.fuse):
             self._outputs(batch)
-        self.context.observe(observations, self.served.fuse)
 
     @torch.inference_mode()
     def release(self, request: Request) -> None:

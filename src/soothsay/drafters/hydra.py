@@ -117,9 +117,8 @@ class Hydra(GrownDrafter[FeatureContext]):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the features that the next heads read."""
-        for _ in self.context.fill([seen.request for seen in observations]):
+        for _ in self.context.observe(observations, self.served.fuse):
             pass  # no keys to compute; but features do not pile up where nothing is drafted
-        self.context.observe(observations, self.served.fuse)
 
     def release(self, request: Request) -> None:
         """Forget a request."""

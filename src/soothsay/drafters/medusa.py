@@ -155,9 +155,8 @@ class Medusa(Drafter):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the features that the next heads read, and count which guesses were right."""
-        for _ in self.context.fill([seen.request for seen in observations]):
+        for _ in self.context.observe(observations, self.served.fuse):
             pass  # no keys to compute; but features do not pile up where nothing is drafted
-        self.context.observe(observations, self.served.fuse)
         self.layout.observe(observations)
 
     def release(self, request: Request) -> None:

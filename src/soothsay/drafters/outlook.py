@@ -93,7 +93,7 @@ NOTHING = Worth(0.0)
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one drafter, over all requests of a kind."""
+    """What is known of one drafter's guesses of a kind, over all requests."""
 
     gains: list[float]  # guesses right among the best k nodes, by k, on average
     calibration: Calibration = field(default_factory=Calibration)
@@ -104,7 +104,7 @@ class Record:
     def outlook(self, step: int) -> Outlook:
         """What a new request begins with; where it has not paid of late, with a pause."""
         next_ = 0 if self.pause == 1 else (step // self.pause + 1) * self.pause
-        return Outlook(self.gains, next=next_, pause=self.pause)
+        return Outlook(self, self.gains, next=next_, pause=self.pause)
 
     def plan(self, pays: bool, shortest: int) -> None:
         """Say how new requests begin, after one for which the drafter has just been asked."""
@@ -119,8 +119,9 @@ class Record:
 
 @dataclass(slots=True)
 class Outlook:
-    """What is known of one drafter for one request."""
+    """What is known of one drafter's guesses of a kind for one request."""
 
+    record: Record
     gains: list[float]  # as above, of this request
     expected: float = 2.0  # guesses right, as they were calibrated: of late, and two to begin with
     right: float = 2.0  # guesses right, in truth
@@ -155,8 +156,9 @@ class Outlook:
             self._hope = market, worth
         return self._hope[1]
 
-    def learn(self, gains: Sequence[float]) -> None:
-        """Count what a tree is expected to bring."""
+    def learn(self, gains: Sequence[float], depth: int) -> None:
+        """Count what a tree of some depth is expected to bring."""
+        self.record.learn(gains, depth)
         self._hope = None
         self.asked += 1
         self.gains = _moved(self.gains, gains, max(RECENT, 1 / (self.asked + 4)))
@@ -169,7 +171,7 @@ class Outlook:
 
     def put_off(self, step: int, price: float) -> None:
         """See to it that tries at such a price are rare enough."""
-        if self.next <= step and 1 < self.pause < (shortest := _shortest(price)):
+        if 1 < self.pause < (shortest := _shortest(price)):
             self._wait(step, shortest)
 
     def wait(self, step: int, price: float) -> None:
@@ -177,7 +179,7 @@ class Outlook:
         if self.pause == 1:
             self._wait(step, _shortest(price))
 
-    def plan(self, step: int, surplus: float, price: float, spent: float) -> int:
+    def plan(self, step: int, surplus: float, price: float, spent: float) -> None:
         """Count what asking has brought; and say when to ask again, whatever is expected. All in tokens.
 
         A drafter that does not pay pauses, each time longer. Pauses are powers of two, so that requests try
@@ -188,9 +190,6 @@ class Outlook:
             surplus: what its guesses add.
             price: what asking costs as a rule.
             spent: what it has cost now, with all that the drafter had to catch up with.
-
-        Returns:
-            The shortest pause that the cost allows.
         """
         self.surplus += max(RECENT, 1 / (self.asked + 1)) * (max(surplus, 0.0) - self.surplus)
         shortest = _shortest(spent)
@@ -199,7 +198,7 @@ class Outlook:
         else:
             tried = self.next <= step  # and not asked because it was expected to pay
             self._wait(step, min(max(self.pause << tried, shortest), SELDOM * shortest))
-        return shortest
+        self.record.plan(self.pause == 1, shortest)
 
     def _wait(self, step: int, pause: int) -> None:
         self.pause, self.next = pause, (step // pause + 1) * pause

@@ -177,6 +177,10 @@ class Suffix(Drafter):
             left -= generation.read(left)
         return [self._propose(request) for request in requests]
 
+    def signal(self, request: Request) -> int:
+        """The number of bits of the longest match's length."""
+        return _longest(self._places(request)).bit_length()
+
     def release(self, request: Request) -> None:
         """Keep the text of a request that has ended. One that comes again goes on where it was."""
         if request.finish_reason is not None:
@@ -235,14 +239,17 @@ class Suffix(Drafter):
         tree = DraftTree(int(request.tokens[-1]))
         nodes, depth = min(request.max_nodes, self.max_nodes), request.max_depth
         if nodes > 1 and depth > 0:
-            text = self._texts.get(request)
-            if text is None:
-                text = self._texts[request] = _Text(Occurrences(self.longest, OWN_DOUBT))
-            text.read(request.tokens, self._generations)
-            places = text.places()
-            match = max((length for _, (_, length) in places), default=0)
-            grow(tree, places, min(nodes, 1 + self.factor * match), depth)
+            places = self._places(request)
+            grow(tree, places, min(nodes, 1 + self.factor * _longest(places)), depth)
         return tree
+
+    def _places(self, request: Request) -> list[tuple[Occurrences, Place]]:
+        """Where the request's text, read to its end, is."""
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = _Text(Occurrences(self.longest, OWN_DOUBT))
+        text.read(request.tokens, self._generations)
+        return text.places()
 
     def _keep(self, tokens: npt.NDArray[np.integer]) -> None:
         """Put an ended text into the younger generation, its last tokens if all are too many."""
@@ -259,3 +266,8 @@ class Suffix(Drafter):
         if self.target.tokenizer is None:
             return f"{self.target.model.config.vocab_size} tokens"
         return self.target.tokenizer.fingerprint.hex()
+
+
+def _longest(places: Sequence[tuple[Occurrences, Place]]) -> int:
+    """Tokens of the longest match; 0 where there is none."""
+    return max((length for _, (_, length) in places), default=0)
