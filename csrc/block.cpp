@@ -1,5 +1,6 @@
-// A decoder block in one call. It is nothing but the other kernels, one after the other: between two of them Python takes
-// as long as a small product does.
+// Decoder blocks in one call. They are nothing but the other kernels, one after the other: between two of them Python
+// takes as long as a small product does, and between two blocks as long as some in a large model, whose weights leave
+// nothing else in the caches.
 #include "kernels.h"
 
 namespace {
@@ -9,31 +10,50 @@ void multiply(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights
                     out_is_bf16);
 }
 
-}  // namespace
+// Rows of a pass, and what it reads and writes beside them.
+struct Pass {
+    const float* const* ropes;  // cosines and sines, then those of local layers
+    int64_t rows;
+    const int64_t *slot, *keys, *key_begin, *path_rows, *positions, *row_begin, *shared;
+    int num_paths;
+    int64_t slots;
+    void *first, *second, *third;
+};
 
-extern "C" void soothsay_block(const soothsay_parts* block, const float* x, const void* inputs, int inputs_are_bf16,
-                               const float* cos, const float* sin, int64_t rows, const int64_t* slot,
-                               const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows,
-                               const int64_t* positions, const int64_t* row_begin, const int64_t* shared, int num_paths,
-                               void* kv, int64_t slots, void* first, void* second, void* third, float* out) {
-    const soothsay_parts& b = *block;
+void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inputs, int inputs_are_bf16, void* kv,
+         float* out) {
     const int hidden = b.o.outputs, half = b.is_bf16;
+    const int64_t rows = p.rows;
     if (!inputs) {
-        soothsay_add_norm(x, nullptr, 0, nullptr, b.attention_norm, b.eps, rows, hidden, nullptr, first, half);
-        inputs = first, inputs_are_bf16 = half;
+        soothsay_add_norm(x, nullptr, 0, nullptr, b.attention_norm, b.eps, rows, hidden, nullptr, p.first, half);
+        inputs = p.first, inputs_are_bf16 = half;
     }
-    void *qkv = second, *q = third, *attended = second, *delta = first;
+    const float* const* rope = p.ropes + 2 * b.is_local;
+    void *qkv = p.second, *q = p.third, *attended = p.second, *delta = p.first;
     multiply(inputs, inputs_are_bf16, rows, b.qkv, qkv, half);
-    soothsay_rotate_store(qkv, half, cos, sin, b.q_norm, b.k_norm, slot, rows, b.queries, b.keys, b.d, slots, b.eps,
-                          b.scale, (float*)q, kv);
-    soothsay_attend((float*)q, kv, half, keys, key_begin, path_rows, positions, row_begin, shared, num_paths, b.keys,
-                    b.queries / b.keys, b.d, slots, b.softcap, b.window, (float*)attended);
+    soothsay_rotate_store(qkv, half, rope[0], rope[1], b.q_norm, b.k_norm, p.slot, rows, b.queries, b.keys, b.d,
+                          p.slots, b.eps, b.scale, (float*)q, kv);
+    soothsay_attend((float*)q, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared,
+                    p.num_paths, b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, (float*)attended);
     multiply(attended, 0, rows, b.o, delta, half);
 
-    void *normed = second, *gate_up = third, *inner = first, *more = second;
+    void *normed = p.second, *gate_up = p.third, *inner = p.first, *more = p.second;
     soothsay_add_norm(x, delta, half, b.attention_post_norm, b.mlp_norm, b.eps, rows, hidden, out, normed, half);
     multiply(normed, half, rows, b.gate_up, gate_up, half);
     soothsay_gated(gate_up, half, b.activation, rows, b.down.inputs, inner);
     multiply(inner, half, rows, b.down, more, half);
     soothsay_add_norm(out, more, half, b.mlp_post_norm, nullptr, b.eps, rows, hidden, out, nullptr, 0);
+}
+
+}  // namespace
+
+extern "C" void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams,
+                                const void* inputs, int inputs_are_bf16, const float* const* ropes, int64_t rows,
+                                const int64_t* slot, const int64_t* keys, const int64_t* key_begin,
+                                const int64_t* path_rows, const int64_t* positions, const int64_t* row_begin,
+                                const int64_t* shared, int num_paths, void* const* kv, int64_t slots, void* first,
+                                void* second, void* third) {
+    const Pass pass{ropes,     rows,      slot,   keys,      key_begin, path_rows, positions,
+                    row_begin, shared, num_paths, slots,     first,     second,    third};
+    for (int i = 0; i < count; ++i) run(*blocks[i], pass, streams[i], inputs, inputs_are_bf16, kv[i], streams[i + 1]);
 }

@@ -57,16 +57,18 @@ struct soothsay_parts {
     int64_t window;                                                                // 0: none
     float eps, scale, softcap;                                                     // of norms, queries, scores (0: none)
     int is_bf16;                                                                   // what layers give, and the pool
-    int queries, keys, d, activation;
+    int queries, keys, d, activation, is_local;                                    // is_local: has the second rope
 };
 
-// A whole block: out [rows, hidden] = x and what attention and the feed-forward part add to it. Attention reads x's
-// norm, or `inputs` where that is not null. Three places are written to on the way, of so many bytes for each row:
-// `first` of the larger of hidden and intermediate size in elements; `second` of the largest of qkv's outputs and hidden
-// in elements, and queries * d floats; `third` of gate_up's outputs in elements, and queries * d floats.
-void soothsay_block(const soothsay_parts* block, const float* x, const void* inputs, int inputs_are_bf16,
-                    const float* cos, const float* sin, int64_t rows, const int64_t* slot, const int64_t* keys,
-                    const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
-                    const int64_t* row_begin, const int64_t* shared, int num_paths, void* kv, int64_t slots,
-                    void* first, void* second, void* third, float* out);
+// Blocks one after the other: block i reads streams[i] [rows, hidden] and writes streams[i + 1], that and what attention
+// and the feed-forward part add to it; the two may be one. Attention reads the stream's norm, or `inputs` where that is not
+// null. ropes: cosines and sines [rows, d] each, then those of local layers. kv[i] is block i's part of the pool. Three
+// places are written to on the way, of so many bytes for each row: `first` of the larger of hidden and intermediate size in
+// elements; `second` of the largest of qkv's outputs and hidden in elements, and queries * d floats; `third` of gate_up's
+// outputs in elements, and queries * d floats.
+void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
+                     int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
+                     const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
+                     const int64_t* row_begin, const int64_t* shared, int num_paths, void* const* kv, int64_t slots,
+                     void* first, void* second, void* third);
 }

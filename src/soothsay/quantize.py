@@ -27,7 +27,7 @@ from soothsay.model.gptq import gptq, round_fitted
 from soothsay.model.linear import Dense
 from soothsay.model.load import TensorNames, load_model
 from soothsay.model.quantized import Quantized
-from soothsay.model.transformer import Block, Transformer
+from soothsay.model.transformer import Block, Transformer, unfuse
 from soothsay.model.writing import CheckpointWriter, require_free, writing
 from soothsay.tokenizer import Tokenizer
 
@@ -289,8 +289,7 @@ class _Walks:
     def __init__(self, model: Transformer, text: Tensor):
         held = len(text) // (HELD_BACK + 1)
         self.blocks = [cast(Block, block) for block in model.blocks]
-        for block in self.blocks:
-            block.fused = None  # its layers are watched, and become others
+        unfuse(model)
         self.text = _Walk(model, text[held:])
         self.before, self.after = _Walk(model, text[:held]), _Walk(model, text[:held])
 

@@ -1,4 +1,4 @@
-"""A block in one call against the same kernels called one by one: the same bits."""
+"""Blocks in one call against the same kernels called one by one: the same bits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from soothsay.engine.tree import DraftTree
 from soothsay.model.linear import Dense
 from soothsay.model.load import NumericMode
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Transformer, fuse
+from soothsay.model.transformer import Block, Transformer, fuse, unfuse
 from soothsay.native import NativeKernels
-from soothsay.native.block import NativeBlock
+from soothsay.native.block import NativeBlocks
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -82,8 +82,8 @@ def test_bits_are_the_same(
     for fused in (False, True):
         if fused:
             fuse(model)
-        found = [isinstance(block.fused, NativeBlock) for block in model.blocks]
-        assert found == [fused, fused and family != "mixtral"]
+        found = [isinstance(part.fused, NativeBlocks) for part in (*model.blocks, model.blocks)]
+        assert found == [fused, *[fused and family != "mixtral"] * 2]
         pool = model.new_cache(20, 8)
         for layer in pool.layers:
             layer.zero_()
@@ -130,3 +130,29 @@ def test_layers_of_other_kinds_are_called_one_by_one(
     pack(model.blocks[0], kernels, MODES["int8"])
     fuse(model)
     assert [block.fused is None for block in model.blocks] == [False, True]
+    assert model.blocks.fused is None
+    unfuse(model)
+    assert [block.fused for block in model.blocks] == [None, None]
+
+
+@pytest.mark.parametrize("taps", [(), (0,), (1,), (2,), (0, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("layers", [None, (0, 1, 2), (0, 2), (2,), (1, 0)])
+def test_some_layers_and_what_they_read(
+    tiny: Callable[..., Transformer],
+    kernels: NativeKernels,
+    layers: tuple[int, ...] | None,
+    taps: tuple[int, ...],
+) -> None:
+    torch.manual_seed(0)
+    model = Transformer(tiny(1, **COMMON, num_layers=3, windows=(None,) * 3).config, kernels)
+    pack(model, kernels, MODES["int8"])
+    taps = tuple(tap for tap in taps if layers is None or tap in (*layers, 3))
+    results = []
+    for change in (unfuse, fuse):
+        change(model)
+        pool = model.new_cache(20, 8)
+        hidden, seen = model(batch(model, pooled=True), pool, layers=layers, taps=taps)
+        results.append((hidden, *seen, pool.data))
+    assert len(results[0]) == 2 + len(taps)
+    for expected, result in zip(*results, strict=True):
+        assert torch.equal(expected, result)

@@ -30,7 +30,7 @@ from soothsay.errors import DrafterError
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Embedding, RMSNorm
+from soothsay.model.transformer import Block, Blocks, Embedding, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class BlockHead(Head):
         self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.feature_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.projection: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size)
-        self.blocks = nn.ModuleList(Block(c, layer, kernels) for layer in range(c.num_layers))
+        self.blocks = Blocks(c, kernels)
         self.norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.rope = Rope(c.rope, c.head_dim)
         self.queries = nn.Parameter(normal(config.size - 1, 2, c.hidden_size, std=1.0))
@@ -111,8 +111,8 @@ class BlockHead(Head):
         ]
         x = cast(Tensor, self.projection(torch.cat(normed, dim=-1))).float()
         rope = self.rope(batch.positions)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, rope, batch, None if kv is None else kv[layer])
+        last = len(self.blocks)
+        x = self.blocks(x, (rope, rope), batch, kv, range(last))[last]
         return self.kernels.norm(x, self.norm, torch.float32)
 
     def logits(self, hidden: Tensor, shared: Shared) -> Tensor:

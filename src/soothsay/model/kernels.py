@@ -5,7 +5,7 @@ A model holds one such set. Both give a row the same bits whatever other rows st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -40,8 +40,24 @@ class Norm(Protocol):
         """Added to the mean square."""
 
 
-FusedBlock = Callable[[Tensor, tuple[Tensor, Tensor], Batch, Tensor | None, Tensor | None], Tensor]
-"""A decoder block in one call, with the bits that it has in several; it takes what `Block.forward` takes."""
+Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Cosines and sines as `Rope` gives them, and those of local layers."""
+
+
+class FusedBlocks(Protocol):
+    """Decoder blocks in one call, with the bits that they have in several."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[Tensor] | None,
+        layers: Sequence[int],
+        taps: Collection[int] = (),
+        inputs: Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """Takes what `Blocks.forward` takes, and `inputs` of `Block.forward`."""
 
 
 class Kernels(Protocol):
@@ -97,8 +113,8 @@ class Kernels(Protocol):
         `dtype` is what should come out; kinds for which that is the weight's own give that.
         """
 
-    def fuse(self, block: Block) -> FusedBlock | None:
-        """All of a block in one call, if there is one for it. What it reads must stay where it is."""
+    def fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
+        """All of these blocks in one call, if there is one for them. What it reads must stay where it is."""
 
 
 class StockKernels:
@@ -162,6 +178,6 @@ class StockKernels:
         """See `Kernels`."""
         return stock_linear(weight, bias, dtype)
 
-    def fuse(self, block: Block) -> FusedBlock | None:
+    def fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
         """See `Kernels`: there is none."""
         return None

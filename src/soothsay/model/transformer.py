@@ -6,7 +6,7 @@ float32; linear layers and the KV pool are in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.engine.batch import Batch
 from soothsay.engine.cache import KVPool
-from soothsay.model.kernels import FusedBlock, Kernels, StockKernels
+from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope
 
@@ -103,7 +103,7 @@ class Block(nn.Module):
     `in_features`: attention reads rows of that size that come with each pass, not the stream's norm.
     """
 
-    fused: FusedBlock | None = None
+    fused: FusedBlocks | None = None
     """All of it in one call; see `fuse`."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
@@ -140,7 +140,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """`[N, hidden] -> [N, hidden]`, float32; `inputs` `[N, in]` for attention, if it reads its own."""
         if self.fused is not None:
-            return self.fused(x, rope, batch, kv, inputs)
+            return self.fused(x, (rope, rope), batch, None if kv is None else (kv,), (0,), (), inputs)[1]
         dtype = self.dtype
         if self.attention_norm is not None:
             inputs = self.kernels.norm(x, self.attention_norm, dtype)
@@ -149,15 +149,66 @@ class Block(nn.Module):
         return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
 
 
-def fuse(module: nn.Module) -> None:
-    """Have each block in `module` run in one call where its kernels can.
+class Blocks(nn.ModuleList):
+    """The blocks of a decoder, which run one after the other."""
 
-    Weights must stay where they are, and hooks of what is in a block are not called. `block.fused = None`
-    undoes it.
+    fused: FusedBlocks | None = None
+    """All of them in one call; see `fuse`."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels):
+        super().__init__(Block(config, layer, kernels) for layer in range(config.num_layers))
+
+    def forward(
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[Tensor] | None,
+        layers: Sequence[int],
+        taps: Collection[int] = (),
+    ) -> dict[int, Tensor]:
+        """One pass.
+
+        Args:
+            x: `[N, hidden]` float32, what the first block reads.
+            ropes: for each row.
+            batch: N rows.
+            kv: of each block, run or not, `[2 * H_kv, S, d]`; None: keys and values live within the pass.
+            layers: the blocks that are run.
+            taps: blocks, of those, whose input is returned.
+
+        Returns:
+            `[N, hidden]` float32 for each of `taps`, and under the number of blocks what comes out.
+        """
+        if self.fused is not None:
+            return self.fused(x, ropes, batch, kv, layers, taps)
+        streams = {}
+        for layer in layers:
+            if layer in taps:
+                streams[layer] = x
+            block = cast(Block, self[layer])
+            x = block(x, ropes[block.local], batch, None if kv is None else kv[layer])
+        return {**streams, len(self): x}
+
+
+def fuse(module: nn.Module) -> None:
+    """Have the blocks in `module` run in one call, together or each by itself, where their kernels can.
+
+    Weights must stay where they are, and hooks of what is in a block are not called. `unfuse` undoes it.
     """
-    for block in module.modules():
-        if isinstance(block, Block):
-            block.fused = block.kernels.fuse(block)
+    for part in module.modules():
+        if isinstance(part, Blocks):
+            blocks = [cast(Block, block) for block in part]
+            part.fused = blocks[0].kernels.fuse(blocks)
+        elif isinstance(part, Block):
+            part.fused = part.kernels.fuse([part])
+
+
+def unfuse(module: nn.Module) -> None:
+    """Have the blocks in `module` run as they are: layers may be watched, and become others."""
+    for part in module.modules():
+        if isinstance(part, Blocks | Block):
+            part.fused = None
 
 
 class Embedding(nn.Module):
@@ -187,7 +238,7 @@ class Transformer(nn.Module):
         self.embedding = Embedding(
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
-        self.blocks = nn.ModuleList(Block(config, layer, kernels) for layer in range(config.num_layers))
+        self.blocks = Blocks(config, kernels)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
@@ -235,16 +286,11 @@ class Transformer(nn.Module):
         if batch.num_slots > available:  # kernels write there without looking
             raise ValueError(f"the batch names {batch.num_slots} slots, where there are {available}")
         x = self.embedding(batch.tokens)
-        rope = self.rope(batch.positions)
-        local_rope = rope if self.local_rope is None else self.local_rope(batch.positions)
-        inputs: dict[int, Tensor] = {}
-        for layer in range(len(self.blocks)) if layers is None else layers:
-            block = cast(Block, self.blocks[layer])
-            inputs[layer] = x
-            kv = None if cache is None else cache.layers[layer]
-            x = block(x, local_rope if block.local else rope, batch, kv)
-        inputs[len(self.blocks)] = x
-        return self.kernels.norm(x, self.norm, x.dtype), tuple(inputs[tap] for tap in taps)
+        rope, last = self.rope(batch.positions), len(self.blocks)
+        ropes = rope, rope if self.local_rope is None else self.local_rope(batch.positions)
+        kv = None if cache is None else cache.layers
+        streams = self.blocks(x, ropes, batch, kv, range(last) if layers is None else layers, taps)
+        return self.kernels.norm(streams[last], self.norm, x.dtype), tuple(streams[tap] for tap in taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[M, hidden]` final states -> `[M, V]` float32."""

@@ -1,15 +1,16 @@
-"""A decoder block in one call of the library."""
+"""Decoder blocks in one call of the library."""
 
 from __future__ import annotations
 
-from ctypes import Structure, byref, c_float, c_int, c_int64, c_void_p
+from collections.abc import Collection, Sequence
+from ctypes import Array, Structure, addressof, c_float, c_int, c_int64, c_void_p
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from soothsay.engine.batch import Batch
-from soothsay.model.kernels import Norm
+from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.transformer import Block, FeedForward
 from soothsay.native.linear import NativeLinear
 
@@ -37,80 +38,101 @@ class _Parts(Structure):
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm")),
         ("window", c_int64),
         *((name, c_float) for name in ("eps", "scale", "softcap")),
-        *((name, c_int) for name in ("is_bf16", "queries", "keys", "d", "activation")),
+        *((name, c_int) for name in ("is_bf16", "queries", "keys", "d", "activation", "is_local")),
     ]
 
 
-class NativeBlock:
-    """What `Block.forward` computes, with the same bits: the library's kernels, called by the library.
+class NativeBlocks:
+    """What `Blocks.forward` computes, with the same bits: the library's kernels, called by the library.
 
     Args:
         kernels: whose library it is.
-        block: one that `fits`.
+        blocks: some that `fit`, of one configuration.
     """
 
-    def __init__(self, kernels: NativeKernels, block: Block):
-        c, attention = block.attention.config, block.attention
-        mlp = cast(FeedForward, block.mlp)
-        layers = [cast(NativeLinear, one) for one in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
-        norms = (
-            *(block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm),
-            *(attention.q_norm, attention.k_norm),
-        )
-        self.kernels, self.dtype = kernels, block.dtype
-        self._held = layers, norms  # the library has their addresses
-        self._parts = _Parts(
-            *(_weights(layer) for layer in layers),
-            *(_address(norm) for norm in norms),
-            *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
-            *(self.dtype == torch.bfloat16, c.num_heads, c.num_kv_heads, c.head_dim),
-            ACTIVATIONS[c.activation],
-        )
-        self._pointer = byref(self._parts)
+    def __init__(self, kernels: NativeKernels, blocks: Sequence[Block]):
+        self._run, self._held = kernels.run_blocks, [*blocks]  # the library has addresses of what is in them
+        self._parts = [_parts(block) for block in blocks]
+        self._addresses = [addressof(parts) for parts in self._parts]
+        attention = blocks[0].attention
+        c, self._dtype = attention.config, blocks[0].dtype
+        self._kv = 2 * c.num_kv_heads, c.head_dim
         # bytes a row of what is written on the way, in three places; see csrc/kernels.h
-        size, queries = self.dtype.itemsize, 4 * c.num_heads * c.head_dim
-        qkv, o, gate_up, down = layers
+        size, queries = self._dtype.itemsize, 4 * c.num_heads * c.head_dim
+        qkv, o, gate_up, down = _layers(blocks[0])
         self._scratch = (
             size * max(o.out_features, down.in_features),
             max(size * qkv.out_features, size * o.out_features, queries),
             max(size * gate_up.out_features, queries),
         )
-        self._kv = 2 * c.num_kv_heads, c.head_dim
 
     @staticmethod
-    def fits(block: Block) -> bool:
-        """Whether all that the block consists of is the library's."""
-        attention, mlp = block.attention, block.mlp
-        if not isinstance(mlp, FeedForward):
-            return False
-        layers = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
+    def fit(block: Block) -> bool:
+        """Whether all that a block consists of is the library's."""
+        layers = _layers(block) if isinstance(block.mlp, FeedForward) else [None]
         return all(isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in layers)
 
     def __call__(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None, inputs: Tensor | None
-    ) -> Tensor:
-        """See `Block.forward`."""
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[Tensor] | None,
+        layers: Sequence[int],
+        taps: Collection[int] = (),
+        inputs: Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """See `FusedBlocks`."""
         rows = len(x)
-        if kv is None:
-            kv = torch.empty(self._kv[0], rows, self._kv[1], dtype=self.dtype)
-        out = torch.empty(x.shape)
+        pool = [torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype)] if kv is None else kv
         scratch = [torch.empty(rows * size, dtype=torch.uint8) for size in self._scratch]
-        self.kernels.run_block(
-            self._pointer,
-            x.data_ptr(),
+        stream, streams, kept = x, [x.data_ptr()], dict[int, Tensor]()
+        for layer in layers:
+            if layer in taps:
+                kept[layer] = stream
+            if layer in taps or stream is x:  # else a block writes where it reads
+                stream = torch.empty(x.shape)
+            streams.append(stream.data_ptr())
+        self._run(
+            _array([self._addresses[layer] for layer in layers]),
+            len(layers),
+            _array(streams),
             None if inputs is None else inputs.data_ptr(),
             inputs is not None and inputs.dtype == torch.bfloat16,
-            rope[0].data_ptr(),
-            rope[1].data_ptr(),
+            _array([part.data_ptr() for rope in ropes for part in rope]),
             rows,
             batch.slots.data_ptr(),
             *batch.flat.pointers,
-            kv.data_ptr(),
-            kv.shape[1],
+            _array([pool[0 if kv is None else layer].data_ptr() for layer in layers]),
+            pool[0].shape[1],
             *[place.data_ptr() for place in scratch],
-            out.data_ptr(),
         )
-        return out
+        return {**kept, len(self._parts): stream}
+
+
+def _array(addresses: Sequence[int]) -> Array[c_void_p]:
+    return (c_void_p * len(addresses))(*addresses)
+
+
+def _layers(block: Block) -> list[NativeLinear]:
+    mlp = cast(FeedForward, block.mlp)
+    layers = block.attention.qkv, block.attention.o, mlp.gate_up, mlp.down
+    return [cast(NativeLinear, layer) for layer in layers]
+
+
+def _parts(block: Block) -> _Parts:
+    attention, c = block.attention, block.attention.config
+    norms = (
+        *(block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm),
+        *(attention.q_norm, attention.k_norm),
+    )
+    return _Parts(
+        *(_weights(layer) for layer in _layers(block)),
+        *(_address(norm) for norm in norms),
+        *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
+        *(block.dtype == torch.bfloat16, c.num_heads, c.num_kv_heads, c.head_dim),
+        *(ACTIVATIONS[c.activation], block.local),
+    )
 
 
 def _weights(layer: NativeLinear) -> _Weights:

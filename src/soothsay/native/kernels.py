@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -18,7 +18,7 @@ from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Quantized
-from soothsay.native.block import ACTIVATIONS, NativeBlock
+from soothsay.native.block import ACTIVATIONS, NativeBlocks
 from soothsay.native.linear import NativeLinear
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ SIGNATURES = {
         *(c_void_p, c_int, c_void_p, c_void_p, c_void_p),  # weights, bits, scales, zeros, bias
         *(c_int, c_int, c_int, c_void_p, c_int),  # inputs, outputs, group, out, out_is_bf16
     ],
-    "soothsay_block": [
-        *(c_void_p, c_void_p, c_void_p, c_int),  # block, x, inputs, inputs_are_bf16
-        *(c_void_p, c_void_p, c_int64, c_void_p),  # cos, sin, rows, slot
+    "soothsay_blocks": [
+        *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
+        *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
         *(*[c_void_p] * 6, c_int),  # paths
         *(c_void_p, c_int64),  # kv, slots
-        *(c_void_p, c_void_p, c_void_p, c_void_p),  # three places, out
+        *(c_void_p, c_void_p, c_void_p),  # three places
     ],
 }
 
@@ -89,7 +89,7 @@ class NativeKernels:
             function = getattr(library, name)
             function.restype, function.argtypes = None, types
         self._library = library
-        self.run_block = library.soothsay_block  # called as it is: `NativeBlock` has all addresses at hand
+        self.run_blocks = library.soothsay_blocks  # called as it is: `NativeBlocks` has all addresses at hand
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
@@ -218,9 +218,9 @@ class NativeKernels:
             return NativeLinear(self, weight, bias, dtype)
         return stock_linear(weight, bias, dtype)
 
-    def fuse(self, block: Block) -> NativeBlock | None:
+    def fuse(self, blocks: Sequence[Block]) -> NativeBlocks | None:
         """See `Kernels`."""
-        return NativeBlock(self, block) if NativeBlock.fits(block) else None
+        return NativeBlocks(self, blocks) if all(NativeBlocks.fit(block) for block in blocks) else None
 
     def multiply(self, x: Tensor, weights: tuple[int | None, ...], out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear` into `out` `[M, out]`."""
