@@ -181,6 +181,11 @@ class Auto(Composite):
                 state.outlooks[index] = known or self._outlook(request, index, now)
         state.signals = signals
         state.asleep_until = min(outlook.next for outlook in state.outlooks)
+        if self._market is not None:
+            market = self._market[1]
+            hopes = [outlook.hope(market).tokens for outlook in state.outlooks]
+            if any(hope > self._price(index, market) for index, hope in enumerate(hopes)):
+                state.asleep_until = self._step
 
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
@@ -264,6 +269,10 @@ class Auto(Composite):
         """Seconds that it takes to ask a drafter, and to decide what to make of its guesses."""
         return self._costs[index](requests) + self._deciding(requests)
 
+    def _price(self, index: int, market: Market) -> float:
+        """Of asking a drafter for all requests, in tokens of each."""
+        return market.call(self._cost(index, self._batch)) / self._batch
+
     def _weigh(
         self, request: Request, state: _State, outlook: Outlook, tree: DraftTree, market: Market
     ) -> tuple[_Found, Worth]:
@@ -298,7 +307,7 @@ class Auto(Composite):
         for index, (part, backlog) in enumerate(zip(self.parts, self._backlogs, strict=True)):
             if part.taps:
                 outlook = state.outlooks[index]
-                price = market.call(self._cost(index, self._batch)) / self._batch
+                price = self._price(index, market)
                 late = market.call(backlog.seconds(request) + backlog.reading(unread))
                 outlook.put_off(self._step, price + late)
                 hope = outlook.hope(market).tokens - late / max(min(left, HORIZON), 1)
