@@ -74,7 +74,7 @@ def test_deeper_levels_attend_to_the_anchors_context_and_their_own_chain() -> No
     """Row (anchor, level) equals the last row of a sequence: the context, then that anchor's chain."""
     training, _ = models()
     block = training.blocks[0]
-    sizes, anchors = (2, 6), torch.tensor([1, 4, 5])
+    sizes, anchors = (2, 6), torch.tensor([[1, 4, 5], [0, 2, 3]])
     batch = Sequences.of([example(6, 0), example(6, 1)])
     inputs = [torch.randn(2, 6 if level == 0 else 3, 32) for level in range(4)]
     kv: Tensor | None = None
@@ -86,7 +86,7 @@ def test_deeper_levels_attend_to_the_anchors_context_and_their_own_chain() -> No
         out = block(x.flatten(0, 1), training.rope(now.positions), now, kv)
         outs.append(out.view(*x.shape))
     for sequence in range(sizes[0]):
-        for column, anchor in enumerate(anchors.tolist()):
+        for column, anchor in enumerate(anchors[sequence].tolist()):
             for level in range(1, 4):
                 chain = [inputs[deeper][sequence, column] for deeper in range(1, level + 1)]
                 x = torch.stack([*inputs[0][sequence, : anchor + 1], *chain])
@@ -97,7 +97,7 @@ def test_deeper_levels_attend_to_the_anchors_context_and_their_own_chain() -> No
 
 def test_deeper_rows_have_the_tokens_and_positions_of_later_ones() -> None:
     batch = Sequences.of([example(6, 0)])
-    deeper = batch.deeper(2, torch.tensor([0, 3, 5]))
+    deeper = batch.deeper(2, torch.tensor([[0, 3, 5]]))
     assert deeper.tokens.tolist() == [int(batch.tokens[i]) for i in (2, 5, 5)]
     assert deeper.positions.tolist() == [2, 5, 7]
     assert deeper.slots.tolist() == [9, 10, 11]  # behind six rows and level 1's three
@@ -105,13 +105,13 @@ def test_deeper_rows_have_the_tokens_and_positions_of_later_ones() -> None:
 
 def test_gradients_flow_through_all_levels() -> None:
     training, _ = models()
-    batch, anchors = Sequences.of([example(6, 0)]), torch.tensor([2, 4])
+    batch, anchors = Sequences.of([example(6, 0)]), torch.tensor([[2, 4]])
     x = torch.randn(6, 32, requires_grad=True)
     kv = torch.empty(4, 6, 16)
     out = training.blocks[0](x, training.rope(batch.positions), batch, kv)
     deeper = batch.deeper(1, anchors)
     kv = torch.cat([kv, torch.empty(4, 2, 16)], dim=1)
-    last = training.blocks[0](out[anchors], training.rope(deeper.positions), deeper, kv)
+    last = training.blocks[0](out[anchors[0]], training.rope(deeper.positions), deeper, kv)
     (gradient,) = torch.autograd.grad(last[0].sum(), x)
     assert (gradient.abs().sum(-1) > 0).tolist() == [True, True, True, False, False, False]
 

@@ -72,7 +72,7 @@ class BlockHead(Head):
         self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.feature_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.projection: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size)
-        self.blocks = Blocks(c, kernels)
+        self.blocks = Blocks(Block(c, layer, kernels) for layer in range(c.num_layers))
         self.norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.rope = Rope(c.rope, c.head_dim)
         self.queries = nn.Parameter(normal(config.size - 1, 2, c.hidden_size, std=1.0))

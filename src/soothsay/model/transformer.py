@@ -155,9 +155,6 @@ class Blocks(nn.ModuleList):
     fused: FusedBlocks | None = None
     """All of them in one call; see `fuse`."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels):
-        super().__init__(Block(config, layer, kernels) for layer in range(config.num_layers))
-
     def forward(
         self,
         x: Tensor,
@@ -238,7 +235,7 @@ class Transformer(nn.Module):
         self.embedding = Embedding(
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
-        self.blocks = Blocks(config, kernels)
+        self.blocks = Blocks(Block(config, layer, kernels) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:

@@ -25,7 +25,7 @@ from soothsay.drafters.medusa import MedusaHead
 from soothsay.model.transformer import Transformer
 from soothsay.train.data import Example
 from soothsay.train.losses import distillation, log_probs
-from soothsay.train.sequences import Sequences, weight_of
+from soothsay.train.sequences import Sequences, at, weight_of
 
 DECAY = 0.8
 """What a guess weighs against the one before it, as in EAGLE-3 (Li et al. 2025, arXiv 2503.01840)."""
@@ -45,13 +45,12 @@ class Seen:
     generator: torch.Generator  # of this step
 
     def anchors(self, share: float) -> Tensor:
-        """`[n]` some of the columns of the rows behind the first."""
-        t = self.batch.shape[1] - 1
-        device = self.features.device
-        if share >= 1:
-            return torch.arange(t, device=device)
-        drawn = torch.randperm(t, generator=self.generator, device=device)[: max(1, round(share * t))]
-        return drawn.sort().values
+        """`[B, n]` columns behind which guesses are learned: a share of those that an answer goes on behind,
+        drawn for each sequence. Where another sequence has more of them, others go along."""
+        answered = F.pad(self.batch.answer[:, 2:], (0, 1))  # the first guess behind a column is two further
+        drawn = torch.rand(answered.shape, generator=self.generator, device=answered.device)
+        count = max(1, round(share * int(answered.sum(1).max())))
+        return (drawn + ~answered).argsort(1)[:, :count].sort(1).values
 
 
 class HeadRecipe(ABC):
@@ -109,13 +108,14 @@ class HeadRecipe(ABC):
     def teach(self, seen: Seen, out: Tensor, weight: Tensor, columns: Tensor) -> dict[str, Tensor]:
         """Compare guesses with the target, where the assistant speaks.
 
-        `out[:, j]` `[B, n, H]` guesses token `columns[j]`, if there is one; `weight` `[V, H]` is the head's
-        output matrix.
+        `out[b, j]` `[B, n, H]` guesses token `columns[b, j]` `[B, n]`, if there is one; `weight` `[V, H]` is
+        the head's output matrix.
         """
         there = columns < seen.batch.shape[1]
         columns = columns.clamp(max=seen.batch.shape[1] - 1)
-        asked = seen.batch.answer[:, columns] & there
-        loss, agreement = distillation(out[asked], weight, seen.teacher, seen.teacher_rows[:, columns][asked])
+        asked = at(seen.batch.answer, columns) & there
+        teacher_rows = at(seen.teacher_rows, columns)[asked]
+        loss, agreement = distillation(out[asked], weight, seen.teacher, teacher_rows)
         return {"loss": loss, "agreement": agreement}
 
     @property
@@ -144,7 +144,7 @@ class MedusaRecipe(HeadRecipe):
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
         columns = seen.anchors(self.anchors)
-        features = seen.features[:, columns]
+        features = at(seen.features, columns)
         outs = self.head(features.flatten(0, 1)).view(-1, *features.shape)
         own = [weight_of(module) for module in self.head.lm_heads]
         return [
@@ -163,11 +163,11 @@ class HydraRecipe(HeadRecipe):
         b, t = seen.batch.shape
         embedded = self.shared.embed(seen.batch.tokens).view(b, t, -1)
         columns = seen.anchors(self.anchors)
-        features, made = seen.features[:, columns].flatten(0, 1), []
+        features, made = at(seen.features, columns).flatten(0, 1), []
         for k in range(self.head.config.num_heads):
             behind = [(columns + 1 + i).clamp(max=t - 1) for i in range(k + 1)]
-            tokens = torch.stack([embedded[:, at] for at in behind], dim=2)  # [B, T, k + 1, H]
-            out = self.head(features, tokens.flatten(0, 1)).view(b, len(columns), -1)
+            tokens = torch.stack([at(embedded, one) for one in behind], dim=2)  # [B, n, k + 1, H]
+            out = self.head(features, tokens.flatten(0, 1)).view(*columns.shape, -1)
             made.append(self.teach(seen, out, self.teacher_weight, columns + k + 2))
         return made
 
@@ -192,25 +192,25 @@ class RecurrentRecipe(HeadRecipe):
         rows, anchors = seen.batch.rows(slice(1, None)), seen.anchors(self.anchors)
         (b, t), now = rows.shape, rows
         state, kv = seen.features[:, :-1].flatten(0, 1), None
-        columns = torch.arange(t, device=state.device)
+        columns = torch.arange(t, device=state.device).expand(b, t)
         made: list[dict[str, Tensor]] = []
         for level in range(self.depth):
             if level == 1:
-                state, columns = state.view(b, t, -1)[:, anchors].flatten(0, 1), anchors
+                state, columns = at(state.view(b, t, -1), anchors).flatten(0, 1), anchors
             if level:
                 now = rows.deeper(level, anchors)
             kv = _with_room(kv, self.head.config.block, len(now.tokens), state.device)
             state = self.head(self.head.embed(now.tokens, self.shared), state, now, kv)
-            made.append(self._taught(seen, state.view(b, len(columns), -1), columns + 2 + level))
+            made.append(self._taught(seen, state.view(*columns.shape, -1), columns + 2 + level))
         return made
 
     def _taught(self, seen: Seen, out: Tensor, columns: Tensor) -> dict[str, Tensor]:
         taught = self.teach(seen, *self._output(out), columns)
         if self.regression:
             there = columns < seen.batch.shape[1]
-            at = columns.clamp(max=seen.batch.shape[1] - 1)
-            asked = seen.batch.answer[:, at] & there
-            feature = seen.features[:, at - 1][asked]
+            columns = columns.clamp(max=seen.batch.shape[1] - 1)
+            asked = at(seen.batch.answer, columns) & there
+            feature = at(seen.features, columns - 1)[asked]
             taught["feature"] = F.smooth_l1_loss(out[asked].float(), feature)
             taught["loss"] = taught["loss"] + self.regression * taught["feature"]
         return taught
@@ -242,7 +242,7 @@ class BlockRecipe(HeadRecipe):
         config, rows, anchors = self.head.config, seen.batch.rows(slice(1, None)), seen.anchors(self.anchors)
         (b, t), now = rows.shape, rows
         embedded, features = self.shared.embed(rows.tokens), seen.features[:, :-1].flatten(0, 1)
-        columns = torch.arange(t, device=features.device)
+        columns = torch.arange(t, device=features.device).expand(b, t)
         kv: list[Tensor | None] = [None] * config.block.num_layers
         made = []
         for level in range(config.size):
@@ -251,7 +251,7 @@ class BlockRecipe(HeadRecipe):
                 query = self.head.queries[level - 1]  # [2, H]
                 embedded, features = (part.expand(len(now.tokens), -1) for part in query)
             room = [_with_room(x, config.block, len(now.tokens), features.device) for x in kv]
-            out = self.head(embedded, features, now, room).view(b, len(columns), -1)
+            out = self.head(embedded, features, now, room).view(*columns.shape, -1)
             kv = list(room)
             made.append(self.teach(seen, *self._output(out, now), columns + 2 + level))
         return made

@@ -33,7 +33,7 @@ class Sequences(Batch):
     answer: Tensor  # [B, T] bool, tokens that the model should say
     real: Tensor  # [B, T] bool, tokens that are no padding
     level: int = 0
-    anchors: Tensor | None = None  # [T] of a deeper level: where its anchors stand in level 0
+    anchors: Tensor | None = None  # [B, T] of a deeper level: where its anchors stand in level 0
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Sequences:
@@ -81,12 +81,11 @@ class Sequences(Batch):
         )
 
     def deeper(self, level: int, anchors: Tensor) -> Sequences:
-        """The `level`-th guesses behind the tokens `anchors` `[n]` of each sequence; beyond its end they
-        repeat its last token."""
+        """The `level`-th guesses behind the tokens `anchors` `[B, n]`; beyond a sequence's end they have its
+        last token."""
         b, t = self.shape
-        later = (anchors + level).clamp(max=t - 1)
-        tokens = self.tokens.view(b, t)[:, later].reshape(-1)
-        positions = self.positions.view(b, t)[:, anchors].reshape(-1) + level
+        tokens = at(self.tokens.view(b, t), (anchors + level).clamp(max=t - 1)).reshape(-1)
+        positions = at(self.positions.view(b, t), anchors).reshape(-1) + level
         before = b * t + (level - 1) * len(tokens)
         return replace(
             self,
@@ -94,7 +93,7 @@ class Sequences(Batch):
             positions=positions,
             slots=torch.arange(before, before + len(tokens), device=tokens.device),
             num_slots=before + len(tokens),
-            shape=(b, len(anchors)),
+            shape=(b, anchors.shape[1]),
             level=level,
             anchors=anchors,
         )
@@ -152,6 +151,11 @@ class TrainingKernels(StockKernels):
         return Dense(plain.clone(), None if bias is None else bias.clone())
 
 
+def at(x: Tensor, columns: Tensor) -> Tensor:
+    """`[B, T, ...]`, `[B, n]` -> `[B, n, ...]`: of each sequence, its own columns."""
+    return x[torch.arange(len(x), device=x.device)[:, None], columns]
+
+
 def weight_of(linear: nn.Module) -> Tensor:
     """`[out, in]` of a linear layer that trains."""
     return cast(Tensor, linear.weight)
@@ -176,7 +180,7 @@ def _attend_to_levels(q: Tensor, k: Tensor, v: Tensor, own: Tensor, anchors: Ten
         k: `[B, H_kv, T, d]` keys of level 0.
         v: `[B, H_kv, T, d]` values of level 0.
         own: `[2, levels, B, H_kv, n, d]`, those of the levels behind it, the last one's included.
-        anchors: `[n]` the last row of level 0 that each row sees.
+        anchors: `[B, n]` the last row of level 0 that each row sees.
 
     Returns:
         `[B, H_q, n, d]`.
@@ -184,7 +188,7 @@ def _attend_to_levels(q: Tensor, k: Tensor, v: Tensor, own: Tensor, anchors: Ten
     group, t = q.shape[1] // k.shape[1], k.shape[2]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     own_k, own_v = own.repeat_interleave(group, 3)
-    hidden = torch.arange(t, device=q.device) > anchors[:, None]  # [n, T]
+    hidden = torch.arange(t, device=q.device) > anchors[:, None, :, None]  # [B, 1, n, T]
     scores = (q @ k.transpose(-1, -2)).masked_fill(hidden, -torch.inf)  # [B, H_q, n, T]
     own_scores = (q * own_k).sum(-1).movedim(0, -1)  # [B, H_q, n, levels]
     weights = torch.cat([scores, own_scores], dim=-1).float().softmax(-1).to(v.dtype)

@@ -1,0 +1,42 @@
+"""What heads learn from a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from soothsay.train.data import Example
+from soothsay.train.heads import Seen
+from soothsay.train.sequences import Sequences
+
+
+def conversation(length: int, *answers: range) -> Example:
+    answer = np.zeros(length, dtype=bool)
+    for columns in answers:
+        answer[columns.start : columns.stop] = True
+    return Example(np.arange(length), answer)
+
+
+def seen(*examples: Example) -> Seen:
+    nothing = torch.empty(0)
+    return Seen(Sequences.of(examples), nothing, nothing, nothing, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_guesses_are_learned_where_an_answer_goes_on_two_tokens_further(share: float) -> None:
+    """Of each sequence a share, drawn anew; the shorter answer is filled up with other columns."""
+    batch = seen(conversation(100, range(20, 30), range(60, 70)), conversation(90, range(80, 88)))
+    places = [{*range(18, 28), *range(58, 68)}, {*range(78, 86)}]
+    drawn = batch.anchors(share)
+    count = round(20 * share)
+    assert drawn.shape == (2, count)
+    for columns, where in zip(drawn.tolist(), places, strict=True):
+        assert columns == sorted({*columns})
+        assert len(where & {*columns}) == min(count, len(where))
+        assert 0 <= columns[0] <= columns[-1] < 99
+    assert drawn.tolist() != batch.anchors(share).tolist()
+
+
+def test_where_nobody_answers_there_is_an_anchor_nevertheless() -> None:
+    assert seen(conversation(9), conversation(5)).anchors(0.5).shape == (2, 1)
