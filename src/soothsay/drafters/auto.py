@@ -10,7 +10,7 @@ and a step is plain decoding's; now and then a drafter is tried again.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -107,9 +107,7 @@ class Auto(Composite):
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
         self._looking = Cost()  # of reading signals
         # by drafter, signal, and whether requests sample: above temperature 0 guesses are another matter
-        self._records: defaultdict[tuple[int, int, bool], Record] = defaultdict(
-            lambda: Record(unknown_gains(target.config.max_tree))
-        )
+        self._records: dict[tuple[int, int, bool], Record] = {}
         self._rows = 0  # that this step verifies
         self._market: tuple[tuple[int, ...], Market] | None = None  # of late, and for which steps
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
@@ -153,7 +151,12 @@ class Auto(Composite):
         return state
 
     def _outlook(self, request: Request, index: int, signal: int) -> Outlook:
-        return self._records[index, signal, request.params.temperature > 0].outlook(self._step)
+        kind = index, signal, request.params.temperature > 0
+        record = self._records.get(kind)
+        if record is None:
+            size = min(self.parts[index].max_nodes, self.target.config.max_tree)
+            record = self._records[kind] = Record(unknown_gains(size))
+        return record.outlook(self._step)
 
     def _look(self, open_: Sequence[_Awake]) -> None:
         """Read what drafters signal: of requests that are awake; of others too, as often as that is cheap."""

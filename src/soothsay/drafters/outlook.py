@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import sub
+from typing import NamedTuple
 
 from soothsay.engine.calibration import Calibration
 
@@ -72,8 +73,7 @@ class Market:
         return most
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Worth:
+class Worth(NamedTuple):
     """What guesses are worth to a request."""
 
     tokens: float  # expected, less the cost of verifying them
