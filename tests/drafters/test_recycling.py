@@ -16,7 +16,8 @@ from verifying import match
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Observation
-from soothsay.drafters.recycling import Recycling, gumbel, largest
+from soothsay.drafters.guesses import largest
+from soothsay.drafters.recycling import Recycling, gumbel
 from soothsay.drafters.template import best_template
 from soothsay.engine import sampling
 from soothsay.engine.request import Request

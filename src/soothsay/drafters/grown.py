@@ -19,7 +19,7 @@ from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.context import Context, FeatureContext, Pass, State, pack
-from soothsay.drafters.guesses import draw, guess
+from soothsay.drafters.guesses import draw, guess, largest
 from soothsay.drafters.head import RecurrentHead, Served
 from soothsay.drafters.template import draw_template
 from soothsay.engine.batch import Batch, Rows
@@ -195,7 +195,7 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
         scores = perturb(logits, [Nodes(g.request, g.state.expanded, g.frontier) for g in growing])
         log_q = scores.log_softmax(-1)
         branch = min(self.shape.branch, scores.shape[1])
-        values, tokens = log_q.topk(branch, dim=-1)  # [M, branch]
+        values, tokens = largest(log_q, branch)  # [M, branch]
         best, going, row = list(zip(values.tolist(), tokens.tolist(), strict=True)), [], 0
         for growth in growing:
             tree, expanded, request = growth.tree, growth.state.expanded, growth.request

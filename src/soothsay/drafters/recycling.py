@@ -12,10 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.guesses import largest
 from soothsay.drafters.template import KINDS, Acceptance
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import _key
@@ -31,9 +30,6 @@ READ = math.log(0.3)
 
 LEAST = -1e30
 """Below all log-probabilities but minus infinity."""
-
-CHUNK = 64
-"""Tokens of which the largest logit is found before it is known which of them matter."""
 
 
 class Recycling(Drafter):
@@ -189,27 +185,6 @@ def ranked(tokens: IntArray, log_probs: FloatArray) -> tuple[IntArray, FloatArra
     """Both `[m, k]`, the likeliest first."""
     order = np.argsort(-log_probs, axis=1)
     return np.take_along_axis(tokens, order, 1), np.take_along_axis(log_probs, order, 1)
-
-
-def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, the largest first: `[M, V] -> [M, count]` values and tokens.
-
-    As `topk` in half the time: the largest of each chunk show in which `count` chunks they are.
-    """
-    rows, vocab = logits.shape
-    whole = vocab - vocab % CHUNK
-    if whole < 2 * count * CHUNK:
-        values, tokens = logits.topk(min(count, vocab), dim=-1)
-        return values, tokens
-    chunks = logits[:, :whole].view(rows, -1, CHUNK)  # [M, chunks, CHUNK]
-    chosen = chunks.amax(-1).topk(count, dim=-1, sorted=False).indices  # [M, count]
-    inside = chunks.gather(1, chosen[:, :, None].expand(-1, -1, CHUNK)).flatten(1)  # [M, count * CHUNK]
-    values, places = torch.cat([inside, logits[:, whole:]], dim=1).topk(count, dim=-1)
-    begins = torch.cat(
-        [chosen * CHUNK, chosen.new_full((rows, 1), whole)], dim=1
-    )  # the rest is one more chunk
-    chunk = places // CHUNK
-    return values, begins.gather(1, chunk) + places - chunk * CHUNK
 
 
 def gumbel(key: tuple[int, int], tokens: npt.NDArray[np.integer]) -> FloatArray:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from soothsay.drafters.base import Observation
-from soothsay.drafters.guesses import draw, draw_rates
+from soothsay.drafters.guesses import draw, draw_rates, largest
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
@@ -165,7 +165,7 @@ def _scores(requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) 
 
 
 def _rank(scores: Tensor, depths: Sequence[int], ranks: int) -> list[Ranked]:
-    values, tokens = scores.topk(min(ranks, scores.shape[1]), dim=-1)
+    values, tokens = largest(scores, min(ranks, scores.shape[1]))
     guesses = [
         [(token, value) for token, value in zip(*row, strict=True) if value > -math.inf]
         for row in zip(tokens.tolist(), values.tolist(), strict=True)
