@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+from soothsay.model.transformer import Transformer
+from soothsay.train import new
 from soothsay.train.data import Example
-from soothsay.train.heads import Seen
-from soothsay.train.sequences import Sequences
+from soothsay.train.heads import RecurrentRecipe, Seen
+from soothsay.train.sequences import Sequences, TrainingKernels
 
 
 def conversation(length: int, *answers: range) -> Example:
@@ -40,3 +44,20 @@ def test_guesses_are_learned_where_an_answer_goes_on_two_tokens_further(share: f
 
 def test_where_nobody_answers_there_is_an_anchor_nevertheless() -> None:
     assert seen(conversation(9), conversation(5)).anchors(0.5).shape == (2, 1)
+
+
+@pytest.mark.parametrize("regression", [0.0, 1.0])
+def test_answers_that_are_shorter_than_a_draft_teach_what_they_can(
+    tiny: Callable[..., Transformer], regression: float
+) -> None:
+    """No guess four further has a token of an answer: that is no loss, not one of nothing over nothing."""
+    target = Transformer(tiny(1).config, TrainingKernels())
+    recipe = RecurrentRecipe(
+        target, new.eagle(target), lambda _: {}, lambda *_: None, depth=5, regression=regression
+    )
+    losses = recipe.losses([conversation(20, range(12, 14))], torch.Generator().manual_seed(0))
+    assert all(value.isfinite() for value in losses.values())
+    assert losses["loss_1"] > 0
+    assert losses["loss_5"] == 0
+    losses["loss"].backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in recipe.head.parameters())

@@ -211,7 +211,8 @@ class RecurrentRecipe(HeadRecipe):
             columns = columns.clamp(max=seen.batch.shape[1] - 1)
             asked = at(seen.batch.answer, columns) & there
             feature = at(seen.features, columns - 1)[asked]
-            taught["feature"] = F.smooth_l1_loss(out[asked].float(), feature)
+            error = F.smooth_l1_loss(out[asked].float(), feature, reduction="sum")
+            taught["feature"] = error / max(feature.numel(), 1)  # short answers have no deep guesses
             taught["loss"] = taught["loss"] + self.regression * taught["feature"]
         return taught
 
