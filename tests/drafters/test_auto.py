@@ -132,7 +132,7 @@ def rates(
     times: StepTimes, count: int, parts: Callable[[World], list[Scripted]], steps: int = 400
 ) -> tuple[float, list[float], float]:
     """Tokens a second: plain, of each drafter by itself, and of the controller over all of them."""
-    plain = run(World(times), NoDrafter(TARGET), count, steps)[0]
+    plain, _ = run(World(times), NoDrafter(TARGET), count, steps // 8)
     alone = [
         run(world := World(times), parts(world)[i], count, steps)[0] for i in range(len(parts(World(times))))
     ]
@@ -290,7 +290,7 @@ class Noted(MTP):
         self.trees: dict[int, list[int]] = {}
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        self.world.now += 0.1 * self.world.times(1)
+        self.world.now += 0.12 * self.world.times(1)
         trees = super().propose(requests)
         self.trees.update((len(r.tokens), t.tokens) for r, t in zip(requests, trees, strict=True))
         return [DraftTree(tree.tokens[0]) for tree in trees] if self.silent else trees
