@@ -141,7 +141,7 @@ def rates(
     return plain, alone, run(world, auto, count, steps)[0]
 
 
-@pytest.mark.parametrize("count", [1, 4, 32])
+@pytest.mark.parametrize("count", [1, 4, 16, 32])
 @pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
 @pytest.mark.parametrize("chances", [(0.0, 0.0), (0.1, 0.6), (0.5, 0.8), (0.9, 0.3), (0.02, 0.9)])
 @pytest.mark.parametrize("costs", [(0.01, 0.1), (0.05, 0.6)])

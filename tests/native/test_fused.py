@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -135,7 +137,24 @@ def test_layers_of_other_kinds_are_called_one_by_one(
     assert [block.fused for block in model.blocks] == [None, None]
 
 
-@pytest.mark.parametrize("taps", [(), (1,), (0, 1, 2, 3)])
+def test_a_model_that_nobody_holds_is_gone_at_once(
+    tiny: Callable[..., Transformer], kernels: NativeKernels
+) -> None:
+    """Gigabytes are not to wait for a search for cycles."""
+    model = Transformer(tiny(1, **COMMON).config, kernels)
+    pack(model, kernels, MODES["int8"])
+    fuse(model)
+    assert model.blocks.fused is not None
+    gone = weakref.ref(model.blocks[0])
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("taps", [(), (0,), (1,), (2,), (0, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("layers", [None, (0, 1, 2), (0, 2), (2,), (1, 0)])
 def test_some_layers_and_what_they_read(
     tiny: Callable[..., Transformer],

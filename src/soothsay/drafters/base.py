@@ -94,7 +94,7 @@ class Drafter(ABC):
         """
 
     def signal(self, request: Request) -> int:
-        """Of what kind its guesses would be now, as far as it can tell in a few microseconds.
+        """Of what kind its guesses would be now, as far as it can tell in some tens of microseconds.
 
         Numbers mean nothing but that guesses differ: the controller learns what those of each are worth, and
         asks for them only where that pays. Few, so that there is something to learn from.

@@ -44,20 +44,12 @@ Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Cosines and sines as `Rope` gives them, and those of local layers."""
 
 
-class FusedBlocks(Protocol):
-    """Decoder blocks in one call, with the bits that they have in several."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        ropes: Ropes,
-        batch: Batch,
-        kv: Sequence[Tensor] | None,
-        layers: Sequence[int],
-        taps: Collection[int] = (),
-        inputs: Tensor | None = None,
-    ) -> dict[int, Tensor]:
-        """Takes what `Blocks.forward` takes, and `inputs` of `Block.forward`."""
+FusedBlocks = Callable[
+    [Tensor, Ropes, Batch, Sequence[Tensor] | None, Sequence[int], Collection[int], Tensor | None],
+    dict[int, Tensor],
+]
+"""Decoder blocks in one call, with the bits that they have in several. It takes what `Blocks.forward` takes,
+and then `inputs` of `Block.forward`."""
 
 
 class Kernels(Protocol):

@@ -178,7 +178,7 @@ class Blocks(nn.ModuleList):
             `[N, hidden]` float32 for each of `taps`, and under the number of blocks what comes out.
         """
         if self.fused is not None:
-            return self.fused(x, ropes, batch, kv, layers, taps)
+            return self.fused(x, ropes, batch, kv, layers, taps, None)
         streams = {}
         for layer in layers:
             if layer in taps:

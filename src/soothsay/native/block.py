@@ -51,7 +51,8 @@ class NativeBlocks:
     """
 
     def __init__(self, kernels: NativeKernels, blocks: Sequence[Block]):
-        self._run, self._held = kernels.run_blocks, [*blocks]  # the library has addresses of what is in them
+        self._run = kernels.run_blocks
+        self._held = [(_layers(block), _norms(block)) for block in blocks]  # the library has their addresses
         self._parts = [_parts(block) for block in blocks]
         self._addresses = [addressof(parts) for parts in self._parts]
         attention = blocks[0].attention
@@ -69,8 +70,9 @@ class NativeBlocks:
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether all that a block consists of is the library's."""
-        layers = _layers(block) if isinstance(block.mlp, FeedForward) else [None]
-        return all(isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in layers)
+        return isinstance(block.mlp, FeedForward) and all(
+            isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in _layers(block)
+        )
 
     def __call__(
         self,
@@ -79,8 +81,8 @@ class NativeBlocks:
         batch: Batch,
         kv: Sequence[Tensor] | None,
         layers: Sequence[int],
-        taps: Collection[int] = (),
-        inputs: Tensor | None = None,
+        taps: Collection[int],
+        inputs: Tensor | None,
     ) -> dict[int, Tensor]:
         """See `FusedBlocks`."""
         rows = len(x)
@@ -120,15 +122,19 @@ def _layers(block: Block) -> list[NativeLinear]:
     return [cast(NativeLinear, layer) for layer in layers]
 
 
-def _parts(block: Block) -> _Parts:
-    attention, c = block.attention, block.attention.config
-    norms = (
+def _norms(block: Block) -> list[Norm | None]:
+    attention = block.attention
+    return [
         *(block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm),
         *(attention.q_norm, attention.k_norm),
-    )
+    ]
+
+
+def _parts(block: Block) -> _Parts:
+    attention, c = block.attention, block.attention.config
     return _Parts(
         *(_weights(layer) for layer in _layers(block)),
-        *(_address(norm) for norm in norms),
+        *(_address(norm) for norm in _norms(block)),
         *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.num_heads, c.num_kv_heads, c.head_dim),
         *(ACTIVATIONS[c.activation], block.local),
