@@ -29,6 +29,7 @@ from soothsay.drafters.outlook import (
     gains_of,
     unknown_gains,
 )
+from soothsay.drafters.selection import Found, worth_verifying
 from soothsay.engine.calibration import settle
 from soothsay.engine.request import Request
 from soothsay.engine.timing import StepTimes
@@ -67,7 +68,6 @@ class _State:
 
 
 _Awake = tuple[Request, _State]
-_Found = tuple[DraftTree, list[float]]  # guesses, and the probability of each node
 
 
 class Auto(Composite):
@@ -196,7 +196,7 @@ class Auto(Composite):
         costs = [self._cost(index, len(awake)) for index in range(len(self.parts))]
         order = sorted(range(len(self.parts)), key=lambda index: costs[index])
         there = [NOTHING] * len(awake)  # what each request has already
-        found: list[list[_Found]] = [[] for _ in awake]
+        found: list[list[Found]] = [[] for _ in awake]
         for place, index in enumerate(order):
             later = [(other, market.call(costs[other]) / len(awake)) for other in order[place + 1 :]]
             without = [
@@ -223,7 +223,10 @@ class Auto(Composite):
         for (_, state), guesses in zip(awake, found, strict=True):
             if not guesses:
                 state.asleep_until = min(outlook.next for outlook in state.outlooks)
-        return self._verify(awake, found, market)
+        some = {request: own for (request, _), own in zip(awake, found, strict=True) if own}
+        verified = worth_verifying(some, market, sum(self._spent), self._batch)
+        self._rows += sum(len(tree) - 1 for tree in verified.values())
+        return verified
 
     def _prices(self, awake: Sequence[_Awake]) -> Market:
         """What nodes and seconds cost; looked at anew when the batch is another, and now and then."""
@@ -278,7 +281,7 @@ class Auto(Composite):
 
     def _weigh(
         self, request: Request, state: _State, outlook: Outlook, tree: DraftTree, market: Market
-    ) -> tuple[_Found, Worth]:
+    ) -> tuple[Found, Worth]:
         """A tree with the probabilities of its nodes; and what it is worth."""
         known = outlook.record.calibration.probabilities(tree)
         best, trust = sorted(known[1:], reverse=True), outlook.trust
@@ -317,43 +320,6 @@ class Auto(Composite):
                 if outlook.next > self._step + left and hope < price:
                     outlook.leave()
                     backlog.forget(request)
-
-    def _verify(
-        self,
-        awake: Sequence[_Awake],
-        found: Sequence[Sequence[_Found]],
-        market: Market,
-    ) -> dict[Request, DraftTree]:
-        """Of all guesses, the best; so many that tokens per second are most."""
-        nodes: list[tuple[float, int, int]] = []  # minus probability, number of the request, node
-        merged: dict[int, DraftTree] = {}
-        whole: dict[Request, DraftTree] = {}
-        for number, ((request, _), guesses) in enumerate(zip(awake, found, strict=True)):
-            drawn = next((tree for tree, _ in guesses if tree.draws), None)
-            if drawn is not None:  # cutting it by what was drawn would bias its verifier
-                whole[request] = drawn
-            elif guesses:
-                merged[number], probabilities = _merge(guesses)
-                room, depths = request.max_nodes - 1, merged[number].depths
-                own = sorted((-p, number, node) for node, p in enumerate(probabilities) if node)
-                nodes += [item for item in own if depths[item[2]] <= request.max_depth][:room]
-        nodes.sort()
-        spent, sure, keep = sum(self._spent), float(self._batch), 0
-        most = sure / (spent + market.passes[0])
-        for count, (minus, *_) in enumerate(nodes, start=1):
-            sure -= minus
-            rate = sure / (spent + market.passes[count])
-            if rate > most:
-                most, keep = rate, count
-        self._rows += keep + sum(len(tree) - 1 for tree in whole.values())
-        chosen: dict[int, list[int]] = {}
-        for _, number, node in nodes[:keep]:
-            chosen.setdefault(number, []).append(node)
-        cut = {
-            awake[number][0]: tree if len(kept) == len(tree := merged[number]) - 1 else tree.only(kept)
-            for number, kept in chosen.items()
-        }
-        return {**cut, **whole}
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Learn what the step cost, and show it to the drafters; to those that pause, later."""
@@ -418,20 +384,3 @@ class Auto(Composite):
             outlook.record.calibration.record(tree, set(right))
             outlook.settle(expected, len(right))
         state.asked = still
-
-
-def _merge(guesses: Sequence[_Found]) -> _Found:
-    """One tree of all guesses, with the probability of each node."""
-    if len(guesses) == 1:
-        return guesses[0]
-    merged, known = DraftTree(guesses[0][0].tokens[0]), [1.0]
-    for tree, probabilities in guesses:
-        place = [0]
-        for node in range(1, len(tree)):
-            at = merged.add(place[tree.parents[node]], tree.tokens[node])
-            if at == len(known):
-                known.append(probabilities[node])
-            else:
-                known[at] = max(known[at], probabilities[node])
-            place.append(at)
-    return merged, known
