@@ -6,8 +6,8 @@
 namespace {
 
 void multiply(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights& w, void* out, int out_is_bf16) {
-    soothsay_linear(x, x_is_bf16, rows, w.data, w.bits, w.scales, w.zeros, w.bias, w.inputs, w.outputs, w.group, out,
-                    out_is_bf16);
+    soothsay_linear(x, x_is_bf16, rows, w.data, w.bits, w.scales, w.scales_are_half, w.zeros, w.bias, w.inputs, w.outputs,
+                    w.group, out, out_is_bf16);
 }
 
 // Rows of a pass, and what it reads and writes beside them.

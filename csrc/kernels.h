@@ -31,11 +31,11 @@ void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t*
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 
 // out [rows, outputs] = x [rows, inputs] times the weights, plus bias. bits: 16 (bfloat16), 8 or 4; of the last two,
-// scales and zeros [panels, inputs / group, PANEL]; zeros may be null, for half the range. Inputs and groups are
-// multiples of 16.
-void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits, const float* scales,
-                     const uint8_t* zeros, const float* bias, int inputs, int outputs, int group, void* out,
-                     int out_is_bf16);
+// scales (float, or half precision) and zeros [panels, inputs / group, PANEL]; zeros may be null, for half the range.
+// Inputs and groups are multiples of 16.
+void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits, const void* scales,
+                     int scales_are_half, const uint8_t* zeros, const float* bias, int inputs, int outputs, int group,
+                     void* out, int out_is_bf16);
 
 // keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
@@ -43,10 +43,10 @@ void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, in
 // A linear layer, as `soothsay_linear` takes it.
 struct soothsay_weights {
     const void* data;
-    const float* scales;
+    const void* scales;
     const uint8_t* zeros;
     const float* bias;
-    int bits, inputs, outputs, group;
+    int bits, scales_are_half, inputs, outputs, group;
 };
 
 // A decoder block.

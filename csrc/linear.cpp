@@ -145,9 +145,10 @@ void multiply(const void* x, int x_is_bf16, int64_t rows, const Weights& w, void
 }  // namespace
 
 extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits,
-                                const float* scales, const uint8_t* zeros, const float* bias, int inputs, int outputs,
-                                int group, void* out, int out_is_bf16) {
-    const Weights w{(const uint8_t*)weights, scales, zeros, bias, inputs, outputs, group, 1 << (bits - 1)};
+                                const void* scales, int scales_are_half, const uint8_t* zeros, const float* bias,
+                                int inputs, int outputs, int group, void* out, int out_is_bf16) {
+    const Weights w{(const uint8_t*)weights, scales, zeros, bias, inputs, outputs, group, 1 << (bits - 1),
+                    scales_are_half != 0};
     if (bits == 4) multiply<Int4>(x, x_is_bf16, rows, w, out, out_is_bf16);
     else if (bits == 8) multiply<Int8>(x, x_is_bf16, rows, w, out, out_is_bf16);
 #if defined(__AVX512BF16__)

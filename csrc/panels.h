@@ -30,12 +30,14 @@ inline ints splat(const int8_t* x) {
 
 struct Weights {
     const uint8_t* data;   // [panels, steps, PANEL, 4]
-    const float* scales;   // [panels, groups, PANEL]
+    const void* scales;    // [panels, groups, PANEL], float or half
     const uint8_t* zeros;  // the same, or null: `zero` everywhere
     const float* bias;     // [outputs] or null
     int inputs, outputs, group, zero;
+    bool half;
 
     int groups() const { return inputs / group; }
+    floats scale(int64_t at) const { return half ? load((const fp16*)scales + at) : load((const float*)scales + at); }
 };
 
 template <class Input>
@@ -72,7 +74,7 @@ inline __attribute__((always_inline)) void scale_group(const Weights& w, const I
                                                        int g, int column, const ints (*sums)[C], floats* totals) {
     const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
     for (int c = 0; c < C; ++c) {
-        const floats scale = load(w.scales + at + c * LANES);
+        const floats scale = w.scale(at + c * LANES);
         ints zero = {};
         if (w.zeros)
             for (int i = 0; i < LANES; ++i) zero[i] = w.zeros[at + c * LANES + i];

@@ -24,6 +24,10 @@ struct bf16 {
     uint16_t bits;
 };
 
+struct fp16 {  // finite
+    uint16_t bits;
+};
+
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) {
     uint32_t bits = uint32_t(x.bits) << 16;
@@ -54,6 +58,15 @@ inline floats load(const bf16* p) {
     for (int i = 0; i < LANES; ++i) v[i] = widen(p[i]);
     return v;
 #endif
+}
+
+// Exact, whatever the instruction set: the exponent's bias is 112 less.
+inline floats load(const fp16* p) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    halves narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+    const ints wide = __builtin_convertvector(narrow, ints), bits = (wide & 0x7fff) << 13 | (wide & 0x8000) << 16;
+    return (floats)bits * 0x1p112f;
 }
 
 inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }

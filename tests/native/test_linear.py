@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,6 +40,27 @@ def test_integers_agree_with_the_twin(
     assert isinstance(native, NativeLinear)
     expected = Integer(weight, bias, torch.float32)(x)
     assert ((native(x) - expected).abs() <= 1e-6 * expected.abs().amax(-1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 32)])
+def test_scales_in_half_precision_change_nothing(
+    kernels: NativeKernels, bits: int, group: int | None, rows: int
+) -> None:
+    """Down to the least that it holds. The same scales 2**-60 times as large are kept in float32."""
+    torch.manual_seed(0)
+    weight, x = random_weight(200, 512, bits, group, zeros=False), torch.randn(rows, 512)
+    scales = (weight.scales * 2.0 ** -torch.arange(24)[torch.randint(24, weight.scales.shape)]).half().float()
+    scales[0, 0], scales[1, 0], scales[2, 0], scales[3, 0] = 2.0**-24, 65_504, -0.25, 0
+    made = {}
+    for factor, dtype in ((1.0, torch.float16), (2.0**-60, torch.float32)):
+        linear = kernels.linear(replace(weight, scales=scales * factor), None, torch.float32)
+        assert isinstance(linear, NativeLinear)
+        assert linear.scales is not None
+        assert linear.scales.dtype is dtype
+        made[dtype] = linear(x) / factor
+    assert torch.equal(*made.values())
+    assert made[torch.float16].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -105,7 +128,7 @@ def test_rounding_to_the_nearest() -> None:
     quantized = round_to_nearest(weight, 4)
     assert quantized.values.tolist() == [[9, 1, 8, 12], [8, 8, 8, 8]]
     assert quantized.dequantize().tolist() == [[1, -7, 0, 4], [0, 0, 0, 0]]
-    assert round_to_nearest(weight, 4, 2).scales.tolist() == [[1.0, pytest.approx(3.6 / 7)], [0, 0]]
+    assert round_to_nearest(weight, 4, 2).scales.tolist() == [[1.0, 0.515625], [0, 0]]  # 3.6 / 7 in bfloat16
     with pytest.raises(ValueError, match="groups of 3"):
         round_to_nearest(weight, 4, 3)
 

@@ -58,7 +58,7 @@ class NumericMode:
         bits = self.bits_of(module)
         if bits is None:
             return out * size * self.dtype.itemsize
-        return out * size * bits // 8 + out * size // (group_size(bits, size) or size) * 4
+        return out * size * bits // 8 + out * size // (group_size(bits, size) or size) * 2
 
     def convert(self, module: str, weight: Tensor | Quantized) -> Tensor | Quantized:
         """A weight as its layer takes it."""

@@ -60,7 +60,7 @@ class Quantized:
 
 def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -> Quantized:
     """The nearest symmetric integers; the largest value of a group, or of a row where there are none, maps to
-    the end of the range.
+    the end of the range, as nearly as scales that bfloat16 holds allow.
 
     Raises `ValueError` if `in` is no multiple of `group_size`.
     """
@@ -74,7 +74,7 @@ def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -
     for begin in range(0, len(weight), slab):
         rows = slice(begin, begin + slab)
         groups = weight[rows].float().view(-1, size // group_size, group_size)
-        scales[rows] = groups.abs().amax(-1) / end
+        scales[rows] = (groups.abs().amax(-1) / end).bfloat16().float()
         nearest = (groups / scales[rows].clamp_min(1e-30)[..., None]).round_().clamp_(-end, end) + (end + 1)
         values[rows] = nearest.flatten(1).to(torch.uint8)
     return Quantized(bits, values, scales)

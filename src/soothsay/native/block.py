@@ -25,7 +25,7 @@ class _Weights(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("data", "scales", "zeros", "bias")),
-        *((name, c_int) for name in ("bits", "inputs", "outputs", "group")),
+        *((name, c_int) for name in ("bits", "scales_are_half", "inputs", "outputs", "group")),
     ]
 
 
@@ -142,8 +142,8 @@ def _parts(block: Block) -> _Parts:
 
 
 def _weights(layer: NativeLinear) -> _Weights:
-    data, bits, scales, zeros, bias, inputs, outputs, group = layer.weights
-    return _Weights(data, scales, zeros, bias, bits, inputs, outputs, group)
+    data, bits, scales, scales_are_half, zeros, bias, *sizes = layer.weights
+    return _Weights(data, scales, zeros, bias, bits, scales_are_half, *sizes)
 
 
 def _address(norm: Norm | None) -> int | None:

@@ -54,7 +54,8 @@ SIGNATURES = {
     "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
     "soothsay_linear": [
         *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
-        *(c_void_p, c_int, c_void_p, c_void_p, c_void_p),  # weights, bits, scales, zeros, bias
+        *(c_void_p, c_int, c_void_p, c_int),  # weights, bits, scales, scales_are_half
+        *(c_void_p, c_void_p),  # zeros, bias
         *(c_int, c_int, c_int, c_void_p, c_int),  # inputs, outputs, group, out, out_is_bf16
     ],
     "soothsay_blocks": [

@@ -44,7 +44,7 @@ class NativeLinear(nn.Module):
         self.scales = self.zeros = None
         if isinstance(weight, Quantized):
             self.bits, self.group_size = weight.bits, weight.group_size
-            self.scales = panels(weight.scales)
+            self.scales = panels(_narrow(weight.scales))
             if weight.zeros is not None:
                 self.zeros = panels(weight.zeros)
         else:
@@ -53,7 +53,8 @@ class NativeLinear(nn.Module):
         self.weights = (  # as the library takes them; they stay where they are
             self.weight.data_ptr(),
             self.bits,
-            *(None if part is None else part.data_ptr() for part in (self.scales, self.zeros, self.bias)),
+            *(_address(self.scales), self.scales is not None and self.scales.dtype == torch.float16),
+            *(_address(self.zeros), _address(self.bias)),
             *(self.in_features, self.out_features, self.group_size),
         )
 
@@ -70,6 +71,16 @@ class NativeLinear(nn.Module):
         out = torch.empty(x.shape[0], self.out_features, dtype=self.dtype)
         self.kernels.multiply(x, self.weights, out)
         return out
+
+
+def _narrow(scales: Tensor) -> Tensor:
+    """In half precision where that holds them all, as most formats have them: less to read."""
+    half = scales.half()
+    return half if torch.equal(half.float(), scales) and half.isfinite().all() else scales
+
+
+def _address(part: Tensor | None) -> int | None:
+    return None if part is None else part.data_ptr()
 
 
 def panels(values: Tensor) -> Tensor:
