@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
 
+# Threads that wait sleep instead of spinning on cores that other tests need.
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests

@@ -321,7 +321,7 @@ class Oracle(Drafter):
 @pytest.mark.parametrize("beside", [None, Oracle(True), Oracle(False)], ids=["alone", "hidden", "straight"])
 def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: Oracle | None) -> None:
     """In a first request; and in a second one, in which it pauses from the beginning."""
-    llm = LLM("sibyl", dtype="float32", drafter="none", kv_tokens=2048, prefix_caching=False)
+    llm = LLM("sibyl", dtype="int8", drafter="none", kv_tokens=2048, prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     times = FLAT if beside else STEEP
     world = World(times)
