@@ -230,9 +230,21 @@ def test_signals_that_take_long_are_seldom_looked_at_where_nothing_pays(count: i
     part = Knowing(world, lambda _: 0.0, cost=1.0)
     part.look = 0.5
     plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
-    rate, _ = run(world, Auto(TARGET, [part], FLAT, world.clock), count, 2000)
+    rate, _ = run(world, Auto(TARGET, [part], FLAT, world.clock), count, 6000)
     assert rate > 0.97 * plain
-    assert 2000 * count / 40 < part.looks < 2000 * count / 4
+    assert 6000 * count / 40 < part.looks < 6000 * count / 4
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_signals_that_take_long_are_always_looked_at_where_they_pay(count: int) -> None:
+    world = World(FLAT)
+    part = Knowing(world, lambda request: 0.95 * part.knows(request), cost=4.0)
+    part.look = 0.5 / count
+    plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
+    rate, _ = run(world, Auto(TARGET, [part], FLAT, world.clock), count, 1200)
+    assert rate > 1.1 * plain
+    assert part.looks > 1150 * count
+    assert part.asked > 0.9 * part.places
 
 
 def test_more_requests_turn_speculation_off_and_fewer_on_again() -> None:

@@ -106,6 +106,7 @@ class Auto(Composite):
         self._backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
         self._looking = Cost()  # of reading signals
+        self._found = 0.25  # tokens that looking at a request that is asleep is worth
         # by drafter, signal, and whether requests sample: above temperature 0 guesses are another matter
         self._records: dict[tuple[int, int, bool], Record] = {}
         self._rows = 0  # that this step verifies
@@ -159,24 +160,30 @@ class Auto(Composite):
         return record.outlook(self._step)
 
     def _look(self, open_: Sequence[_Awake]) -> None:
-        """Read what drafters signal: of requests that are awake; of others too, as often as that is cheap."""
+        """Read what drafters signal: of requests that are awake; of others too, as often as that is cheap, or
+        always where it has found enough to ask of late."""
         if not open_:
             return
         price = self._looking(len(open_)) * self._rate / self._batch
-        every = 1 + int(price / PROBE_SHARE)
+        every = 1 if self._found > price else 1 + int(price / PROBE_SHARE)
         looked = open_ if self._step % every == 0 else [one for one in open_ if one[1].is_awake(self._step)]
         begin = self._clock()
         for request, state in looked:
+            asleep = not state.is_awake(self._step)
             signals = [part.signal(request) for part in self.parts]
-            if signals != state.signals:
-                self._turn(request, state, signals)
+            surplus = self._turn(request, state, signals) if signals != state.signals else 0.0
+            if asleep:
+                self._found += RECENT / 4 * (surplus - self._found)
         if looked:
             seconds = self._clock() - begin
             self._looking.record(len(looked), seconds)
             self._asking += seconds
 
-    def _turn(self, request: Request, state: _State, signals: list[int]) -> None:
-        """Go by what is known of guesses like those that are signalled now."""
+    def _turn(self, request: Request, state: _State, signals: list[int]) -> float:
+        """Go by what is known of guesses like those that are signalled now; ask at once if that pays.
+
+        Returns by how many tokens it does.
+        """
         for index, (before, now) in enumerate(zip(state.signals, signals, strict=True)):
             if before != now and not state.outlooks[index].gone:
                 state.others[index, before] = state.outlooks[index]
@@ -184,11 +191,15 @@ class Auto(Composite):
                 state.outlooks[index] = known or self._outlook(request, index, now)
         state.signals = signals
         state.asleep_until = min(outlook.next for outlook in state.outlooks)
-        if self._market is not None:
-            market = self._market[1]
-            hopes = [outlook.hope(market).tokens for outlook in state.outlooks]
-            if any(hope > self._price(index, market) for index, hope in enumerate(hopes)):
-                state.asleep_until = self._step
+        if self._market is None:
+            return 0.0
+        market = self._market[1]
+        hopes = [outlook.hope(market).tokens for outlook in state.outlooks]
+        surplus = max(hope - self._price(index, market) for index, hope in enumerate(hopes))
+        if surplus <= 0:
+            return 0.0
+        state.asleep_until = self._step
+        return surplus
 
     def _choose(self, awake: Sequence[_Awake]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first, then keep what pays."""
