@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -155,7 +156,7 @@ def log_probs(guess: Guess, logits: Tensor) -> Tensor:
     """`[D, V]` under the request's parameters and noise, of logits by depth."""
     chain = DraftTree(guess.tokens[-1])
     chain.extend(logits.argmax(-1).tolist()[:-1])
-    return perturb(logits, [Nodes(guess.request, chain, range(len(logits)))]).log_softmax(-1)
+    return log_q(logits, Nodes(guess.request, chain, range(len(logits))))
 
 
 def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> None:
@@ -173,26 +174,44 @@ def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> Non
     assert np.allclose(sorted(tree.scores[1:], reverse=True), expected, atol=1e-3)
 
 
+def log_q(logits: Tensor, nodes: Nodes) -> Tensor:
+    """What a drafter believes, twice as sure where nothing is drawn."""
+    return (perturb(logits, [nodes]) * (1 if nodes.request.params.temperature else 2)).log_softmax(-1)
+
+
+def bound_of(tree: DraftTree, max_nodes: int) -> float:
+    """What a further node would have to score to be verified."""
+    return sorted(tree.scores)[-max_nodes] if len(tree) >= max_nodes else -math.inf
+
+
+def check_children(tree: DraftTree, node: int, log_probs: Tensor, branch: int, max_nodes: int) -> None:
+    """That below a node are the likeliest tokens, without those that would not be verified."""
+    best = {t: v for v, t in zip(*map(Tensor.tolist, log_probs.topk(branch)), strict=True) if v > -1e30}
+    children, bound = tree.children[node], bound_of(tree, max_nodes)
+    assert set(children) <= set(best)
+    for token, value in best.items():
+        score = tree.scores[node] + value
+        if token in children:
+            assert abs(tree.scores[children[token]] - score) < 1e-3
+        else:
+            assert score <= bound + 1e-3
+
+
 def check_grown_tree(
     guess: Guess, logits_below: Callable[[list[int]], Tensor], width: int, branch: int, depth: int
 ) -> None:
     """That `guess` has grown by confidence from what `logits_below` says of paths from the root on."""
-    tree = guess.tree
-    for node, children in enumerate(tree.children):
-        if not children:
-            continue
-        path = [tree.tokens[above] for above in tree.path(node)]
-        scores = perturb(logits_below(path)[None], [Nodes(guess.request, tree, [node])]).log_softmax(-1)[0]
-        values, tokens = scores.topk(branch)
-        likeliest = {t for t, value in zip(tokens.tolist(), values.tolist(), strict=True) if value > -1e30}
-        assert set(children) == likeliest
-        for token, child in children.items():
-            assert abs(tree.scores[child] - tree.scores[node] - scores[token].item()) < 1e-3
-    for level in range(1, min(depth, guess.max_depth)):
+    tree, bound = guess.tree, bound_of(guess.tree, guess.max_nodes)
+    for level in range(min(depth, guess.max_depth)):
         nodes = [node for node in range(len(tree)) if tree.depths[node] == level]
-        grown = sorted((tree.scores[node] for node in nodes if tree.children[node]), reverse=True)
-        assert grown == sorted((tree.scores[node] for node in nodes), reverse=True)[: len(grown)]
-        assert len(grown) <= width
+        for place, node in enumerate(sorted(nodes, key=lambda node: -tree.scores[node])):
+            path = [tree.tokens[above] for above in tree.path(node)]
+            scores = log_q(logits_below(path)[None], Nodes(guess.request, tree, [node]))
+            if tree.children[node]:
+                check_children(tree, node, scores[0], branch, guess.max_nodes)
+                assert place < width
+            elif place < width and 1 + width * level <= guess.max_nodes:  # there was room for it
+                assert tree.scores[node] + scores.max().item() <= bound + 1e-3
     assert len(tree) > 1
     assert max(tree.depths) <= min(depth, guess.max_depth)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_shot import bound_of, check_children, log_q
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
@@ -23,7 +24,7 @@ from soothsay.config import EngineConfig
 from soothsay.drafters.draft_model import DraftModel
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import Nodes
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 
@@ -159,6 +160,26 @@ def test_a_model_that_drafts_for_itself_is_always_right(stress: str, tiny: Make)
     assert drafter.max_nodes == 5
 
 
+@pytest.mark.parametrize("shape", [(6, 1, 1), (5, 2, 3), (4, 3, 4)])
+def test_what_is_not_grown_would_not_have_been_verified(shape: tuple[int, int, int], tiny: Make) -> None:
+    depth, width, branch = shape
+    pruned: list[dict[tuple[int, ...], DraftTree]] = []
+    sizes = []
+    for most in (12, 64):
+        options = {"depth": depth, "width": width, "branch": branch, "engine": {"max_tree": most}}
+        drafter, _, _ = serve(tiny(0), model=noisy(tiny(0), 0.3), **options)
+        asked = [guess for guess in drafter.guesses if guess.max_depth >= depth]
+        pruned.append({(guess.request.seed, *guess.tokens): guess.tree.prune(12, depth) for guess in asked})
+        sizes.append(sum(len(guess.tree) for guess in asked) / len(asked))
+    common = pruned[0].keys() & pruned[1].keys()
+    assert len(common) > 20
+    for key in common:
+        few, many = pruned[0][key], pruned[1][key]
+        assert (few.tokens, few.parents) == (many.tokens, many.parents)
+        assert few.scores == pytest.approx(many.scores, abs=1e-4)
+    assert width == 1 or sizes[0] < 0.8 * sizes[1]
+
+
 @pytest.mark.parametrize("shape", [(4, 1, 1), (3, 2, 3), (2, 4, 1)])
 @pytest.mark.parametrize("stress", STRESSES)
 def test_a_tree_says_what_the_draft_model_thinks(
@@ -178,22 +199,22 @@ def test_a_tree_says_what_the_draft_model_thinks(
         tree, said = guess.tree, guess.request
         committed = copy.copy(said)
         committed._length = len(guess.tokens)  # as the request was
-        scores = perturb(logits[begin:end], [Nodes(committed, tree, range(len(tree)))]).log_softmax(-1)
+        scores = log_q(logits[begin:end], Nodes(committed, tree, range(len(tree))))
         expanded = [node for node, children in enumerate(tree.children) if children]
         for node in range(1, len(tree)):
             above = tree.parents[node]
             own = scores[above, tree.tokens[node]].item()
             assert tree.scores[node] == pytest.approx(tree.scores[above] + own, abs=1e-3)
         for node in expanded:
-            best = {
-                token
-                for token in scores[node].topk(branch).indices.tolist()
-                if scores[node, token] > -math.inf
-            }
-            assert set(tree.children[node]) == best
+            check_children(tree, node, scores[node], branch, guess.max_nodes)
+        bound = bound_of(tree, guess.max_nodes)
         for level in range(1, depth):
             grown = [node for node in expanded if tree.depths[node] == level]
-            others = [n for n in range(len(tree)) if tree.depths[n] == level and n not in grown]
+            others = [
+                n
+                for n in range(len(tree))
+                if tree.depths[n] == level and n not in grown and tree.scores[n] + scores[n].max() > bound
+            ]
             assert len(grown) <= width
             worst = min((tree.scores[node] for node in grown), default=math.inf)
             assert all(tree.scores[node] <= worst for node in others), "the best are explored further"

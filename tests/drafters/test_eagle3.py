@@ -97,14 +97,14 @@ class NormedResidual(Eagle3Oracle):
 def test_guesses_are_the_formula_s(stress: str, tiny: Make) -> None:
     target = tiny(0)
     head = make_head(target)
-    check_all(stress, target, head, Eagle3Oracle, lambda t: Eagle3(t, head), branch=4)
+    check_all(stress, target, head, Eagle3Oracle, lambda t: Eagle3(t, head), branch=3)
 
 
 def test_the_target_s_embedding_and_the_other_residual(tiny: Make) -> None:
     target = tiny(0)
     head = make_head(target, 48, range(VOCAB), own_embedding=False, norm_before_residual=True)
     assert not any("embedding.weight" in name for name in head.state_dict())
-    check_all("at ease", target, head, NormedResidual, lambda t: Eagle3(t, head, depth=3), branch=4)
+    check_all("at ease", target, head, NormedResidual, lambda t: Eagle3(t, head, 3, 4, 4), branch=4)
 
 
 def test_it_says_only_what_its_vocabulary_has(tiny: Make) -> None:
@@ -292,5 +292,5 @@ class TestWhichHead:
             Eagle3(self.target(tiny(0)), make_head(tiny(0)), dtype="half")  # type: ignore[arg-type]
 
     def test_numbers_below_1(self, tiny: Make) -> None:
-        with pytest.raises(DrafterError, match=r"^eagle3\(depth=0, width=4, branch=4\)"):
+        with pytest.raises(DrafterError, match=r"^eagle3\(depth=0, .*at least 1$"):
             Eagle3(self.target(tiny(0)), make_head(tiny(0)), depth=0)

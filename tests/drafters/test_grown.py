@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_shot import log_q
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Observation, SamplingParams, Target
+from soothsay.config import EngineConfig
 from soothsay.drafters.base import check_at_least_one
 from soothsay.drafters.grown import Confident, Fixed, Guess, RecurrentDrafter
 from soothsay.drafters.head import Head
 from soothsay.drafters.template import EAGLE_TEMPLATE
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import Nodes
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 
@@ -239,7 +241,7 @@ def check(oracle: Oracle, target: Transformer, seen: Seen, branch: int) -> None:
     by_node = oracle.tree(seen, taps_of(target, seen.tokens, oracle.taps))
     nodes = sorted(by_node)
     logits = torch.stack([by_node[node] for node in nodes]).float()
-    scores = perturb(logits, [Nodes(committed, tree, nodes)]).log_softmax(-1)
+    scores = log_q(logits, Nodes(committed, tree, nodes))
     for row, node in enumerate(nodes):
         best = [t for t in scores[row].topk(branch).indices.tolist() if scores[row, t] > -math.inf]
         children = tree.children[node]
@@ -299,6 +301,17 @@ class TestShapes:
         assert [guess.node for guess in shape.explored(level)] == [1, 2]
         assert Confident(4, 1, 1).max_nodes == 5
         assert shape.max_nodes == 1 + 4 + 2 * 2 * 4
+
+    @pytest.mark.parametrize(
+        ("most", "depth", "asked", "expected"),
+        [(16, 8, (), (2, 3)), (60, 8, (), (8, 9)), (4, 8, (), (1, 2)), (9, 1, (), (8, 9)), (1, 3, (), (1, 2))]
+        + [(60, 8, (3,), (3, 4)), (60, 8, (None, 2), (8, 2)), (16, 8, (5, 1), (5, 1))],
+    )
+    def test_a_tree_is_as_wide_as_it_has_room_for(
+        self, most: int, depth: int, asked: Sequence[int | None], expected: tuple[int, int], tiny: Make
+    ) -> None:
+        shape = Confident.within("x", Target(tiny(0), None, EngineConfig(max_tree=most), 4), depth, *asked)
+        assert (shape.depth, shape.width, shape.branch) == (depth, *expected)
 
     def test_numbers_below_1_are_refused(self) -> None:
         check_at_least_one("x", a=1, b=3)

@@ -95,7 +95,7 @@ def test_guesses_are_the_formula_s(stress: str, tiny: Make) -> None:
 def test_the_other_order_and_no_first_embedding(tiny: Make) -> None:
     target = tiny(0)
     head = make_head(target, hidden_first=True, zero_first=True)
-    check_all("at ease", target, head, MiMoOracle, lambda t: MTP(t, head, depth=2), branch=3)
+    check_all("at ease", target, head, MiMoOracle, lambda t: MTP(t, head, 2, 3, 3), branch=3)
 
 
 @pytest.mark.parametrize("stress", [stress for stress in STRESSES if "never" not in stress])

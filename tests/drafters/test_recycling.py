@@ -16,7 +16,6 @@ from verifying import match
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Observation
-from soothsay.drafters.guesses import largest
 from soothsay.drafters.recycling import Recycling, gumbel
 from soothsay.drafters.template import best_template
 from soothsay.engine import sampling
@@ -64,17 +63,6 @@ def says(tree: DraftTree) -> dict[tuple[int, ...], float]:
         tuple(tree.tokens[above] for above in tree.path(node)[1:]): tree.scores[node]
         for node in range(1, len(tree))
     }
-
-
-@pytest.mark.parametrize("vocab", [5, 97, 1024, 8192, 8200, 5001])
-@pytest.mark.parametrize("count", [1, 8, 20])
-def test_the_largest_are_those_of_topk(vocab: int, count: int) -> None:
-    logits = torch.stack([torch.randperm(vocab) for _ in range(7)]).float()
-    logits[1, -1] = logits[2, 0] = logits[3, -3] = vocab + 1.0  # at the edges
-    values, tokens = largest(logits, min(count, vocab))
-    expected = logits.topk(min(count, vocab), dim=-1)
-    assert torch.equal(values, expected.values)
-    assert torch.equal(tokens, expected.indices)
 
 
 def test_noise_is_the_samplers() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
-from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.base import Target
 from soothsay.drafters.grown import Confident, RecurrentDrafter
 from soothsay.drafters.head import Head, RecurrentHead, Shared, load_head
 from soothsay.engine.batch import Batch
@@ -116,8 +116,8 @@ class Eagle3(RecurrentDrafter):
         target: the model to draft for.
         model: a checkpoint's directory, or a head; empty: `drafters/eagle3` beside the target's weights.
         depth: tokens that are guessed in a row.
-        width: nodes of each level that are explored further.
-        branch: likeliest tokens proposed below each of them.
+        width: nodes of each level that are explored further; None: as many as the largest tree has room for.
+        branch: likeliest tokens proposed below each of them; None: one more than `width`.
         dtype: the head's, as in `LLM`; "auto" is the target's.
     """
 
@@ -125,11 +125,11 @@ class Eagle3(RecurrentDrafter):
         self,
         target: Target,
         model: str | Path | Head = "",
-        depth: int = 5,
-        width: int = 4,
-        branch: int = 4,
+        depth: int = 8,
+        width: int | None = None,
+        branch: int | None = None,
         dtype: DType = "auto",
     ):
-        check_at_least_one("eagle3", depth=depth, width=width, branch=branch)
+        shape = Confident.within("eagle3", target, depth, width, branch)
         served = load_head(Eagle3Head, model, target, dtype)
-        super().__init__(target, served, Confident(depth, width, branch))
+        super().__init__(target, served, shape)

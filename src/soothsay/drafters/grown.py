@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.drafters.context import Context, FeatureContext, Pass, State, pack
-from soothsay.drafters.guesses import draw, guess, largest
+from soothsay.drafters.guesses import confidence, draw, guess, largest
 from soothsay.drafters.head import RecurrentHead, Served
 from soothsay.drafters.template import draw_template
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import KVPool
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import Nodes
 from soothsay.engine.tree import DraftTree
 
 Ranks = tuple[int, ...]
@@ -70,6 +70,20 @@ class Confident:
         self.depth, self.width, self.branch = depth, width, branch
         self.max_nodes = 1 + depth if width == branch == 1 else 1 + branch + (depth - 1) * width * branch
 
+    @classmethod
+    def within(
+        cls, name: str, target: Target, depth: int, width: int | None = None, branch: int | None = None
+    ) -> Confident:
+        """A shape for drafter `name`. Where it is not said how wide: so that a tree has room for all levels.
+
+        Raises `DrafterError` for numbers below 1.
+        """
+        if width is None:
+            width = max((target.config.max_tree - 1) // max(depth - 1, 1), 1)
+        branch = width + 1 if branch is None else branch
+        check_at_least_one(name, depth=depth, width=width, branch=branch)
+        return cls(depth, width, branch)
+
     def ranks(self, node: Ranks) -> Sequence[int]:
         """The first few, everywhere."""
         return range(self.branch)
@@ -113,9 +127,16 @@ class _Growth:
     ranks_of: list[Ranks] = field(default_factory=lambda: [()])  # node of `state.expanded` -> its ranks
     parents: list[int] = field(default_factory=list)  # of the frontier's nodes, the row of the last pass
 
+    def bound(self) -> float:
+        """A score that a node must exceed to be verified: so many are better already. What is below a node
+        never scores higher than it does."""
+        scores = self.tree.scores
+        return sorted(scores)[-self.request.max_nodes] if len(scores) >= self.request.max_nodes else -math.inf
+
 
 class GrownDrafter(Drafter, Generic[AnyContext]):
-    """Runs the nodes of a level, guesses below them, and goes on with the best.
+    """Runs the nodes of a level, guesses below them, and goes on with the best, as long as what comes below
+    may be verified: the surer its guesses, the deeper a tree.
 
     A subclass says what running means. It may keep an output `[M, H]` float32 of each row, from which its
     logits come, and which the rows of the next level read.
@@ -192,21 +213,21 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
 
     def _grow(self, growing: Sequence[_Growth], logits: Tensor, level: int) -> list[_Growth]:
         """Add a level to every tree; return those that go on, their frontier set to the nodes to run next."""
-        scores = perturb(logits, [Nodes(g.request, g.state.expanded, g.frontier) for g in growing])
-        log_q = scores.log_softmax(-1)
-        branch = min(self.shape.branch, scores.shape[1])
+        log_q = confidence(logits, [Nodes(g.request, g.state.expanded, g.frontier) for g in growing])
+        branch = min(self.shape.branch, log_q.shape[1])
         values, tokens = largest(log_q, branch)  # [M, branch]
         best, going, row = list(zip(values.tolist(), tokens.tolist(), strict=True)), [], 0
         for growth in growing:
             tree, expanded, request = growth.tree, growth.state.expanded, growth.request
             first_row, before = row, growth.frontier
-            added = []
+            drawn = request.params.rule.guessing.draws  # of these trees the shape is not for values to decide
+            bound, added = -math.inf if drawn else growth.bound(), []
             for above in before:
                 ranks = growth.shape.ranks(growth.ranks_of[above])
-                if request.params.rule.guessing.draws:
+                if drawn:
                     nodes = draw(tree, growth.node_of[above], log_q[row], len(ranks), request)
                 else:
-                    nodes = guess(tree, growth.node_of[above], best[row], ranks)
+                    nodes = guess(tree, growth.node_of[above], best[row], ranks, bound)
                 for rank, node in nodes.items():
                     added.append(Guess(tree.scores[node], node, above, (*growth.ranks_of[above], rank)))
                 row += 1
@@ -214,9 +235,11 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
             room = request.max_nodes - len(expanded) if goes_on else 0
             growth.frontier, growth.parents = range(len(expanded), len(expanded)), []
             explored = growth.shape.explored(added)[: max(room, 0)]
-            drawn = request.params.rule.guessing.draws  # of these trees the shape is not for values to decide
-            if not drawn and sum(math.exp(new.score) for new in explored) < self.least:
-                explored = []
+            if not drawn:
+                bound = growth.bound()
+                explored = [new for new in explored if new.score > bound]
+                if sum(math.exp(new.score) for new in explored) < self.least:
+                    explored = []
             for new in explored:
                 if tree.tokens[new.node] not in request.end_tokens:
                     expanded.add(new.above, tree.tokens[new.node])

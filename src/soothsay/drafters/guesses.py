@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import DRAFTING, Keyed
+from soothsay.engine.sampling import DRAFTING, Keyed, Nodes, perturb
 from soothsay.engine.tree import DraftTree, Draws, FloatArray
 from soothsay.engine.verify import Chance, Guessing
 
@@ -22,8 +22,28 @@ FIRST_DRAW, NEXT_DRAW = 0.5, 0.12
 """How often the first guess that was drawn at a node is accepted, and each further one if none before it was:
 round numbers near those that were measured (docs/log.md)."""
 
+SHARPNESS = 2.0
+"""What a drafter's log-probabilities of greedy guesses are multiplied by: that a token is the likeliest is
+surer than that it would be drawn. Trees that trust their best guesses more are narrower and deeper, and hold
+more that is right, with drafters of every kind (docs/log.md)."""
+
 CHUNK = 64
 """Tokens of which the largest logit is found before it is known which of them matter."""
+
+
+def confidence(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
+    """`[M, V]` log-probabilities, in a drafter's opinion, of what the target emits at each node.
+
+    Args:
+        logits: the drafter's, `[M, V]` float32, the rows of all of `asked` in order. Not changed.
+        asked: which nodes the rows belong to.
+    """
+    greedy = [nodes.request.params.temperature == 0 for nodes in asked for _ in nodes.indices]
+    scores = perturb(logits, asked)
+    if any(greedy):
+        sharpness = SHARPNESS if all(greedy) else 1 + (SHARPNESS - 1) * scores.new_tensor(greedy)[:, None]
+        scores = scores * sharpness
+    return scores.log_softmax(-1)
 
 
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -48,21 +68,27 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def guess(
-    tree: DraftTree, parent: int, likeliest: tuple[Sequence[float], Sequence[int]], ranks: Sequence[int]
+    tree: DraftTree,
+    parent: int,
+    likeliest: tuple[Sequence[float], Sequence[int]],
+    ranks: Sequence[int],
+    bound: float,
 ) -> dict[int, int]:
-    """Put those of the likeliest tokens that have these ranks below `parent`.
+    """Put those of the likeliest tokens that have these ranks, and scores above a bound, below `parent`.
 
     Args:
         tree: it gets them.
         parent: a node of it.
         likeliest: log-probabilities and tokens, the best first.
         ranks: some may be of tokens that there are not.
+        bound: of a node's score.
 
     Returns:
         The node of each rank that is there.
     """
     log_probs, tokens = likeliest
-    there = [rank for rank in ranks if rank < len(tokens) and log_probs[rank] > -math.inf]
+    bound -= tree.scores[parent]
+    there = [rank for rank in ranks if rank < len(tokens) and log_probs[rank] > bound]
     return {rank: tree.add(parent, tokens[rank], log_probs[rank]) for rank in there}
 
 

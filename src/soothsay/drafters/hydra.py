@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType
-from soothsay.drafters.base import Observation, Target, check_at_least_one
+from soothsay.drafters.base import Observation, Target
 from soothsay.drafters.context import FeatureContext, Pass, State
 from soothsay.drafters.grown import Confident, GrownDrafter
 from soothsay.drafters.head import Head, Shared, load_head
@@ -94,8 +94,8 @@ class Hydra(GrownDrafter[FeatureContext]):
     Args:
         target: the model to draft for.
         model: a directory with the heads, or a `HydraHead`; "" is `drafters/hydra` beside the target.
-        width: nodes of each level that are explored further.
-        branch: likeliest tokens proposed below each of them.
+        width: nodes of each level that are explored further; None: as many as the largest tree has room for.
+        branch: likeliest tokens proposed below each of them; None: one more than `width`.
         dtype: of the heads' linear layers; "auto" is the target's.
     """
 
@@ -105,14 +105,13 @@ class Hydra(GrownDrafter[FeatureContext]):
         self,
         target: Target,
         model: str | Path | HydraHead = "",
-        width: int = 4,
-        branch: int = 4,
+        width: int | None = None,
+        branch: int | None = None,
         dtype: DType = "auto",
     ):
-        check_at_least_one("hydra", width=width, branch=branch)
         self.served = load_head(HydraHead, model, target, dtype)
         self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
-        shape = Confident(self.head.config.num_heads, width, branch)
+        shape = Confident.within("hydra", target, self.head.config.num_heads, width, branch)
         super().__init__(target, FeatureContext(target, no_keys(target)), shape)
 
     def observe(self, observations: Sequence[Observation]) -> None:

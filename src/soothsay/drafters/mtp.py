@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
-from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.base import Target
 from soothsay.drafters.context import Pass
 from soothsay.drafters.grown import Confident, RecurrentDrafter
 from soothsay.drafters.head import Head, RecurrentHead, load_head
@@ -110,8 +110,8 @@ class MTP(RecurrentDrafter):
         model: a checkpoint's directory, or a head; empty: `drafters/mtp` beside the target's weights, or the
             target's own checkpoint.
         depth: tokens that are guessed in a row.
-        width: nodes of each level that are explored further.
-        branch: likeliest tokens proposed below each of them.
+        width: nodes of each level that are explored further; None: as many as the largest tree has room for.
+        branch: likeliest tokens proposed below each of them; None: one more than `width`.
         dtype: the modules', as in `LLM`; "auto" is the target's.
     """
 
@@ -119,14 +119,14 @@ class MTP(RecurrentDrafter):
         self,
         target: Target,
         model: str | Path | Head = "",
-        depth: int = 6,
-        width: int = 3,
-        branch: int = 3,
+        depth: int = 8,
+        width: int | None = None,
+        branch: int | None = None,
         dtype: DType = "auto",
     ):
-        check_at_least_one("mtp", depth=depth, width=width, branch=branch)
+        shape = Confident.within("mtp", target, depth, width, branch)
         served = load_head(MTPHead, model, target, dtype)
-        super().__init__(target, served, Confident(depth, width, branch))
+        super().__init__(target, served, shape)
         self.head = served.head
         self._last: dict[Request, Tensor] = {}  # [D, H] the modules' outputs at a request's last row
         self._ends: dict[int, Tensor] = {}  # and at the last rows of full blocks

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.drafters.context import pack
+from soothsay.drafters.guesses import confidence
 from soothsay.engine.batch import Rows
 from soothsay.engine.cache import BlockAllocator
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import Nodes
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError
 from soothsay.model.transformer import Transformer
@@ -316,7 +317,7 @@ class UniversalDraftModel(Drafter):
         """Add a token of the draft model's to every guess; return those that go on."""
         draft = self.translation.draft
         asked = [Nodes(growth.request, growth.tree, [len(growth.tree) - 1]) for growth in growing]
-        values, tokens = perturb(self.project(logits), asked).log_softmax(-1).max(-1)
+        values, tokens = confidence(self.project(logits), asked).max(-1)
         # of all its tokens that stand for the one that is guessed, the likeliest
         own = logits.masked_fill(self._stands_for != tokens[:, None], -math.inf).argmax(-1)
         going = []
