@@ -304,8 +304,16 @@ class TestShapes:
 
     @pytest.mark.parametrize(
         ("most", "depth", "asked", "expected"),
-        [(16, 8, (), (2, 3)), (60, 8, (), (8, 9)), (4, 8, (), (1, 2)), (9, 1, (), (8, 9)), (1, 3, (), (1, 2))]
-        + [(60, 8, (3,), (3, 4)), (60, 8, (None, 2), (8, 2)), (16, 8, (5, 1), (5, 1))],
+        [
+            (16, 8, (), (2, 3)),
+            (60, 8, (), (8, 9)),
+            (4, 8, (), (1, 2)),
+            (9, 1, (), (8, 9)),
+            (1, 3, (), (1, 2)),
+            (60, 8, (3,), (3, 4)),
+            (60, 8, (None, 2), (8, 2)),
+            (16, 8, (5, 1), (5, 1)),
+        ],
     )
     def test_a_tree_is_as_wide_as_it_has_room_for(
         self, most: int, depth: int, asked: Sequence[int | None], expected: tuple[int, int], tiny: Make
