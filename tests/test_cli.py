@@ -353,7 +353,7 @@ def test_inspect_says_which_drafters_fit() -> None:
     for name in ("prompt-lookup", "eagle", "eagle2", "eagle3", "hydra", "medusa", "block"):
         assert f"✓ {name}, trees of up to 16 nodes " in output
     assert facts("sibyl", "-d", "draft-model(model=sibyl)")["drafters"] == (
-        "✓ draft-model(model=sibyl), trees of up to 5 nodes"
+        "✓ draft-model(model=sibyl), trees of up to 16 nodes"
     )
 
 

@@ -23,7 +23,7 @@ OPTIONS = {"rest": "store=STORE"}
 VARIANTS = [
     "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong guesses, wide trees
     "draft-model(model=sibyl)",  # a model drafts for itself: every guess should be right
-    "draft-model(model=sibyl, dtype=bfloat16, depth=6)",  # another dtype: nearly always right
+    "draft-model(model=sibyl, dtype=bfloat16, depth=6, width=1, branch=1)",  # nearly always
     "draft-model(model=sibyl, dtype=float32, depth=3, width=3, branch=3)",  # a grown tree
     "eagle3(model=UNTRAINED)",  # hardly ever right
     "block(model=UNTRAINED)",
@@ -220,7 +220,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(mode: str) -> None:
     """Same bits, same noise: each guess is what the target draws. Catches a drafter whose KV goes astray."""
     llm = make(max_tree=5)
     result = llm.generate(
-        prompts()[0], MODES[mode], drafter="draft-model(model=sibyl, dtype=float32, depth=4)"
+        prompts()[0], MODES[mode], drafter="draft-model(model=sibyl, dtype=float32, width=1, branch=1)"
     )
     assert set(result.stats.acceptance[:3]) == {1.0}
 

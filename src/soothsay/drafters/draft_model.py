@@ -35,8 +35,8 @@ def draft_model(
     target: Target,
     model: str | Path | Transformer = "",
     depth: int = 4,
-    width: int = 1,
-    branch: int = 1,
+    width: int | None = None,
+    branch: int | None = None,
     dtype: DType = "auto",
 ) -> Drafter:
     """A `DraftModel`, or if its tokenizer is not the target's a `UniversalDraftModel`.
@@ -46,26 +46,27 @@ def draft_model(
         model: a path or name that `LLM` would take, or a `Transformer` with the target's vocabulary; empty:
             `drafters/draft-model` beside the target's weights.
         depth: tokens that are guessed in a row.
-        width: nodes of each level that are explored further; 1 gives a chain.
-        branch: likeliest tokens proposed below each of them.
+        width: nodes of each level that are explored further, which read its weights together; None: as many
+            as the largest tree has room for. 1 gives a chain.
+        branch: likeliest tokens proposed below each of them; None: one more than `width`.
         dtype: the draft model's, as in `LLM`.
 
     Raises `DrafterError` for numbers below 1, for a context that is smaller than the target's, for trees
     with another vocabulary, and for tokenizers that cannot be translated into each other.
     """
-    check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
+    shape = Confident.within("draft-model", target, depth, width, branch)
     if isinstance(model, Transformer):
-        return DraftModel(target, model, depth, width, branch)
+        return DraftModel(target, model, depth, shape.width, shape.branch)
     checkpoint = open_checkpoint(str(model) or drafter_directory("draft-model", "", target))
     translation = _translation(checkpoint.tokenizer(), target, str(model))
-    if translation is not None and max(width, branch) > 1:
+    if translation is not None and max(width or 1, branch or 1) > 1:
         raise DrafterError(
             f"the draft model {model} has another vocabulary than the target, so it can only guess a chain: "
-            f"leave width={width} and branch={branch} at 1"
+            f"leave out width={width} and branch={branch}"
         )
     loaded = load_model(checkpoint, dtype, target.model.device)
     if translation is None:
-        return DraftModel(target, loaded, depth, width, branch)
+        return DraftModel(target, loaded, depth, shape.width, shape.branch)
     _check_context(loaded, target)
     return UniversalDraftModel(target, loaded, translation, depth)
 
