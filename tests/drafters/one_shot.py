@@ -156,7 +156,7 @@ def log_probs(guess: Guess, logits: Tensor) -> Tensor:
     """`[D, V]` under the request's parameters and noise, of logits by depth."""
     chain = DraftTree(guess.tokens[-1])
     chain.extend(logits.argmax(-1).tolist()[:-1])
-    return log_q(logits, Nodes(guess.request, chain, range(len(logits))))
+    return perturb(logits, [Nodes(guess.request, chain, range(len(logits)))]).log_softmax(-1)
 
 
 def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> None:
@@ -175,7 +175,7 @@ def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> Non
 
 
 def log_q(logits: Tensor, nodes: Nodes) -> Tensor:
-    """What a drafter believes, twice as sure where nothing is drawn."""
+    """What a drafter that sees the guesses above believes, twice as sure where nothing is drawn."""
     return (perturb(logits, [nodes]) * (1 if nodes.request.params.temperature else 2)).log_softmax(-1)
 
 

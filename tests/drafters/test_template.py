@@ -200,9 +200,7 @@ class TestRanking:
         requests = [make_request(), make_request((4, 5)), make_request()]
         ranked = rank_guesses(requests, logits, [3, 1, 2], 4)
         assert [len(guesses) for guesses in ranked] == [3, 1, 2]
-        for guesses, row in zip(
-            [g for each in ranked for g in each], (2 * logits).log_softmax(-1), strict=True
-        ):
+        for guesses, row in zip([g for each in ranked for g in each], logits.log_softmax(-1), strict=True):
             values, tokens = row.topk(4)
             assert [token for token, _ in guesses] == tokens.tolist()
             assert [value for _, value in guesses] == pytest.approx(values.tolist())

@@ -25,14 +25,16 @@ round numbers near those that were measured (docs/log.md)."""
 SHARPNESS = 2.0
 """What a drafter's log-probabilities of greedy guesses are multiplied by: that a token is the likeliest is
 surer than that it would be drawn. Trees that trust their best guesses more are narrower and deeper, and hold
-more that is right, with drafters of every kind (docs/log.md)."""
+more that is right, with all drafters that see the guesses before their own. Those that do not are too sure of
+deep ones as it is (docs/log.md)."""
 
 CHUNK = 64
 """Tokens of which the largest logit is found before it is known which of them matter."""
 
 
 def confidence(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
-    """`[M, V]` log-probabilities, in a drafter's opinion, of what the target emits at each node.
+    """`[M, V]` log-probabilities, by a drafter that knows what stands above, of what the target emits at each
+    node.
 
     Args:
         logits: the drafter's, `[M, V]` float32, the rows of all of `asked` in order. Not changed.

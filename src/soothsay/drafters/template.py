@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from soothsay.drafters.base import Observation
-from soothsay.drafters.guesses import confidence, draw, draw_rates, largest
+from soothsay.drafters.guesses import draw, draw_rates, largest
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes
+from soothsay.engine.sampling import Nodes, perturb
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Guessing
 from soothsay.errors import DrafterError
@@ -161,7 +161,7 @@ def _scores(requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) 
         chain.extend(likeliest[begin : begin + depth - 1])
         asked.append(Nodes(request, chain, range(depth)))
         begin += depth
-    return confidence(logits, asked)
+    return perturb(logits, asked).log_softmax(-1)
 
 
 def _rank(scores: Tensor, depths: Sequence[int], ranks: int) -> list[Ranked]:
