@@ -196,7 +196,8 @@ struct Tiles : Pairs {
     void scores(int r, int d, floats (*out)[TILES]) const {
         zero_tiles();
         for (int j = 0; j < d / 2; j += TILE_STEPS)
-            multiply_tiles((const bf16*)&q[size_t(r) * d / 2 + j], 2 * d, (const uint8_t*)&keys[size_t(j) * BLOCK]);
+            multiply_tiles((const bf16*)&q[size_t(r) * d / 2 + j], 2 * d, (const uint8_t*)&keys[size_t(j) * BLOCK],
+                           4 * BLOCK);
         store_tiles(out, 4 * BLOCK);
     }
 

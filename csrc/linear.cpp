@@ -79,13 +79,16 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     constexpr bool INTEGER = F::INPUTS > 2;
     const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;
     int64_t computed = rows;
-    int height = 1, width = w.inputs;
+    int height = 1, width = w.inputs, shift = 31;  // width, if not all inputs, is 2^shift
 #if defined(SOOTHSAY_TILES)
     const Tiling tiling = Tiling::of(F(), rows, w);
     const bool tiled = rows >= TILED_FROM<F>;
     if (tiled) {
         computed = tiling.tiles * tiling.height, height = tiling.height;
-        if (!std::is_same<In, Input>::value || tiling.tiles > 1) width = tiling.steps * 4 / int(sizeof(Input));
+        if (!std::is_same<In, Input>::value || tiling.tiles > 1) {
+            width = tiling.steps * 4 / int(sizeof(Input));
+            shift = __builtin_ctz(width);
+        }
     }
 #endif
     const bool direct = std::is_same<In, Input>::value && width == w.inputs;
@@ -100,7 +103,9 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
 #pragma omp for
             for (int64_t r = 0; r < rows; ++r) {
                 Input* row = &data[r / height * height * w.inputs + r % height * width];
-                auto at = [&](int i) { return row + int64_t(i / width) * height * width + i % width; };
+                auto at = [&](int i) {
+                    return row + int64_t(i >> shift) * height * width + (i & ((1u << shift) - 1));
+                };
                 if constexpr (INTEGER)
                     quantize(x + r * w.inputs, w.inputs, w.group, at, &scales[r * groups], &sums[r * groups]);
                 else
@@ -113,10 +118,13 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
             const TileShape shape(height, tiling.steps);
             Place<F> place(w);
 #pragma omp for schedule(static)
-            for (int panel = 0; panel < panels; ++panel)
-                multiply_panel(w, inputs, tiling, panel, place, [&](int64_t row, int64_t count, const floats* values) {
+            for (int panel = 0; panel < panels; ++panel) {
+                auto write = [&](int64_t row, int64_t count, const floats* values) {
                     write_panel(w, panel, row, count, values, out);
-                });
+                };
+                if (tiling.tiles > 1) multiply_panel<F, true>(w, inputs, tiling, panel, place, write);
+                else multiply_panel<F, false>(w, inputs, tiling, panel, place, write);
+            }
         } else
 #endif
         {

@@ -13,18 +13,27 @@ namespace {
 // not the vectors', so that a single row has to have them too.
 template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 2 ? 1 : F::INPUTS == 4 ? 4 : 7;
 
+// Rows that go together through a chunk of a panel before the next, where a panel is too long for the caches to keep it
+// for them. More rows have too many sums to carry from chunk to chunk.
+constexpr int TOGETHER = 4 * TILE_ROWS;
+constexpr int TILED_CHUNK = 64;          // steps
+constexpr int64_t LONG_PANEL = 1 << 18;  // bytes, for a pair of tiles; for two pairs any is long
+
 // Up to 16 rows are a tile. More are shared out evenly among pairs of tiles, the last of which may have rows that nobody
 // asked for.
 struct Tiling {
     int64_t rows, tiles;
     int height, steps;  // of a tile
+    bool chunked;
 
     template <class F>
     static Tiling of(F, int64_t rows, const Weights& w) {
-        const int group = F::INPUTS > 2 ? w.group : w.inputs;
+        const int group = F::INPUTS > 2 ? w.group : w.inputs, bytes = sizeof(typename F::Input);
         const int64_t tiles = rows <= TILE_ROWS ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
-        const int steps = std::gcd(TILE_STEPS, group * int(sizeof(typename F::Input)) / 4);
-        return {rows, tiles, int((rows + tiles - 1) / tiles), steps};
+        const int steps = std::gcd(TILE_STEPS, group * bytes / 4);
+        const bool is_long = tiles > 2 || int64_t(w.inputs) * bytes * PANEL > LONG_PANEL;
+        const bool chunked = tiles > 1 && rows <= TOGETHER && is_long && F::INPUTS * bytes == 4;
+        return {rows, tiles, int((rows + tiles - 1) / tiles), steps, chunked};
     }
 };
 
@@ -38,30 +47,38 @@ inline void spread(const uint8_t* packed, int steps, uint8_t* out) {
         }
 }
 
-// Lines of memory that are asked for, evenly, while `steps` go by.
-struct Ahead {
-    const uint8_t* next;
-    int64_t lines, steps, done = 0, asked = 0;
-
-    void step(int count) {
-        for (done += count; asked * steps < done * lines; ++asked, next += 64) __builtin_prefetch(next, 0, 2);
+// Adds up products of a tile of rows and 64 outputs' weights, or of two and 32 outputs', `count` tiles one after the other.
+// `lines` of memory are asked for with each of them. A function of its own, so that all of it stays in registers: what is
+// stored within the loop delays tiles, which are loaded from everywhere in a page.
+template <bool PAIRS, class Input>
+__attribute__((noinline)) void sum_tiles(const Input* tile, const Input* others, int64_t next, int64_t stride,
+                                         const uint8_t* weights, int64_t step, int count, const uint8_t* ahead,
+                                         int64_t lines) {
+    for (; count; --count, tile += next, others += next, weights += step) {
+        auto ask = [&](int64_t count) {
+            for (const uint8_t* end = ahead + count * 64; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        };
+        auto quarter = [&] { ask(lines / 4); };
+        ask(lines % 4);
+        if constexpr (PAIRS) multiply_pairs(tile, others, stride, weights, STEP, quarter);
+        else multiply_tiles(tile, stride, weights, STEP, quarter);
     }
-};
+}
 
 // A thread's place for the products of a panel: weights that were packed, and what rows that go together add up to.
 template <class F>
 struct Place {
     static constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in one of packed weights
     std::unique_ptr<floats[]> plain;
-    typename F::Sums sums[2 * TILE_ROWS * COLUMNS];
-    floats totals[F::INPUTS > 2 ? 2 * TILE_ROWS * COLUMNS : 1];
+    typename F::Sums sums[TOGETHER * COLUMNS];
+    floats totals[F::INPUTS > 2 ? TOGETHER * COLUMNS : 1];
 
     explicit Place(const Weights& w) : plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
 };
 
-// A panel for all rows: `write(row, count, sums)` gets what a tile of them, or a pair, adds up to. A tile of rows reads the
-// weights as they come from memory; where there are more, the next panel is asked for while this one is multiplied.
-template <class F, class Write>
+// A panel for all rows: `write(row, count, sums)` gets what some of them add up to. A tile of rows, and rows that go chunk by
+// chunk, read the weights as they come from memory; else the next panel is asked for while this one is multiplied.
+template <class F, bool PAIRS, class Write>
 void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const Tiling& t, int panel, Place<F>& place,
                     Write write) {
     typedef typename F::Input Input;
@@ -70,42 +87,52 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
     const int steps = w.inputs / INPUTS, group = GROUPED ? w.group / INPUTS : steps;
     const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * STEP;
     const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // from a tile to that beside it
-    const bool pairs = t.tiles > 1;
-    const int64_t each = t.height * (1 + pairs), times = (t.rows + each - 1) / each;
+    const int64_t each = t.height * (1 + PAIRS), times = (t.rows + each - 1) / each, most = t.chunked ? t.rows : each;
     const uint8_t* packed = w.data + panel * bytes;
-    Ahead ahead{packed + (pairs ? bytes : CHUNK * STEP), bytes / 64, times * steps * (1 + pairs)};
-    for (int64_t row = 0; row < t.rows; row += each) {
-        const int64_t count = std::min(each, t.rows - row);
-        for (int begin = 0; begin < steps; begin += group) {
+    const uint8_t* ahead = packed + (PAIRS && !t.chunked ? bytes : CHUNK * STEP);
+    const int64_t passes = times * steps / t.steps * (1 + PAIRS), lines = (bytes / 64 + passes - 1) / passes;
+    for (int64_t first = 0; first < t.rows; first += most) {
+        const int64_t together = std::min(most, t.rows - first);
+        for (int begin = 0, end; begin < steps; begin = end) {
+            end = begin / group * group + group;
+            if (PAIRS && t.chunked) end = std::min(end, begin + TILED_CHUNK);
             const uint8_t* data = packed + begin / EACH * STEP;
             if constexpr (EACH > 1) {
                 uint8_t* plain = (uint8_t*)place.plain.get() + (times > 1 ? begin * STEP : 0);
-                if (!row) spread(data, group / EACH, plain);
+                if (!first) spread(data, group / EACH, plain);
                 data = plain;
             }
-            auto* sums = place.sums;
-            for (int half = 0; half < 1 + pairs; ++half, data += STEP / 2, sums += COLUMNS / 2) {
-                const Input* tile = x.tile(row * w.inputs, begin * INPUTS);
-                zero_tiles();
-                for (int s = 0; s < group; s += t.steps, tile += next) {
-                    ahead.step(t.steps);
-                    if (pairs) multiply_pairs(tile, tile + t.height * w.inputs, stride, data + s * STEP);
-                    else multiply_tiles(tile, stride, data + s * STEP);
+            for (int64_t row = 0; row < together; row += each) {
+                auto* sums = place.sums + row * COLUMNS;
+                for (int half = 0; half < 1 + PAIRS; ++half) {
+                    auto *own = sums + half * COLUMNS / 2, *others = own + t.height * COLUMNS;
+                    const Input* tile = x.tile((first + row) * w.inputs, begin * INPUTS);
+                    const uint8_t* weights = data + half * STEP / 2;
+                    if (PAIRS && begin % group) load_pairs(own, others, STEP);
+                    else zero_tiles();
+                    const int count = (end - begin) / t.steps;
+                    sum_tiles<PAIRS>(tile, tile + t.height * w.inputs, next, stride, weights, t.steps * STEP, count, ahead,
+                                     lines);
+                    ahead += count * lines * 64;
+                    if (PAIRS) store_pairs(own, others, STEP);
+                    else store_tiles(own, STEP);
                 }
-                if (pairs) store_pairs(sums, sums + t.height * COLUMNS, STEP);
-                else store_tiles(sums, STEP);
-            }
-            if constexpr (GROUPED) {
-                const auto* at = reinterpret_cast<const ints(*)[COLUMNS]>(place.sums);
-                int64_t r = 0;
-                for (; r + 4 <= count; r += 4)
-                    scale_group<4, COLUMNS>(w, x, panel, row + r, begin / group, 0, at + r, place.totals + r * COLUMNS);
-                for (; r < count; ++r)
-                    scale_group<1, COLUMNS>(w, x, panel, row + r, begin / group, 0, at + r, place.totals + r * COLUMNS);
+                if constexpr (GROUPED)
+                    if (end % group == 0) {
+                        const auto* at = reinterpret_cast<const ints(*)[COLUMNS]>(sums);
+                        floats* totals = place.totals + row * COLUMNS;
+                        const int64_t count = std::min(each, together - row), from = first + row;
+                        const int g = begin / group;
+                        int64_t r = 0;
+                        for (; r + 4 <= count; r += 4)
+                            scale_group<4, COLUMNS>(w, x, panel, from + r, g, 0, at + r, totals + r * COLUMNS);
+                        for (; r < count; ++r)
+                            scale_group<1, COLUMNS>(w, x, panel, from + r, g, 0, at + r, totals + r * COLUMNS);
+                    }
             }
         }
-        if constexpr (GROUPED) write(row, count, place.totals);
-        else write(row, count, place.sums);
+        if constexpr (GROUPED) write(first, together, place.totals);
+        else write(first, together, place.sums);
     }
 }
 

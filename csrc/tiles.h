@@ -63,56 +63,92 @@ inline void store_pairs(void* sums, void* others, int64_t stride) {
     _tile_stored(3, (char*)others + 64, stride);
 }
 
-// Adds products of rows, `stride` bytes apart, and weights, whose steps are 256 bytes apart or `step`.
-inline void multiply_tiles(const int8_t* x, int64_t stride, const uint8_t* w) {
+// What `store_pairs` stored.
+inline void load_pairs(const void* sums, const void* others, int64_t stride) {
     written();
-    _tile_loadd(4, x, stride);
-    _tile_loadd(6, w, 256);
-    _tile_dpbsud(0, 4, 6);
-    _tile_loadd(7, w + 64, 256);
-    _tile_dpbsud(1, 4, 7);
-    _tile_loadd(6, w + 128, 256);
-    _tile_dpbsud(2, 4, 6);
-    _tile_loadd(7, w + 192, 256);
-    _tile_dpbsud(3, 4, 7);
+    _tile_loadd(0, sums, stride);
+    _tile_loadd(1, (const char*)sums + 64, stride);
+    _tile_loadd(2, others, stride);
+    _tile_loadd(3, (const char*)others + 64, stride);
 }
 
-inline void multiply_tiles(const bf16* x, int64_t stride, const uint8_t* w, int64_t step = 256) {
+struct Nothing {
+    void operator()() const {}
+};
+
+// Adds products of rows, `stride` bytes apart, and weights, whose steps are `step` bytes apart. `meanwhile` is called after
+// each.
+template <class Meanwhile = Nothing>
+inline void multiply_tiles(const int8_t* x, int64_t stride, const uint8_t* w, int64_t step, Meanwhile meanwhile = {}) {
+    written();
+    _tile_loadd(4, x, stride);
+    _tile_loadd(6, w, step);
+    _tile_dpbsud(0, 4, 6);
+    meanwhile();
+    _tile_loadd(7, w + 64, step);
+    _tile_dpbsud(1, 4, 7);
+    meanwhile();
+    _tile_loadd(6, w + 128, step);
+    _tile_dpbsud(2, 4, 6);
+    meanwhile();
+    _tile_loadd(7, w + 192, step);
+    _tile_dpbsud(3, 4, 7);
+    meanwhile();
+}
+
+template <class Meanwhile = Nothing>
+inline void multiply_tiles(const bf16* x, int64_t stride, const uint8_t* w, int64_t step, Meanwhile meanwhile = {}) {
     written();
     _tile_loadd(4, x, stride);
     _tile_loadd(6, w, step);
     _tile_dpbf16ps(0, 4, 6);
+    meanwhile();
     _tile_loadd(7, w + 64, step);
     _tile_dpbf16ps(1, 4, 7);
+    meanwhile();
     _tile_loadd(6, w + 128, step);
     _tile_dpbf16ps(2, 4, 6);
+    meanwhile();
     _tile_loadd(7, w + 192, step);
     _tile_dpbf16ps(3, 4, 7);
+    meanwhile();
 }
 
 // The same of rows and of others, for half as many outputs: weights that are loaded serve both.
-inline void multiply_pairs(const int8_t* x, const int8_t* others, int64_t stride, const uint8_t* w) {
+template <class Meanwhile>
+inline void multiply_pairs(const int8_t* x, const int8_t* others, int64_t stride, const uint8_t* w, int64_t step,
+                           Meanwhile meanwhile) {
     written();
     _tile_loadd(4, x, stride);
-    _tile_loadd(6, w, 256);
+    _tile_loadd(6, w, step);
     _tile_dpbsud(0, 4, 6);
-    _tile_loadd(7, w + 64, 256);
+    meanwhile();
+    _tile_loadd(7, w + 64, step);
     _tile_dpbsud(1, 4, 7);
+    meanwhile();
     _tile_loadd(5, others, stride);
     _tile_dpbsud(2, 5, 6);
+    meanwhile();
     _tile_dpbsud(3, 5, 7);
+    meanwhile();
 }
 
-inline void multiply_pairs(const bf16* x, const bf16* others, int64_t stride, const uint8_t* w) {
+template <class Meanwhile>
+inline void multiply_pairs(const bf16* x, const bf16* others, int64_t stride, const uint8_t* w, int64_t step,
+                           Meanwhile meanwhile) {
     written();
     _tile_loadd(4, x, stride);
-    _tile_loadd(6, w, 256);
+    _tile_loadd(6, w, step);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 64, 256);
+    meanwhile();
+    _tile_loadd(7, w + 64, step);
     _tile_dpbf16ps(1, 4, 7);
+    meanwhile();
     _tile_loadd(5, others, stride);
     _tile_dpbf16ps(2, 5, 6);
+    meanwhile();
     _tile_dpbf16ps(3, 5, 7);
+    meanwhile();
 }
 
 }  // namespace
