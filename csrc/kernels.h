@@ -40,6 +40,12 @@ void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* wei
 // keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
 
+// x [rows, width] -> the `count` largest of each row, the largest first, and their places, both [rows, count]; where there
+// are fewer above minus infinity, that and 0. With factors [rows] above 0, in place of each number its share of its row in
+// log: factor * number - log(sum of e^(factor * number)).
+void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count, float* values,
+                      int64_t* places);
+
 // A linear layer, as `soothsay_linear` takes it.
 struct soothsay_weights {
     const void* data;

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")
 OPTIONS = {"rest": "store=STORE"}
 VARIANTS = [
     "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong guesses, wide trees
-    "draft-model(model=sibyl)",  # a model drafts for itself: every guess should be right
+    "draft-model(model=sibyl)",  # a model drafts for itself: its best guesses are right
     "draft-model(model=sibyl, dtype=bfloat16, depth=6, width=1, branch=1)",  # nearly always
     "draft-model(model=sibyl, dtype=float32, depth=3, width=3, branch=3)",  # a grown tree
     "eagle3(model=UNTRAINED)",  # hardly ever right

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from soothsay import DraftTree, SamplingParams
 from soothsay.drafters import NoDrafter
-from soothsay.drafters.guesses import confidence, guess, largest
+from soothsay.drafters.guesses import guess, largest, likeliest, stock_largest
 from soothsay.engine.request import Request
 from soothsay.engine.sampling import Nodes, perturb
 
@@ -26,6 +27,11 @@ def nodes(params: SamplingParams, count: int, seed: int) -> Nodes:
     return Nodes(request, tree, range(count))
 
 
+def by_token(values: Tensor, tokens: Tensor) -> Tensor:
+    """`[M, 50]`: what stands at 0 for minus infinity is no token's."""
+    return torch.full((len(values), 50), -math.inf).scatter_reduce(1, tokens, values, "amax")
+
+
 @pytest.mark.parametrize("kinds", [[GREEDY], [SAMPLED], [GREEDY, SAMPLED, PENALIZED], [PENALIZED, GREEDY]])
 def test_greedy_guesses_are_surer_than_the_drafter_says(kinds: Sequence[SamplingParams]) -> None:
     """Those that are drawn are as sure; nobody's depend on who is guessed for beside."""
@@ -33,16 +39,17 @@ def test_greedy_guesses_are_surer_than_the_drafter_says(kinds: Sequence[Sampling
     logits = torch.randn(2 * len(kinds), 50) * 2
     given = logits.clone()
     asked = [nodes(params, 2, seed) for seed, params in enumerate(kinds)]
-    together = confidence(logits, asked).split(2)
+    values, tokens, scores = likeliest(logits, asked, 50)
+    together = by_token(values, tokens).split(2)
     assert torch.equal(logits, given)
+    assert torch.equal(scores, perturb(logits, asked))
     for own, rows, one in zip(together, logits.split(2), asked, strict=True):
         scores = perturb(rows, [one])
         power = 2 if one.request.params.temperature == 0 else 1
         expected = scores.softmax(-1) ** power
         torch.testing.assert_close(own.exp(), expected / expected.sum(-1, keepdim=True))
-        assert torch.equal(own, confidence(rows, [one]))
+        assert torch.equal(own, by_token(*likeliest(rows, [one], 50)[:2]))
         assert torch.equal(own.argmax(-1), scores.argmax(-1))
-        assert torch.equal(own.isneginf(), scores.isneginf())
 
 
 def test_guesses_below_a_bound_are_left_out() -> None:
@@ -54,12 +61,18 @@ def test_guesses_below_a_bound_are_left_out() -> None:
     assert tree.scores == [0.0, -1.0, -1.5, -0.5, -2.5]
 
 
-@pytest.mark.parametrize("vocab", [5, 97, 1024, 8192, 8200, 5001])
-@pytest.mark.parametrize("count", [1, 8, 20])
-def test_the_largest_are_those_of_topk(vocab: int, count: int) -> None:
-    logits = torch.stack([torch.randperm(vocab) for _ in range(7)]).float()
-    logits[1, -1] = logits[2, 0] = logits[3, -3] = vocab + 1.0  # at the edges
-    values, tokens = largest(logits, min(count, vocab))
-    expected = logits.topk(min(count, vocab), dim=-1)
+@pytest.mark.parametrize("find", [largest, stock_largest])
+@pytest.mark.parametrize("vocab", [5, 97, 8192])
+def test_the_largest(find: Callable[..., tuple[Tensor, Tensor]], vocab: int) -> None:
+    x = torch.stack([torch.randperm(vocab) for _ in range(7)]).float() / vocab
+    x[1, -1] = x[2, 0] = x[3, -3] = 2.0  # at the edges
+    factors = torch.linspace(0.5, 20, 7)
+    values, places = find(x, 20)
+    expected = x.topk(min(20, vocab), dim=-1)
     assert torch.equal(values, expected.values)
-    assert torch.equal(tokens, expected.indices)
+    assert torch.equal(places, expected.indices)
+    values, places = find(x, 3, factors)
+    assert torch.equal(places, expected.indices[:, :3])
+    torch.testing.assert_close(
+        values, (x * factors[:, None]).log_softmax(-1).gather(1, places), rtol=0, atol=1e-5
+    )

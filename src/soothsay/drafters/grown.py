@@ -19,7 +19,7 @@ from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.drafters.context import Context, FeatureContext, Pass, State, pack
-from soothsay.drafters.guesses import confidence, draw, guess, largest
+from soothsay.drafters.guesses import draw, guess, likeliest
 from soothsay.drafters.head import RecurrentHead, Served
 from soothsay.drafters.template import draw_template
 from soothsay.engine.batch import Batch, Rows
@@ -213,9 +213,8 @@ class GrownDrafter(Drafter, Generic[AnyContext]):
 
     def _grow(self, growing: Sequence[_Growth], logits: Tensor, level: int) -> list[_Growth]:
         """Add a level to every tree; return those that go on, their frontier set to the nodes to run next."""
-        log_q = confidence(logits, [Nodes(g.request, g.state.expanded, g.frontier) for g in growing])
-        branch = min(self.shape.branch, log_q.shape[1])
-        values, tokens = largest(log_q, branch)  # [M, branch]
+        asked = [Nodes(g.request, g.state.expanded, g.frontier) for g in growing]
+        values, tokens, log_q = likeliest(logits, asked, self.shape.branch)
         best, going, row = list(zip(values.tolist(), tokens.tolist(), strict=True)), [], 0
         for growth in growing:
             tree, expanded, request = growth.tree, growth.state.expanded, growth.request

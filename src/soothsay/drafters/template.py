@@ -154,18 +154,18 @@ def rank_guesses(
 
 
 def _scores(requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) -> Tensor:
-    """`[M, V]` log-probabilities under each request's sampling parameters and noise."""
+    """`[M, V]` log-probabilities, up to a constant, under each request's sampling parameters and noise."""
     likeliest, asked, begin = logits.argmax(-1).tolist(), [], 0
     for request, depth in zip(requests, depths, strict=True):
         chain = DraftTree(int(request.tokens[-1]))  # what stands above a guess matters to penalties alone
         chain.extend(likeliest[begin : begin + depth - 1])
         asked.append(Nodes(request, chain, range(depth)))
         begin += depth
-    return perturb(logits, asked).log_softmax(-1)
+    return perturb(logits, asked)
 
 
 def _rank(scores: Tensor, depths: Sequence[int], ranks: int) -> list[Ranked]:
-    values, tokens = largest(scores, min(ranks, scores.shape[1]))
+    values, tokens = largest(scores, ranks, scores.new_ones(len(scores)))
     guesses = [
         [(token, value) for token, value in zip(*row, strict=True) if value > -math.inf]
         for row in zip(tokens.tolist(), values.tolist(), strict=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.drafters.context import pack
-from soothsay.drafters.guesses import confidence
+from soothsay.drafters.guesses import likeliest
 from soothsay.engine.batch import Rows
 from soothsay.engine.cache import BlockAllocator
 from soothsay.engine.request import Request
@@ -317,11 +317,11 @@ class UniversalDraftModel(Drafter):
         """Add a token of the draft model's to every guess; return those that go on."""
         draft = self.translation.draft
         asked = [Nodes(growth.request, growth.tree, [len(growth.tree) - 1]) for growth in growing]
-        values, tokens = confidence(self.project(logits), asked).max(-1)
+        values, tokens, _ = likeliest(self.project(logits), asked, 1)
         # of all its tokens that stand for the one that is guessed, the likeliest
-        own = logits.masked_fill(self._stands_for != tokens[:, None], -math.inf).argmax(-1)
+        own = logits.masked_fill(self._stands_for != tokens, -math.inf).argmax(-1)
         going = []
-        guesses = zip(growing, values.tolist(), tokens.tolist(), own.tolist(), strict=True)
+        guesses = zip(growing, values[:, 0].tolist(), tokens[:, 0].tolist(), own.tolist(), strict=True)
         for growth, log_prob, token, number in guesses:
             if log_prob == -math.inf:
                 continue

@@ -16,14 +16,15 @@ class Rope(nn.Module):
     def __init__(self, config: RopeConfig, head_dim: int):
         super().__init__()
         self.scale = attention_scale(config)
-        self.register_buffer("inverse", inverse_frequencies(config, head_dim), persistent=False)
-        self.inverse: Tensor
+        inverse = inverse_frequencies(config, head_dim)
+        self.register_buffer("signed", torch.cat([-inverse, inverse]), persistent=False)
+        self.signed: Tensor  # [d] radians a token, the first half negated
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`[N]` positions -> cos and sin, `[N, 1, d]` each; the sines' first half is negated for `rotate`."""
-        angles = positions.float()[:, None, None] * self.inverse
-        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        angles = positions.float()[:, None, None] * self.signed
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if self.scale == 1.0 else (cos * self.scale, sin * self.scale)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ SIGNATURES = {
     ],
     "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
     "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
+    "soothsay_largest": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, ...
     "soothsay_linear": [
         *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
         *(c_void_p, c_int, c_void_p, c_int),  # weights, bits, scales, scales_are_half
@@ -212,6 +213,21 @@ class NativeKernels:
             keys.data_ptr(), tokens.data_ptr(), len(tokens) == 1, rows, width, out.data_ptr()
         )
         return out
+
+    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `soothsay.drafters.guesses.largest`. Of equal ones the first; minus infinity is at 0."""
+        x = x.contiguous()
+        rows, width = x.shape
+        count = min(count, width)
+        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        self._library.soothsay_largest(
+            x.data_ptr(),
+            None if factors is None else factors.data_ptr(),
+            *(rows, width, count),
+            values.data_ptr(),
+            places.data_ptr(),
+        )
+        return values, places
 
     def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
