@@ -50,6 +50,9 @@ NOBODY = "none"
 HORIZON = 64
 """Steps within which what a drafter has to catch up with must have paid."""
 
+SURPLUS = 0.25
+"""Tokens that a look at a request that is asleep is taken to bring before any was: enough to look always."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -106,7 +109,7 @@ class Auto(Composite):
         self._backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
         self._looking = Cost()  # of reading signals
-        self._found = 0.25  # tokens that looking at a request that is asleep is worth
+        self._found = SURPLUS  # tokens that a look at a request that is asleep brought of late
         # by drafter, signal, and whether requests sample: above temperature 0 guesses are another matter
         self._records: dict[tuple[int, int, bool], Record] = {}
         self._rows = 0  # that this step verifies
