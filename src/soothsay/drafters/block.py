@@ -139,7 +139,8 @@ class BlockDrafter(GrownDrafter[FeatureContext]):
         model: a directory with the drafter, or a `BlockHead`; "" is `drafters/block` beside the target.
         nodes: of the largest tree, the root not counted; `EngineConfig.max_tree` may allow fewer.
         branch: likeliest tokens at each depth, or below each node, that may stand in the tree.
-        width: nodes of each level that are explored further, where the tree grows level by level.
+        width: nodes of each level that are explored further, where the tree grows level by level; None: an
+            eighth of the largest tree, and no fewer than 4.
         dtype: of the drafter's linear layers; "auto" is the target's.
     """
 
@@ -151,9 +152,10 @@ class BlockDrafter(GrownDrafter[FeatureContext]):
         model: str | Path | BlockHead = "",
         nodes: int = 63,
         branch: int = 8,
-        width: int = 4,
+        width: int | None = None,
         dtype: DType = "auto",
     ):
+        width = max(target.config.max_tree // 8, 4) if width is None else width
         check_at_least_one("block", nodes=nodes, branch=branch, width=width)
         self.served = load_head(BlockHead, model, target, dtype)
         self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
