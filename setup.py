@@ -15,6 +15,7 @@ FLAGS = [
     "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-ffp-contract=off",  # the source says where a product and a sum are rounded once: bits depend on it
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
 ]

@@ -47,7 +47,7 @@ struct Floats {
             for (int j = 0; j < d; ++j)
                 for (int t = 0; t < WIDE; ++t) {
                     const floats k = load(&keys[(size_t(first + t) * d + j) * LANES]);
-                    for (int n = 0; n < N; ++n) s[n][t] += k * x[n * d + j];
+                    for (int n = 0; n < N; ++n) s[n][t] = fused(k, splat(x[n * d + j]), s[n][t]);
                 }
             for (int n = 0; n < N; ++n)
                 for (int t = 0; t < WIDE; ++t) out[n][first + t] = s[n][t];
@@ -70,7 +70,7 @@ struct Floats {
         for (int i = 0; i < BLOCK; ++i)
             for (int h = 0; h < H; ++h) {
                 const floats v = load(&values[size_t(i) * d + j + h * LANES]);
-                for (int n = 0; n < N; ++n) a[n][h] += v * p[n][i / LANES][i % LANES];
+                for (int n = 0; n < N; ++n) a[n][h] = fused(v, splat(p[n][i / LANES][i % LANES]), a[n][h]);
             }
         for (int n = 0; n < N; ++n)
             for (int h = 0; h < H; ++h) store(acc + n * d + j + h * LANES, a[n][h]);

@@ -14,7 +14,7 @@ float inverse_rms(const T* x, int n, float eps) {
     floats squares = {};
     for (int j = 0; j < n; j += LANES) {
         floats v = load(x + j);
-        squares += v * v;
+        squares = fused(v, v, squares);
     }
     return 1.0f / std::sqrt(sum(squares) / n + eps);
 }
@@ -46,7 +46,7 @@ void add_norm(const float* x, const In* delta, const float* post, const float* w
 void rotate(const float* x, const float* cos, const float* sin, int d, float* out) {
     for (int j = 0; j < d; j += LANES) {
         int other = j < d / 2 ? j + d / 2 : j - d / 2;
-        store(out + j, load(x + j) * load(cos + j) + load(x + other) * load(sin + j));
+        store(out + j, fused(load(x + j), load(cos + j), load(x + other) * load(sin + j)));
     }
 }
 

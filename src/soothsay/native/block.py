@@ -12,7 +12,7 @@ from torch import Tensor
 from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.transformer import Block, FeedForward
-from soothsay.native.linear import NativeLinear
+from soothsay.native.linear import NativeLinear, address
 
 if TYPE_CHECKING:
     from soothsay.native.kernels import NativeKernels
@@ -99,7 +99,7 @@ class NativeBlocks:
             _array([self._addresses[layer] for layer in layers]),
             len(layers),
             _array(streams),
-            None if inputs is None else inputs.data_ptr(),
+            address(inputs),
             inputs is not None and inputs.dtype == torch.bfloat16,
             _array([part.data_ptr() for rope in ropes for part in rope]),
             rows,
@@ -134,7 +134,7 @@ def _parts(block: Block) -> _Parts:
     attention, c = block.attention, block.attention.config
     return _Parts(
         *(_weights(layer) for layer in _layers(block)),
-        *(_address(norm) for norm in _norms(block)),
+        *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.num_heads, c.num_kv_heads, c.head_dim),
         *(ACTIVATIONS[c.activation], block.local),
@@ -144,7 +144,3 @@ def _parts(block: Block) -> _Parts:
 def _weights(layer: NativeLinear) -> _Weights:
     data, bits, scales, scales_are_half, zeros, bias, *sizes = layer.weights
     return _Weights(data, scales, zeros, bias, bits, scales_are_half, *sizes)
-
-
-def _address(norm: Norm | None) -> int | None:
-    return None if norm is None else norm.weight.data_ptr()

@@ -19,7 +19,7 @@ from soothsay.model.kernels import Norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Quantized
 from soothsay.native.block import ACTIVATIONS, NativeBlocks
-from soothsay.native.linear import NativeLinear
+from soothsay.native.linear import NativeLinear, address
 
 if TYPE_CHECKING:
     from soothsay.model.transformer import Block
@@ -132,15 +132,15 @@ class NativeKernels:
         some = norm or post
         self._library.soothsay_add_norm(
             x.data_ptr(),
-            None if delta is None else delta.data_ptr(),
+            address(delta),
             delta is not None and delta.dtype == torch.bfloat16,
             None if post is None else post.weight.data_ptr(),
             None if norm is None else norm.weight.data_ptr(),
             0.0 if some is None else some.eps,
             len(x),
             x.shape[1],
-            None if total is None else total.data_ptr(),
-            None if out is None else out.data_ptr(),
+            address(total),
+            address(out),
             out is not None and out.dtype == torch.bfloat16,
         )
 
@@ -222,7 +222,7 @@ class NativeKernels:
         values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
         self._library.soothsay_largest(
             x.data_ptr(),
-            None if factors is None else factors.data_ptr(),
+            address(factors),
             *(rows, width, count),
             values.data_ptr(),
             places.data_ptr(),

@@ -53,8 +53,8 @@ class NativeLinear(nn.Module):
         self.weights = (  # as the library takes them; they stay where they are
             self.weight.data_ptr(),
             self.bits,
-            *(_address(self.scales), self.scales is not None and self.scales.dtype == torch.float16),
-            *(_address(self.zeros), _address(self.bias)),
+            *(address(self.scales), self.scales is not None and self.scales.dtype == torch.float16),
+            *(address(self.zeros), address(self.bias)),
             *(self.in_features, self.out_features, self.group_size),
         )
 
@@ -79,7 +79,8 @@ def _narrow(scales: Tensor) -> Tensor:
     return half if torch.equal(half.float(), scales) and half.isfinite().all() else scales
 
 
-def _address(part: Tensor | None) -> int | None:
+def address(part: Tensor | None) -> int | None:
+    """Where its numbers begin; null for none."""
     return None if part is None else part.data_ptr()
 
 
