@@ -77,7 +77,7 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     if (!rows) return;
     typedef typename F::Input Input;
     constexpr bool INTEGER = F::INPUTS > 2;
-    const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups : 0;
+    const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;
     int64_t computed = rows;
     int height = 1, width = w.inputs, shift = 31;  // width, if not all inputs, is 2^shift
 #if defined(SOOTHSAY_TILES)

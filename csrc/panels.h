@@ -35,8 +35,8 @@ struct Weights {
     const float* bias;     // [outputs] or null
     int inputs, outputs, group, zero;
     bool half;
-    int groups = inputs / group;
 
+    int groups() const { return inputs / group; }
     floats scale(int64_t at) const { return half ? load((const fp16*)scales + at) : load((const float*)scales + at); }
 };
 
@@ -72,14 +72,14 @@ struct Chunk {
 template <int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
                                                        int g, int column, const ints (*sums)[C], floats* totals) {
-    const int64_t at = (int64_t(panel) * w.groups + g) * PANEL + column * LANES;
+    const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
     for (int c = 0; c < C; ++c) {
         const floats scale = w.scale(at + c * LANES);
         ints zero = {};
         if (w.zeros)
-            for (int i = 0; i < LANES; ++i) zero[i] = w.zeros[at + i + c * LANES];
+            for (int i = 0; i < LANES; ++i) zero[i] = w.zeros[at + c * LANES + i];
         for (int r = 0; r < R; ++r) {
-            const int64_t group = (row + r) * w.groups + g;
+            const int64_t group = (row + r) * w.groups() + g;
             const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
             const floats exact = __builtin_convertvector(sums[r][c] - offset, floats);
             floats& total = totals[r * COLUMNS + c];
