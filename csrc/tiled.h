@@ -13,8 +13,8 @@ namespace {
 // not the vectors', so that a single row has to have them too.
 template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 2 ? 1 : F::INPUTS == 4 ? 4 : 7;
 
-// Rows that go together through a chunk of a panel before the next, where a panel is too long for the caches to keep it
-// for them. More rows have too many sums to carry from chunk to chunk.
+// Rows that go together through a chunk of a panel before the next, where a panel is too long for the nearest caches. The
+// sums that more rows would carry from chunk to chunk do not stay there either.
 constexpr int TOGETHER = 4 * TILE_ROWS;
 constexpr int TILED_CHUNK = 64;          // steps
 constexpr int64_t LONG_PANEL = 1 << 18;  // bytes, for a pair of tiles; for two pairs any is long
@@ -32,7 +32,7 @@ struct Tiling {
         const int64_t tiles = rows <= TILE_ROWS ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
         const int steps = std::gcd(TILE_STEPS, group * bytes / 4);
         const bool is_long = tiles > 2 || int64_t(w.inputs) * bytes * PANEL > LONG_PANEL;
-        const bool chunked = tiles > 1 && rows <= TOGETHER && is_long && F::INPUTS * bytes == 4;
+        const bool chunked = tiles > 1 && is_long && F::INPUTS * bytes == 4;
         return {rows, tiles, int((rows + tiles - 1) / tiles), steps, chunked};
     }
 };
@@ -87,9 +87,10 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
     const int steps = w.inputs / INPUTS, group = GROUPED ? w.group / INPUTS : steps;
     const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * STEP;
     const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // from a tile to that beside it
-    const int64_t each = t.height * (1 + PAIRS), times = (t.rows + each - 1) / each, most = t.chunked ? t.rows : each;
+    const int64_t each = t.height * (1 + PAIRS), times = (t.rows + each - 1) / each;
+    const int64_t most = t.chunked ? TOGETHER / each * each : each;
     const uint8_t* packed = w.data + panel * bytes;
-    const uint8_t* ahead = packed + (PAIRS && !t.chunked ? bytes : CHUNK * STEP);
+    const uint8_t* ahead = packed + (PAIRS && (!t.chunked || t.rows > most) ? bytes : CHUNK * STEP);
     const int64_t passes = times * steps / t.steps * (1 + PAIRS), lines = (bytes / 64 + passes - 1) / passes;
     for (int64_t first = 0; first < t.rows; first += most) {
         const int64_t together = std::min(most, t.rows - first);
