@@ -48,15 +48,15 @@ inline void spread(const uint8_t* packed, int steps, uint8_t* out) {
 }
 
 // Adds up products of a tile of rows and 64 outputs' weights, or of two and 32 outputs', `count` tiles one after the other.
-// `lines` of memory are asked for with each of them. A function of its own, so that all of it stays in registers: what is
-// stored within the loop delays tiles, which are loaded from everywhere in a page.
-template <bool PAIRS, class Input>
+// `lines` of memory are asked for with each of them, into the nearest cache or the second. A function of its own, so that
+// all of it stays in registers: what is stored within the loop delays tiles, which are loaded from everywhere in a page.
+template <bool PAIRS, bool NEAREST, class Input>
 __attribute__((noinline)) void sum_tiles(const Input* tile, const Input* others, int64_t next, int64_t stride,
                                          const uint8_t* weights, int64_t step, int count, const uint8_t* ahead,
                                          int64_t lines) {
     for (; count; --count, tile += next, others += next, weights += step) {
         auto ask = [&](int64_t count) {
-            for (const uint8_t* end = ahead + count * 64; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            for (const uint8_t* end = ahead + count * 64; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, NEAREST ? 3 : 2);
         };
         auto quarter = [&] { ask(lines / 4); };
         ask(lines % 4);
@@ -84,6 +84,7 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
     typedef typename F::Input Input;
     constexpr bool GROUPED = F::INPUTS > 2;
     constexpr int INPUTS = 4 / sizeof(Input), EACH = Place<F>::EACH;  // of a step
+    constexpr bool NEAREST = !PAIRS && EACH == 1;  // it has room for weights that are read as they lie, and once
     const int steps = w.inputs / INPUTS, group = GROUPED ? w.group / INPUTS : steps;
     const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * STEP;
     const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // from a tile to that beside it
@@ -112,8 +113,8 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
                     if (PAIRS && begin % group) load_pairs(own, others, STEP);
                     else zero_tiles();
                     const int count = (end - begin) / t.steps;
-                    sum_tiles<PAIRS>(tile, tile + t.height * w.inputs, next, stride, weights, t.steps * STEP, count, ahead,
-                                     lines);
+                    sum_tiles<PAIRS, NEAREST>(tile, tile + t.height * w.inputs, next, stride, weights, t.steps * STEP, count,
+                                              ahead, lines);
                     ahead += count * lines * 64;
                     if (PAIRS) store_pairs(own, others, STEP);
                     else store_tiles(own, STEP);
