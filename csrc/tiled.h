@@ -11,7 +11,7 @@ namespace {
 
 // Rows from which on tiles multiply, where vectors are slower. Integers' sums are exact either way; those of bfloat16 are
 // not the vectors', so that a single row has to have them too.
-template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 2 ? 1 : F::INPUTS == 4 ? 4 : 7;
+template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 8 ? 3 : 1;
 
 // Rows that go together through a chunk of a panel before the next, where a panel is too long for the nearest caches. The
 // sums that more rows would carry from chunk to chunk do not stay there either.
@@ -37,14 +37,16 @@ struct Tiling {
     }
 };
 
-// Integers of 4 bits in bytes, 8 inputs of an output in two steps.
-inline void spread(const uint8_t* packed, int steps, uint8_t* out) {
-    for (; steps > 0; --steps, packed += STEP, out += 2 * STEP)
+// Integers of 4 bits in bytes, 8 inputs of an output in two steps. A line of memory is asked for with each of them.
+inline void spread(const uint8_t* packed, int steps, uint8_t* out, const uint8_t* ahead) {
+    for (; steps > 0; --steps, packed += STEP, out += 2 * STEP, ahead += 64) {
+        __builtin_prefetch(ahead, 0, 2);
         for (int i = 0; i < STEP; i += 4 * LANES) {
             const ints v = bytes(packed + i), low = v & 0x0f0f0f0f, high = v >> 4 & 0x0f0f0f0f;
             std::memcpy(out + i, &low, sizeof low);
             std::memcpy(out + STEP + i, &high, sizeof high);
         }
+    }
 }
 
 // Adds up products of a tile of rows and 64 outputs' weights, or of two and 32 outputs', `count` tiles one after the other.
@@ -76,8 +78,8 @@ struct Place {
     explicit Place(const Weights& w) : plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
 };
 
-// A panel for all rows: `write(row, count, sums)` gets what some of them add up to. A tile of rows, and rows that go chunk by
-// chunk, read the weights as they come from memory; else the next panel is asked for while this one is multiplied.
+// A panel for all rows: `write(row, count, sums)` gets what some of them add up to. A tile of rows, and rows that pass it once
+// and together, read the weights as they come from memory; else the next panel is asked for while this one is multiplied.
 template <class F, bool PAIRS, class Write>
 void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const Tiling& t, int panel, Place<F>& place,
                     Write write) {
@@ -92,7 +94,8 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
     const int64_t most = t.chunked ? TOGETHER / each * each : each;
     const uint8_t* packed = w.data + panel * bytes;
     const uint8_t* ahead = packed + (PAIRS && (!t.chunked || t.rows > most) ? bytes : CHUNK * STEP);
-    const int64_t passes = times * steps / t.steps * (1 + PAIRS), lines = (bytes / 64 + passes - 1) / passes;
+    const int64_t passes = times * steps / t.steps * (1 + PAIRS), left = bytes / 64 - (EACH > 1 ? steps / EACH : 0);
+    const int64_t lines = (left + passes - 1) / passes;
     for (int64_t first = 0; first < t.rows; first += most) {
         const int64_t together = std::min(most, t.rows - first);
         for (int begin = 0, end; begin < steps; begin = end) {
@@ -101,7 +104,7 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
             const uint8_t* data = packed + begin / EACH * STEP;
             if constexpr (EACH > 1) {
                 uint8_t* plain = (uint8_t*)place.plain.get() + (times > 1 ? begin * STEP : 0);
-                if (!first) spread(data, group / EACH, plain);
+                if (!first) spread(data, group / EACH, plain, ahead), ahead += group / EACH * 64;
                 data = plain;
             }
             for (int64_t row = 0; row < together; row += each) {
