@@ -19,7 +19,7 @@ from soothsay import RequestError, SamplingParams
 from soothsay.drafters import Target
 from soothsay.drafters.base import NoDrafter
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import NUCLEUS_WIDTH, Nodes, derive_seed, gumbel, perturb
+from soothsay.engine.sampling import NUCLEUS_WIDTH, Nodes, best_tokens, derive_seed, gumbel, perturb
 from soothsay.engine.tree import DraftTree
 
 Floats = npt.NDArray[np.float64]
@@ -417,3 +417,12 @@ def test_tokens_that_the_model_lacks_are_refused_by_name(given: dict[str, Any]) 
     asked.check_tokens(13) if -1 not in (asked.logit_bias or {}) else None
     with pytest.raises(RequestError, match=rf"^{next(iter(given))} names token (12|-1); .* tokens 0 to 11"):
         asked.check_tokens(12)
+
+
+@pytest.mark.parametrize("vocab", [5, 8192, 151_937])
+def test_the_best_token_of_each_row(vocab: int) -> None:
+    scores = torch.randn(3, vocab, generator=torch.Generator().manual_seed(vocab))
+    scores[1, : vocab - 1] = -math.inf
+    best = best_tokens(scores)
+    assert best == scores.argmax(-1).tolist()
+    assert best[1] == vocab - 1

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import Nodes, best_tokens, perturb
 from soothsay.engine.tree import DraftTree
 from soothsay.errors import DrafterError
 
@@ -135,7 +135,7 @@ class Lookahead(Drafter):
         if not nodes or seen.logits is None:
             return {}
         scores = perturb(seen.logits[list(nodes)], [Nodes(seen.request, tree, nodes)])
-        return dict(zip(nodes, scores.argmax(-1).tolist(), strict=True))
+        return dict(zip(nodes, best_tokens(scores), strict=True))
 
     def _read_new(self, request: Request) -> None:
         """Put the n-grams of committed tokens that are new into the pool."""

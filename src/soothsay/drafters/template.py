@@ -19,7 +19,7 @@ from torch import Tensor
 from soothsay.drafters.base import Observation
 from soothsay.drafters.guesses import draw, draw_rates, largest
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
+from soothsay.engine.sampling import Nodes, best_tokens, perturb
 from soothsay.engine.tree import DraftTree
 from soothsay.engine.verify import Guessing
 from soothsay.errors import DrafterError
@@ -155,7 +155,7 @@ def rank_guesses(
 
 def _scores(requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) -> Tensor:
     """`[M, V]` log-probabilities, up to a constant, under each request's sampling parameters and noise."""
-    likeliest, asked, begin = logits.argmax(-1).tolist(), [], 0
+    likeliest, asked, begin = best_tokens(logits), [], 0
     for request, depth in zip(requests, depths, strict=True):
         chain = DraftTree(int(request.tokens[-1]))  # what stands above a guess matters to penalties alone
         chain.extend(likeliest[begin : begin + depth - 1])

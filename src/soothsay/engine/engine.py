@@ -20,7 +20,7 @@ from soothsay.engine.answer import FinishReason, StepTrace, TokenLogprobs
 from soothsay.engine.batch import Batch, Rows
 from soothsay.engine.cache import BlockAllocator, Move
 from soothsay.engine.request import Request
-from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, perturb
+from soothsay.engine.sampling import VERIFYING, Keyed, Nodes, best_tokens, perturb
 from soothsay.engine.scheduler import Scheduler, Share
 from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
@@ -224,7 +224,7 @@ def _verify(
     while open_:
         rows = [spans[index][0] + node for index, _, nodes in open_ for node in nodes.indices]
         scores = perturb(_rows(logits, rows), [nodes for *_, nodes in open_])
-        draws = scores.argmax(-1).tolist()
+        draws = best_tokens(scores)
         still, begin = [], 0
         for index, walk, nodes in open_:
             end = begin + len(nodes.indices)

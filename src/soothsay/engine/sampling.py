@@ -99,6 +99,13 @@ def perturb(logits: Tensor, asked: Sequence[Nodes]) -> Tensor:
     return _replace(scores, adjusted, noiseless, None) if noiseless else scores
 
 
+def best_tokens(scores: Tensor) -> list[int]:
+    """The token of each row's largest score, `[M, V]` float32; natively, of equal ones the first."""
+    native = native_kernels() if scores.device.type == "cpu" else None
+    tokens: list[int] = (scores.argmax(-1) if native is None else native.largest(scores, 1)[1][:, 0]).tolist()
+    return tokens
+
+
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise of each token under each key.
 
