@@ -46,6 +46,29 @@ void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, in
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count, float* values,
                       int64_t* places);
 
+// A suffix automaton (soothsay/drafters/automaton.py), a text on its way into one, and a string in one.
+struct soothsay_automaton;
+struct soothsay_reading {
+    int end, counted;
+};
+struct soothsay_place {
+    int state, length;
+};
+
+soothsay_automaton* soothsay_automaton_new(int counted);
+void soothsay_automaton_free(soothsay_automaton* automaton);
+void soothsay_automaton_read(soothsay_automaton* automaton, soothsay_reading* text, const int64_t* tokens, int64_t count);
+void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_place* place, const int64_t* tokens,
+                               int64_t count);
+void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text, soothsay_place* place);
+
+// The likeliest paths (soothsay/drafters/backoff.py) behind `count` places, each in an automaton, with the match length at
+// which half of a lone occurrence is believed. Writes token, parent and log-probability of nodes 1 to n - 1; returns n, which
+// is at most `nodes`.
+int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
+                            int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
+                            double* log_probs);
+
 // A linear layer, as `soothsay_linear` takes it.
 struct soothsay_weights {
     const void* data;

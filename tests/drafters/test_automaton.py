@@ -7,19 +7,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from soothsay.drafters.automaton import ROOT, Match, Reading, SuffixAutomaton
+from soothsay.drafters.automaton import NOWHERE, ROOT, Reading, StockAutomaton, Tokens
 
 MANY = 1000
 
 
-def automaton(*texts: Sequence[int], counted: int = MANY) -> SuffixAutomaton:
-    made = SuffixAutomaton(counted)
+def ids(text: Sequence[int]) -> Tokens:
+    return np.array(text, dtype=np.int64)
+
+
+def automaton(*texts: Sequence[int], counted: int = MANY) -> StockAutomaton:
+    made = StockAutomaton(counted)
     for text in texts:
-        made.read(Reading(), text)
+        made.read(Reading(), ids(text))
     return made
 
 
-def reach(made: SuffixAutomaton, string: Sequence[int]) -> int | None:
+def reach(made: StockAutomaton, string: Sequence[int]) -> int | None:
     state = ROOT
     for token in string:
         if token not in made.next[state]:
@@ -97,12 +101,12 @@ def test_texts_may_be_read_in_turns_and_only_short_strings_be_counted(seed: int)
     rng = np.random.default_rng(seed)
     for texts in random_texts(seed):
         counted = int(rng.integers(1, 5))
-        made = SuffixAutomaton(counted)
+        made = StockAutomaton(counted)
         readings, done = [Reading() for _ in texts], [0] * len(texts)
         while left := [n for n, text in enumerate(texts) if done[n] < len(text)]:
             n = int(rng.choice(left))
             size = int(rng.integers(1, 4))
-            made.read(readings[n], texts[n][done[n] : done[n] + size])
+            made.read(readings[n], ids(texts[n][done[n] : done[n] + size]))
             done[n] += size
         assert made.size == sum(map(len, texts))
         for string in substrings(texts):
@@ -123,44 +127,45 @@ def test_the_longest_match_is_brute_forces_while_the_automaton_grows(seed: int) 
     rng = np.random.default_rng(seed)
     for texts in random_texts(seed):
         counted = int(rng.integers(2, 8))
-        made, read = SuffixAutomaton(counted), []
-        match, seen = Match(made), list[int]()
+        made, read = StockAutomaton(counted), []
+        (state, length), seen = NOWHERE, list[int]()
         for text in texts:
             new = rng.integers(0, 3, int(rng.integers(0, 6))).tolist()
             seen += new
-            match.read(new)
+            state, length = made.follow((state, length), ids(new))
             known = substrings(read)
             # what was missed when it was said cannot be caught up with: the match of then goes on
-            assert match.length <= counted - 1
-            if match.length:
-                string = tuple(seen[-match.length :])
+            assert length <= counted - 1
+            if length:
+                string = tuple(seen[-length:])
                 assert string in known
-                assert made.short(match.state, match.length) == reach(made, string)
-            made.read(Reading(), text)
+                assert made.short(state, length) == reach(made, string)
+            made.read(Reading(), ids(text))
             read.append(text)
-        fresh = Match(made)
-        fresh.read(seen)
+        state, length = made.follow(NOWHERE, ids(seen))
         known = substrings(read)
         fitting = [n for n in range(1, min(len(seen), counted - 1) + 1) if tuple(seen[-n:]) in known]
-        assert fresh.length == max(fitting, default=0)
-        assert fresh.length == 0 or fresh.state == reach(made, seen[-fresh.length :])
+        assert length == max(fitting, default=0)
+        assert length == 0 or state == reach(made, seen[-length:])
 
 
+@pytest.mark.parametrize("counted", [2, 4, MANY])
 @pytest.mark.parametrize("seed", range(10))
-def test_the_link_of_a_whole_text_is_its_longest_suffix_that_was_said_before(seed: int) -> None:
+def test_what_a_text_repeats_is_its_longest_suffix_that_was_said_before(seed: int, counted: int) -> None:
     for text, *_ in random_texts(seed):
-        made, reading = SuffixAutomaton(MANY), Reading()
+        made, reading = StockAutomaton(counted), Reading()
+        assert made.repeated(reading) == NOWHERE
         for at, token in enumerate(text, start=1):
-            made.read(reading, [token])
+            made.read(reading, ids([token]))
             said = substrings([text[: at - 1]])
-            twice = [n for n in range(1, at) if tuple(text[at - n : at]) in said]
-            assert made.length[made.link[reading.end]] == max(twice, default=0)
+            twice = [n for n in range(1, min(at, counted)) if tuple(text[at - n : at]) in said]
+            state, length = made.repeated(reading)
+            assert length == max(twice, default=0)
+            assert state == reach(made, text[at - length : at])
 
 
 def test_a_match_stays_where_it_is_when_its_state_is_split() -> None:
     made = automaton([7, 1, 2, 3])
-    match = Match(made)
-    match.read([2])  # in the state of 7 1 2, 1 2 and 2
-    made.read(Reading(), [5, 1, 2, 4])  # 1 2 and 2 move to another one
-    match.read([4])
-    assert (match.length, match.state) == (2, reach(made, [2, 4]))
+    match = made.follow(NOWHERE, ids([2]))  # in the state of 7 1 2, 1 2 and 2
+    made.read(Reading(), ids([5, 1, 2, 4]))  # 1 2 and 2 move to another one
+    assert made.follow(match, ids([4])) == (reach(made, [2, 4]), 2)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from soothsay.drafters.backlog import Backlog
 from soothsay.drafters.base import Drafter, Observation, Target
@@ -208,7 +209,8 @@ class Auto(Composite):
         """Ask drafters, the cheapest first, then keep what pays."""
         market = self._prices(awake)
         costs = [self._cost(index, len(awake)) for index in range(len(self.parts))]
-        order = sorted(range(len(self.parts)), key=lambda index: costs[index])
+        here = [i for i in range(len(costs)) if any(not state.outlooks[i].gone for _, state in awake)]
+        order = sorted(here, key=lambda index: costs[index])
         there = [NOTHING] * len(awake)  # what each request has already
         found: list[list[Found]] = [[] for _ in awake]
         for place, index in enumerate(order):
@@ -302,8 +304,8 @@ class Auto(Composite):
         outlook.learn(gains_of(best, len(outlook.gains)), max(tree.depths))
         state.asked.append((outlook, len(request.tokens), tree, sum(best)))
         trusted = [min(p * trust, 1.0) for p in best]
-        worth = Worth(market.best(gains_of(trusted, len(market.prices))), trusted[0] if trusted else 0.0)
-        return (tree, [1.0, *(min(p * trust, 1.0) for p in known[1:])]), worth
+        worth = Worth(market.best(accumulate(trusted, initial=0.0)), trusted[0] if trusted else 0.0)
+        return (tree, [1.0, *[min(p * trust, 1.0) for p in known[1:]]]), worth
 
     def _propose_by(self, index: int, asked: Sequence[_Awake]) -> tuple[list[DraftTree], float]:
         """One drafter's trees, and the seconds that it took to show it all that it has missed."""
@@ -325,8 +327,8 @@ class Auto(Composite):
         """
         left = request.limit - len(request.tokens)
         for index, (part, backlog) in enumerate(zip(self.parts, self._backlogs, strict=True)):
-            if part.taps:
-                outlook = state.outlooks[index]
+            outlook = state.outlooks[index]
+            if part.taps and not outlook.gone:
                 price = self._price(index, market)
                 late = market.call(backlog.seconds(request) + backlog.reading(unread))
                 outlook.put_off(self._step, price + late)

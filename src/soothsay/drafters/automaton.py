@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from soothsay.drafters.backoff import LEAST, WIDEST, Followers, Source, grow
+from soothsay.engine.tree import DraftTree
+from soothsay.native import native_kernels
 
 ROOT = 0
 
+Tokens = npt.NDArray[np.int64]
 
-class SuffixAutomaton:
+Place = tuple[int, int]
+"""A string in an automaton: a state, and how many tokens the string has."""
+
+Start = tuple["Automaton", float, Place]
+"""Where a tree begins: an automaton, the match length at which half of a lone occurrence is believed, and the
+longest match of the text."""
+
+NOWHERE: Place = (ROOT, 0)
+"""The empty string."""
+
+
+class Reading:
+    """A text on its way into an automaton.
+
+    Attributes:
+        end: the state of the whole text. Its link is the longest suffix that occurs anywhere else.
+        counted: the state of the longest suffix whose occurrences are counted.
+    """
+
+    __slots__ = ("counted", "end")
+
+    def __init__(self) -> None:
+        self.end = self.counted = ROOT
+
+
+class Automaton(Protocol):
     """Recognises every substring of the texts it has read, token by token as they come.
 
     Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; of several texts, Mohri,
@@ -15,38 +50,75 @@ class SuffixAutomaton:
     that end at the same places are one state; there are at most two states for each token. Reading a token
     takes amortized constant time.
 
+    Attributes:
+        counted: occurrences are counted of strings of at most so many tokens, since a token adds to each of
+            its suffixes: in a text that repeats itself they are as many as it is long. Matches are shorter by
+            one, so that what comes behind them is counted too.
+        size: tokens that have been read.
+    """
+
+    counted: int
+    size: int
+
+    def read(self, text: Reading, tokens: Tokens) -> None:
+        """Append tokens to a text. Texts may be read in turns."""
+
+    def follow(self, place: Place, tokens: Tokens) -> Place:
+        """The longest suffix of a string and these tokens that was read.
+
+        Args:
+            place: of that string's longest suffix; other texts may have been read since.
+            tokens: behind it.
+        """
+
+    def repeated(self, text: Reading) -> Place:
+        """The longest suffix of a text that occurs elsewhere too."""
+
+    @staticmethod
+    def grow(tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int) -> None:
+        """Add the likeliest of what came behind these matches, as `soothsay.drafters.backoff.grow` does.
+
+        Args:
+            tree: a root alone.
+            starts: at least one; their automata are of this class.
+            nodes: the tree's, the root included, at most.
+            depth: guesses in a row, at most.
+        """
+
+
+def new_automaton(counted: int) -> Automaton:
+    """An empty one, in C if there are native kernels."""
+    kernels = native_kernels()
+    return StockAutomaton(counted) if kernels is None else kernels.automaton(counted, WIDEST, LEAST)
+
+
+class StockAutomaton:
+    """An `Automaton` of Python's lists and dictionaries.
+
     State `s` stands for the suffixes of one string, from its longest, of `length[s]` tokens, down to those
     one token longer than `length[link[s]]`; `link[s]` goes on with the shorter ones, which occur elsewhere
     too.
-
-    `count[s]` is how often these strings occur. It is kept only for strings of at most `counted` tokens,
-    since a token adds to each of its suffixes: in a text that repeats itself they are as many as it is long.
-
-    Args:
-        counted: see above.
 
     Attributes:
         next: of each state, token -> the state behind it.
         link: of each state, the one of the longest suffix that is not in it; -1 for the root.
         length: of each state, tokens of its longest string.
         count: of each state, its occurrences.
-        size: tokens that have been read.
     """
 
     __slots__ = ("count", "counted", "length", "link", "next", "size")
 
     def __init__(self, counted: int):
-        self.counted = counted
+        self.counted, self.size = counted, 0
         self.next: list[dict[int, int]] = [{}]
         self.link = [-1]
         self.length = [0]
         self.count = [0]
-        self.size = 0
 
-    def read(self, text: Reading, tokens: Sequence[int]) -> None:
-        """Append tokens to a text. Texts may be read in turns."""
+    def read(self, text: Reading, tokens: Tokens) -> None:
+        """See `Automaton`."""
         count, link, end, counted = self.count, self.link, text.end, text.counted
-        for token in tokens:
+        for token in tokens.tolist():
             end = self._extend(end, token)
             counted = self.short(self.next[counted][token], self.counted)
             state = counted
@@ -55,6 +127,32 @@ class SuffixAutomaton:
                 state = link[state]
         text.end, text.counted = end, counted
         self.size += len(tokens)
+
+    def follow(self, place: Place, tokens: Tokens) -> Place:
+        """See `Automaton`."""
+        after, longest = self.next, self.counted - 1
+        state, length = self.short(*place), place[1]
+        for token in tokens.tolist():
+            while state and token not in after[state]:
+                state = self.link[state]
+                length = self.length[state]
+            if token in after[state]:
+                length = min(length + 1, longest)
+                state = self.short(after[state][token], length)
+        return state, length
+
+    def repeated(self, text: Reading) -> Place:
+        """See `Automaton`."""
+        if text.end == ROOT:
+            return NOWHERE
+        state = self.short(self.link[text.end], self.counted - 1)
+        return state, min(self.length[state], self.counted - 1)
+
+    @staticmethod
+    def grow(tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int) -> None:
+        """See `Automaton`."""
+        sources = [(Occurrences(automaton, doubt), place) for automaton, doubt, place in starts]
+        grow(tree, sources, nodes, depth)
 
     def short(self, state: int, length: int) -> int:
         """The state of the suffix with `length` tokens of a string in `state`; `state` if it has no more."""
@@ -98,44 +196,29 @@ class SuffixAutomaton:
         return state
 
 
-class Reading:
-    """A text on its way into an automaton.
+class Occurrences(Source[Place]):
+    """What a `StockAutomaton` has read, as contexts of any length."""
 
-    Attributes:
-        end: the state of the whole text. Its link is the longest suffix that occurs anywhere else.
-        counted: the state of the longest suffix whose occurrences are counted.
-    """
+    __slots__ = ("automaton", "doubt")
 
-    __slots__ = ("counted", "end")
+    def __init__(self, automaton: Automaton, doubt: float):
+        assert isinstance(automaton, StockAutomaton)
+        self.automaton, self.doubt = automaton, doubt
 
-    def __init__(self) -> None:
-        self.end = self.counted = ROOT
+    def followers(self, context: Place) -> Followers:
+        """What came behind a match. The longer it is, the less is doubted."""
+        state, length = context
+        after, count = self.automaton.next[state], self.automaton.count
+        counts = [(token, count[then]) for token, then in islice(after.items(), WIDEST)]
+        total = sum([c for _, c in counts]) if len(after) <= WIDEST else count[state]
+        return Followers(counts, total, len(after), self.doubt / (self.doubt + length))
 
+    def shorter(self, context: Place) -> Place | None:
+        """The longest suffix of a match that occurs elsewhere too."""
+        state = self.automaton.link[context[0]]
+        return (state, self.automaton.length[state]) if state > ROOT else None
 
-class Match:
-    """The longest suffix of a text that an automaton knows, carried along token by token.
-
-    Attributes:
-        state: where it is.
-        length: its tokens; at most one less than the longest strings that are counted.
-    """
-
-    __slots__ = ("_automaton", "length", "state")
-
-    def __init__(self, automaton: SuffixAutomaton):
-        self._automaton = automaton
-        self.state, self.length = ROOT, 0
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Go on with the text. The automaton may have read other texts since."""
-        automaton = self._automaton
-        after, longest = automaton.next, automaton.counted - 1
-        state, length = automaton.short(self.state, self.length), self.length
-        for token in tokens:
-            while state and token not in after[state]:
-                state = automaton.link[state]
-                length = automaton.length[state]
-            if token in after[state]:
-                length = min(length + 1, longest)
-                state = automaton.short(after[state][token], length)
-        self.state, self.length = state, length
+    def behind(self, context: Place, token: int) -> Place:
+        """The match and one token more."""
+        length = min(context[1] + 1, self.automaton.counted - 1)
+        return self.automaton.short(self.automaton.next[context[0]][token], length), length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import sub
@@ -67,8 +67,8 @@ class Market:
         """The price of time."""
         return self.rate * seconds
 
-    def best(self, gains: Sequence[float]) -> float:
-        """The most that gains exceed prices by, at any number of nodes."""
+    def best(self, gains: Iterable[float]) -> float:
+        """The most that gains of 0, 1, ... nodes exceed their prices by."""
         most: float = max(map(sub, gains, self.prices))
         return most
 
@@ -171,7 +171,7 @@ class Outlook:
 
     def put_off(self, step: int, price: float) -> None:
         """See to it that tries at such a price are rare enough."""
-        if 1 < self.pause < (shortest := _shortest(price)):
+        if not self.gone and 1 < self.pause < (shortest := _shortest(price)):
             self._wait(step, shortest)
 
     def wait(self, step: int, price: float) -> None:

@@ -18,6 +18,8 @@ from soothsay.engine.batch import Batch
 from soothsay.model.kernels import Norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Quantized
+from soothsay.native import automaton
+from soothsay.native.automaton import NativeAutomaton
 from soothsay.native.block import ACTIVATIONS, NativeBlocks
 from soothsay.native.linear import NativeLinear, address
 
@@ -90,6 +92,9 @@ class NativeKernels:
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = None, types
+        for name, (arguments, result) in automaton.SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
         self._library = library
         self.run_blocks = library.soothsay_blocks  # called as it is: `NativeBlocks` has all addresses at hand
 
@@ -228,6 +233,10 @@ class NativeKernels:
             places.data_ptr(),
         )
         return values, places
+
+    def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
+        """An empty one; see `NativeAutomaton`."""
+        return NativeAutomaton(self._library, counted, widest, least)
 
     def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
