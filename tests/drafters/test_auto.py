@@ -17,6 +17,7 @@ from soothsay.drafters.auto import Auto
 from soothsay.drafters.backlog import KEPT
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.mtp import MTP
+from soothsay.drafters.outlook import Outlook, Record, unknown_gains
 from soothsay.engine.request import Request
 from soothsay.engine.timing import StepTimes
 from soothsay.engine.tree import DraftTree
@@ -401,6 +402,13 @@ def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
     auto._backlogs[0].show([request])
     assert bool(part.shown) is (limit == 100_000)
     assert part.calls < 10
+
+
+def test_who_has_left_stays_away_at_any_price() -> None:
+    outlook = Outlook(Record(unknown_gains(4)), unknown_gains(4), next=64, pause=64)
+    outlook.leave()
+    outlook.put_off(10, 1e6)
+    assert outlook.gone
 
 
 @pytest.mark.parametrize("prompt", [250, KEPT + 50])
