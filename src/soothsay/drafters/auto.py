@@ -39,8 +39,11 @@ from soothsay.engine.tree import DraftTree
 MARGIN = 0.03
 """Tokens a step that a drafter must be expected to bring beyond its cost, since expectations err."""
 
-FOLLOW = 16
-"""Steps from one look at the time of a pass to the next, and from one look at prices."""
+FOLLOW = 0.02
+"""Seconds from one look at the time of a pass to the next, at least."""
+
+PRICED = 16
+"""Steps from one look at prices to the next."""
 
 NEAR = 64
 """Tokens of context within which prices are the same."""
@@ -106,6 +109,9 @@ class Auto(Composite):
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
         self._asking = 0.0  # seconds of it, with signals and what drafters had to catch up with
         self._begin = self._end = 0.0  # of `propose`
+        self._followed = (
+            0.0  # when a step's time was looked at the last time: it was this one's, or before it
+        )
         self._costs = [Cost() for _ in parts]
         self._backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
@@ -121,6 +127,8 @@ class Auto(Composite):
         """The trees that it pays to verify; roots alone where none does."""
         _ = self.times  # at first they have to be measured, which is no part of deciding
         self._begin, self._asking = self._clock(), 0.0
+        if self._begin - self._followed >= FOLLOW:
+            self._followed = self._begin
         self._step += 1
         states = [self._open(request) for request in requests]
         changed = len(requests) != self._batch
@@ -248,7 +256,7 @@ class Auto(Composite):
         """What nodes and seconds cost; looked at anew when the batch is another, and now and then."""
         context = sum(len(request.tokens) for request, _ in awake) / len(awake)
         nodes = max(request.max_nodes for request, _ in awake) - 1
-        same = (self._rows, self._batch, len(awake), nodes, int(context / NEAR), self._step // FOLLOW)
+        same = (self._rows, self._batch, len(awake), nodes, int(context / NEAR), self._step // PRICED)
         if self._market is None or self._market[0] != same:
             passes = self.times.span(self._rows, nodes * len(awake), context)
             rate = max(self._batch / float(passes[0]), self._rate)
@@ -377,7 +385,7 @@ class Auto(Composite):
 
     def _follow(self, now: float, observations: Sequence[Observation]) -> None:
         """See now and then how fast passes are."""
-        if self._step % FOLLOW or any(seen.verdict is None for seen in observations):
+        if self._followed != self._begin or any(seen.verdict is None for seen in observations):
             return  # where prompts go along, their rows are not counted
         context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
         self.times.follow(self._rows, context, max(now - self._end, 1e-9))

@@ -52,6 +52,9 @@ would be compared with others by the speed that the machine had then."""
 BRIEF = 1.0
 """Seconds of all passes together that a start may take to time them again."""
 
+REMEMBERED = 5
+"""Starts whose times are kept: what is in the middle is neither a busy moment's nor a lucky one's."""
+
 
 class Step:
     """One pass that verifies a tree of `rows` nodes behind a context: packing, all blocks, the head for all.
@@ -152,25 +155,28 @@ class StepTimes:
     def of(cls, model: Transformer, context: int) -> StepTimes:
         """Those known for this model, dtype, machine and number of threads; measured, if there are none.
 
-        What a busy machine has spoilt mends itself: where passes are short, each start times them again, and
-        the fastest that was ever seen counts.
+        Where passes are short, each start times them again. What counts is how they compare with each other,
+        in the middle of the last few starts, and how long they take now.
 
         Args:
             model: on the device where it will run.
             context: the longest that there will be.
         """
         file = cache_directory() / "step-times" / f"{_identity(model, context)}.json"
-        times = _read(file)
-        if times is None:
-            times = cls.measure(model, context)
-        elif sum(map(sum, times.seconds)) < BRIEF:
-            again = cls.measure(model, context, repeats=1)
-            pairs = zip(times.seconds, again.seconds, strict=True)
-            times = cls(times.rows, times.contexts, [list(map(min, *pair)) for pair in pairs])
-        else:
-            return times
-        _write(file, times)
-        return times
+        known = _read(file)
+        if known and sum(map(sum, known[-1].seconds)) >= BRIEF:
+            return cls.agreed(known)
+        known = [*known, cls.measure(model, context, repeats=2 if known else 4)][-REMEMBERED:]
+        _write(file, known)
+        return cls.agreed(known)
+
+    @classmethod
+    def agreed(cls, several: Sequence[StepTimes]) -> StepTimes:
+        """What several measurements of the same passes, the newest last, say together."""
+        seconds = np.stack([times._known for times in several])  # [measurement, context, rows]
+        wholes = seconds.sum((1, 2), keepdims=True)
+        middle = np.median(seconds / wholes, axis=0) * wholes[-1]
+        return cls(several[-1].rows, several[-1].contexts, middle.tolist())
 
     @classmethod
     def measure(cls, model: Transformer, context: int, repeats: int = 4) -> StepTimes:
@@ -241,18 +247,19 @@ def _kind(module: nn.Module) -> str:
     return str(getattr(module, "name", ""))
 
 
-def _read(file: Path) -> StepTimes | None:
-    """What was measured before, if it can be read."""
+def _read(file: Path) -> list[StepTimes]:
+    """What was measured before, the newest last; nothing if it cannot be read."""
     try:
         raw = json.loads(file.read_text())
-        return StepTimes(raw["rows"], raw["contexts"], raw["seconds"])
+        return [StepTimes(raw["rows"], raw["contexts"], seconds) for seconds in raw["measured"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return []
 
 
-def _write(file: Path, times: StepTimes) -> None:
+def _write(file: Path, measured: Sequence[StepTimes]) -> None:
     """Keep it for the next time, where that is possible."""
-    content = {"rows": times.rows, "contexts": times.contexts, "seconds": times.seconds}
+    rows, contexts = measured[-1].rows, measured[-1].contexts
+    content = {"rows": rows, "contexts": contexts, "measured": [times.seconds for times in measured]}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{os.getpid()}")
