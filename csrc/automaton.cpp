@@ -122,19 +122,18 @@ namespace {
 struct Tree {
     int* tokens;
     int* parents;
-    double* log_probs;
-    std::vector<double> scores{0.0};
+    double* scores;
     std::vector<int> depths{0};
 
-    int size() const { return int(scores.size()); }
+    int size() const { return int(depths.size()); }
 
     int add(int parent, int token, double log_prob) {
         for (int node = parent + 1; node < size(); ++node)
             if (parents[node] == parent && tokens[node] == token) return node;
-        tokens[size()] = token, parents[size()] = parent, log_probs[size()] = log_prob;
+        const int node = size();
+        tokens[node] = token, parents[node] = parent, scores[node] = scores[parent] + std::min(log_prob, 0.0);
         depths.push_back(depths[parent] + 1);
-        scores.push_back(scores[parent] + std::min(log_prob, 0.0));
-        return size() - 1;
+        return node;
     }
 };
 
@@ -174,8 +173,9 @@ void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soot
 
 int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
                             int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
-                            double* log_probs) {
-    Tree tree{tokens, parents, log_probs};
+                            double* scores) {
+    Tree tree{tokens, parents, scores};
+    scores[0] = 0.0;
     std::priority_queue<Guess, std::vector<Guess>, std::greater<Guess>> open;
     for (int source = 0; source < count; ++source) open.push({-1.0, source, 0, NONE, source, places[source]});
     int number = count;

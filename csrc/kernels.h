@@ -63,11 +63,11 @@ void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_pla
 void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text, soothsay_place* place);
 
 // The likeliest paths (soothsay/drafters/backoff.py) behind `count` places, each in an automaton, with the match length at
-// which half of a lone occurrence is believed. Writes token, parent and log-probability of nodes 1 to n - 1; returns n, which
-// is at most `nodes`.
+// which half of a lone occurrence is believed. Writes token, parent and score of nodes 1 to n - 1; returns n, which is at most
+// `nodes`.
 int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
                             int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
-                            double* log_probs);
+                            double* scores);
 
 // A linear layer, as `soothsay_linear` takes it.
 struct soothsay_weights {

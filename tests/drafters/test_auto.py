@@ -160,6 +160,18 @@ def test_never_much_slower_than_plain_or_than_the_best_drafter(
     assert auto > 0.95 * max(alone)
 
 
+@pytest.mark.parametrize(("second", "steps"), [(1.0, 20), (0.0005, 1000)])
+def test_the_times_of_passes_are_followed(second: float, steps: int) -> None:
+    """Long passes one by one; of short ones, as many as go by in the same time."""
+    curve = [[1.0 * second, 1.1 * second]]
+    world = World(StepTimes([1, 16], [0], curve))
+    auto = Auto(TARGET, [NoDrafter(TARGET)], StepTimes([1, 16], [0], curve), world.clock)
+    run(world, auto, 1, steps)
+    world.times = StepTimes([1, 16], [0], [[2 * second, 2.2 * second]])
+    run(world, auto, 1, steps)
+    assert auto.times(1) == pytest.approx(2 * second, rel=0.05)
+
+
 def test_a_drafter_that_becomes_good_is_found_again() -> None:
     world, chance = World(FLAT), [0.0]
     part = Scripted(world, lambda _: chance[0], cost=2.0)

@@ -140,10 +140,10 @@ class Auto(Composite):
             for request, state in zip(requests, states, strict=True)
             if request.num_pending == 1 and request.max_nodes > 1
         ]
+        for request, state in open_:
+            self._learn(request, state)
         self._look(open_)
         awake = [one for one in open_ if changed or one[1].is_awake(self._step)]
-        for request, state in awake:
-            self._learn(request, state)
         trees = self._choose(awake) if awake else {}
         for request in requests:
             for name in [self.parts[index].name for index in self._trees.get(request, ())] or [NOBODY]:

@@ -75,30 +75,38 @@ class Generation:
 class _Text:
     """A request as far as it has been read."""
 
-    __slots__ = ("_automaton", "_matches", "_reading", "_size")
+    __slots__ = ("_automaton", "_known", "_matches", "_places", "_reading", "_size")
 
     def __init__(self, longest: int):
         self._automaton = new_automaton(longest + 1)
         self._reading = Reading()
         self._size = 0
-        self._matches: dict[Generation, Place] = {}
+        self._places: dict[Generation, Place] = {}
+        self._known: list[tuple[Generation, int]] = []  # what `_matches` is of, and how much they had read
+        self._matches: list[Start] = []
 
-    def read(self, tokens: npt.NDArray[np.int64], generations: Sequence[Generation]) -> None:
-        """Catch up with the request's tokens, and with generations that have come and gone."""
+    def matches(self, tokens: npt.NDArray[np.int64], generations: Sequence[Generation]) -> list[Start]:
+        """The longest match of a text in itself and in each generation, where there is one.
+
+        Args:
+            tokens: of the text, which goes on from call to call.
+            generations: some may have come since, others have gone.
+        """
+        known = [(generation, generation.automaton.size) for generation in generations]
+        if self._size == len(tokens) and self._known == known:
+            return self._matches
         new = tokens[self._size :]
         self._automaton.read(self._reading, new)
-        self._size = len(tokens)
-        known, self._matches = self._matches, {}
+        self._size, self._known = len(tokens), known
+        before, self._places = self._places, {}
         for generation in generations:
-            automaton, match = generation.automaton, known.get(generation)
-            unseen = tokens[-automaton.counted :] if match is None else new
-            self._matches[generation] = automaton.follow(match or NOWHERE, unseen)
-
-    def matches(self) -> list[Start]:
-        """The longest match of the text in itself and in each generation, where there is one."""
+            automaton, place = generation.automaton, before.get(generation)
+            unseen = tokens[-automaton.counted :] if place is None else new
+            self._places[generation] = automaton.follow(place or NOWHERE, unseen)
         starts = [(self._automaton, OWN_DOUBT, self._automaton.repeated(self._reading))]
-        starts += [(generation.automaton, STORE_DOUBT, match) for generation, match in self._matches.items()]
-        return [start for start in starts if start[2] != NOWHERE]
+        starts += [(generation.automaton, STORE_DOUBT, place) for generation, place in self._places.items()]
+        self._matches = [start for start in starts if start[2] != NOWHERE]
+        return self._matches
 
 
 class Suffix(Drafter):
@@ -213,8 +221,7 @@ class Suffix(Drafter):
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self.longest)
-        text.read(request.tokens, self._generations)
-        return text.matches()
+        return text.matches(request.tokens, self._generations)
 
     def _keep(self, tokens: npt.NDArray[np.integer]) -> None:
         """Put an ended text into the younger generation, its last tokens if all are too many."""

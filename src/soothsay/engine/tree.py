@@ -95,6 +95,16 @@ class DraftTree:
             parent = self.add(parent, int(token), log_prob)
         return parent
 
+    def hang(self, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float]) -> None:
+        """Add nodes 1, 2, ... of a tree as described above to a root alone, all at once."""
+        self.tokens += tokens
+        self.parents += parents
+        self.scores += scores
+        self.children += [{} for _ in tokens]
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+            self.children[parent][token] = node
+            self.depths.append(self.depths[parent] + 1)
+
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`, both included."""
         nodes = []
@@ -135,11 +145,14 @@ class DraftTree:
 
     def only(self, nodes: Iterable[int]) -> DraftTree:
         """The tree of the root and these nodes, no parent of which is left out; without draws."""
-        kept, renamed = DraftTree(self.tokens[0]), {0: 0}
-        for node in sorted(nodes):
-            parent = self.parents[node]
-            log_prob = self.scores[node] - self.scores[parent]
-            renamed[node] = kept.add(renamed[parent], self.tokens[node], log_prob)
+        some = sorted(nodes)
+        renamed = {0: 0} | {node: place for place, node in enumerate(some, start=1)}
+        kept = DraftTree(self.tokens[0])
+        kept.hang(
+            [self.tokens[node] for node in some],
+            [renamed[self.parents[node]] for node in some],
+            [self.scores[node] for node in some],
+        )
         return kept
 
     def _prune_drawn(self, max_nodes: int, max_depth: int) -> DraftTree:

@@ -22,7 +22,7 @@ SIGNATURES: dict[str, tuple[list[type[Any]], type[Any] | None]] = {
         [
             *(c_void_p, c_void_p, c_void_p, c_int),  # automata, places, doubts, count
             *(c_int, c_int, c_int, c_double),  # nodes, depth, widest, least
-            *(c_void_p, c_void_p, c_void_p),  # tokens, parents, log_probs
+            *(c_void_p, c_void_p, c_void_p),  # tokens, parents, scores
         ],
         c_int,
     ),
@@ -81,13 +81,12 @@ class NativeAutomaton:
         automata, doubts, places = zip(*starts, strict=True)
         one, count = automata[0], len(starts)
         assert isinstance(one, NativeAutomaton)
-        tokens, parents, log_probs = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+        tokens, parents, scores = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
         size = one._library.soothsay_automaton_grow(
             (c_void_p * count)(*[automaton._handle for automaton in automata]),
             (_Pair * count)(*places),
             (c_double * count)(*doubts),
             *(count, nodes, depth, one.widest, one.least),
-            *(tokens, parents, log_probs),
+            *(tokens, parents, scores),
         )
-        for node in range(1, size):
-            tree.add(parents[node], tokens[node], log_probs[node])
+        tree.hang(tokens[1:size], parents[1:size], scores[1:size])
