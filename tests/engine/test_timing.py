@@ -83,8 +83,19 @@ def test_of_a_large_model_no_start_measures_again(
     assert StepTimes.of(model, 512).seconds == [pytest.approx(own) for own in slow]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"rows": 1}'])
-def test_a_file_that_cannot_be_read_is_measured_anew(tiny: Make, cache: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"rows": 1}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]]}',  # of another version
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2], [0.1]]]}',
+    ],
+)
+def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str) -> None:
     model = tiny()
     StepTimes.of(model, 512)
     (file,) = cache.glob("*.json")

@@ -109,9 +109,7 @@ class Auto(Composite):
         self._spent = [0.0 for _ in parts]  # seconds of this step's asking
         self._asking = 0.0  # seconds of it, with signals and what drafters had to catch up with
         self._begin = self._end = 0.0  # of `propose`
-        self._followed = (
-            0.0  # when a step's time was looked at the last time: it was this one's, or before it
-        )
+        self._followed = 0.0  # when the last step began whose time was looked at
         self._costs = [Cost() for _ in parts]
         self._backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._deciding = Cost()  # of the controller itself, for each drafter that it asks
