@@ -1,6 +1,6 @@
-# Two commands do everything on a bare machine that has Python (3.11 or later) and make.
-#   make demo    set up, then decode real prompts plainly and speculatively on the bundled model
-#   make test    set up, then lint, types and tests
+# Two commands do everything. The machine needs Python (3.11 or later) and make.
+#   make demo    set up, then answer prompts with the bundled model, with and without speculation
+#   make test    set up, then run the linter, the type checker and the tests
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
 
-# Threads that wait sleep instead of spinning on cores that other tests need.
+# passive: waiting threads sleep. By default they spin, on cores that the other tests need.
 test: lint
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 

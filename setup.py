@@ -1,7 +1,7 @@
 """Compiles the native kernels, once for each instruction set, if there is a compiler.
 
-The libraries are plain C behind ctypes and link nothing but OpenMP's runtime, torch's own at run time.
-Everything works without them, by stock operations.
+The libraries export plain C functions, which ctypes calls. They link only OpenMP's runtime; when they run,
+that is the one that torch has loaded. Without them, everything works by stock operations.
 """
 
 import platform
@@ -15,7 +15,7 @@ FLAGS = [
     "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=off",  # the source says where a product and a sum are rounded once: bits depend on it
+    "-ffp-contract=off",  # bits depend on it: only the source decides where a product and a sum are rounded once
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
 ]
@@ -36,7 +36,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 setup(
     ext_modules=[
         Extension(
-            f"soothsay.native._{name}",
+            f"soothsay.model.native._{name}",
             sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
             depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
             extra_compile_args=[*FLAGS, *flags],

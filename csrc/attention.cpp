@@ -1,9 +1,9 @@
 // Attention of each row to its own path of keys, read from the KV pool in place.
 //
-// A row meets its keys in order of position, in blocks of BLOCK counted from position 0, with a running softmax over
-// the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). What it computes
-// depends on nothing but its query and its own keys, so its bits are the same in any batch, tree or chunk, on any
-// number of threads. The paths of a tree meet their common context together, and what is left each by itself.
+// A row reads its keys in order of position, in blocks of BLOCK counted from position 0, with a running softmax over
+// the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). Its result depends on
+// its query and its own keys alone, so its bits are the same in any batch, tree or chunk, with any number of threads.
+// The paths of a tree read their common context together, and then the rest of their keys separately.
 #include "kernels.h"
 #include "simd.h"
 #include "tiles.h"
@@ -14,15 +14,15 @@ namespace {
 
 constexpr int BLOCK = 64;  // keys
 #if defined(SOOTHSAY_TILES)
-constexpr int TOGETHER = 128;  // queries that share a pass over the keys, about
+constexpr int TOGETHER = 128;  // approximate number of queries that share a pass over the keys
 #else
 constexpr int TOGETHER = 64;
 #endif
 constexpr float HIDDEN = -1e30f;
-constexpr int TILES = BLOCK / LANES;             // registers that hold a score of each key
-constexpr int WIDE = LANES == 16 ? 4 : 2;        // of them, as many as fit beside each other for four queries
+constexpr int TILES = BLOCK / LANES;             // registers for the scores of a block, one query
+constexpr int WIDE = LANES == 16 ? 4 : 2;        // how many of them fit into registers for four queries
 
-// One block of a head's keys and values, laid out for products: keys[t][j] holds dimension j of LANES keys.
+// A block of a head's keys and values in the layout of products: keys[t][j] has dimension j of LANES keys.
 struct Floats {
     std::vector<float> q, keys, values;
     Floats(int queries, int d) : q(size_t(queries) * d), keys(size_t(BLOCK) * d), values(size_t(BLOCK) * d) {}
@@ -78,7 +78,7 @@ struct Floats {
 };
 
 #if defined(__AVX512BF16__)
-// Words that begin with a line of memory: tiles are slow to load across lines.
+// Words aligned to a cache line: loading tiles across lines is slow.
 class Words {
     std::vector<floats> lines;
 
@@ -88,9 +88,9 @@ public:
     const uint32_t& operator[](size_t i) const { return ((const uint32_t*)lines.data())[i]; }
 };
 
-// The same with pairs of bfloat16 multiplied at once: queries and weights are rounded to bfloat16, sums are float.
+// The same with products of bfloat16 pairs: queries and weights are rounded to bfloat16, sums are float.
 struct Pairs {
-    const int wide;                         // d, and more so that tiles fit
+    const int wide;                         // d, rounded up to whole tiles
     Words q, keys, values;  // [queries][d/2], [d/2][BLOCK], [BLOCK/2][wide]
     Pairs(int queries, int d)
         : wide((d + BLOCK - 1) / BLOCK * BLOCK), q(size_t(queries) * d / 2), keys(BLOCK * d / 2), values(BLOCK * wide / 2) {}
@@ -114,7 +114,7 @@ struct Pairs {
             }
     }
 
-    // Sixteen keys' 32 dimensions from `first` on, as 16 x 16 pairs, rows to columns of BLOCK.
+    // 32 dimensions of sixteen keys, from `first` on: a transposition of 16 x 16 pairs.
     static void transpose(const bf16* const* k, int first, uint32_t* out) {
         __m512i a[LANES], b[LANES];
         for (int i = 0; i < LANES; ++i) a[i] = _mm512_loadu_si512(k[i] + first);
@@ -133,7 +133,7 @@ struct Pairs {
                 b[8 * i + 4 + n] = _mm512_shuffle_i32x4(a[8 * i + n], a[8 * i + 4 + n], 0xdd);
             }
         for (int n = 0; n < 8; ++n) {
-            // b[n] and b[8 + n] hold columns n % 4 + {0, 8} (n < 4) or + {4, 12} of both halves of the keys
+            // b[n] and b[8 + n] have columns n % 4 + {0, 8} (n < 4) or + {4, 12} of both halves of the keys
             int column = n % 4 + (n < 4 ? 0 : 4);
             _mm512_storeu_si512(out + size_t(column) * BLOCK, _mm512_shuffle_i32x4(b[n], b[8 + n], 0x88));
             _mm512_storeu_si512(out + size_t(column + 8) * BLOCK, _mm512_shuffle_i32x4(b[n], b[8 + n], 0xdd));
@@ -185,9 +185,9 @@ struct Pairs {
 #endif
 
 #if defined(SOOTHSAY_TILES)
-// The same products in tiles, of up to 16 queries: their sums are not the vectors', so that one query has them too.
+// The same products in tiles of up to 16 queries. Their sums differ from those of vectors, so a single query uses tiles too.
 struct Tiles : Pairs {
-    const int height;  // queries of a tile, which begins at any of them
+    const int height;  // queries of a tile; a tile may begin at any query
     const TileShape shape;
 
     Tiles(int queries, int d) : Tiles(queries, d, (queries + TILE_ROWS - 1) / TILE_ROWS) {}
@@ -229,13 +229,13 @@ struct Shape {
     int64_t window;        // 0: none
 };
 
-// A running softmax of one query: the largest score so far, the sums of exponentials below it, lane by lane.
+// A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
 struct Running {
     float top = HIDDEN;
     floats total = {};
-    int64_t from, to;  // positions that the query sees, both included
+    int64_t from, to;  // positions that the query sees, both inclusive
 
-    // Turns scores of the block at `begin` into weights, and shrinks what was summed before to the new top.
+    // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
         if (softcap != 0)
             for (int i = 0; i < BLOCK; ++i) x[i / LANES][i % LANES] = std::tanh(x[i / LANES][i % LANES] / softcap) * softcap;
@@ -259,7 +259,7 @@ struct Running {
 struct Visit {
     const Shape& s;
     int64_t begin;
-    int end;  // of the queries that may meet it
+    int end;  // end of the queries that may see it
     Running* running;
     float* acc;  // [queries, d]
 
@@ -276,7 +276,7 @@ int meet(const P& products, int first, const Visit& visit) {
     return N;
 }
 
-// The queries from `first` on that meet the block together; gives how many that were, those that do not see it included.
+// Runs the queries from `first` on that share the block. Returns their number, including queries that do not see it.
 template <class P>
 int meet_next(const P& products, int first, const Visit& visit) {
     auto see = [&](int n) { return visit.sees(first + n); };
@@ -307,12 +307,12 @@ int meet_next(const Tiles& tiles, int first, const Visit& visit) {
 }
 #endif
 
-// Paths that begin with the same keys, one after the other, and what they attend with.
+// A family: consecutive paths that begin with the same keys, and their parameters.
 struct Family {
     const int64_t *keys, *key_begin, *rows, *positions, *row_begin, *shared;
     int begin, end;  // paths
 
-    // Whole blocks of keys that all of them have.
+    // Number of whole blocks of keys that all paths share.
     int64_t common() const {
         int64_t least = end - begin > 1 ? INT64_MAX : 0;
         for (int path = begin + 1; path < end; ++path) least = shared[path] < least ? shared[path] : least;
@@ -338,7 +338,7 @@ void attend_tile(const float* q, const T* kv, const Family& family, int64_t row,
         running[n].to = positions[r];
         running[n].from = s.window && positions[r] >= s.window ? positions[r] - s.window + 1 : 0;
     }
-    // Queries [first, end) meet the blocks [block, stop) of a path, those that they see.
+    // Runs queries [first, end) on the blocks [block, stop) of a path, as far as they see them.
     auto meet_path = [&](int path, int first, int end, int64_t block, int64_t stop) {
         const int64_t* keys = family.keys + family.key_begin[path];
         int64_t from = INT64_MAX, last = 0;
@@ -349,7 +349,7 @@ void attend_tile(const float* q, const T* kv, const Family& family, int64_t row,
         block = from / BLOCK > block ? from / BLOCK : block;
         for (; block < stop && block * BLOCK <= last; ++block) {
             const T *k[BLOCK], *v[BLOCK];
-            for (int i = 0; i < BLOCK; ++i) {  // behind the last key: any slot, it is masked
+            for (int i = 0; i < BLOCK; ++i) {  // after the last key any slot will do, it is masked
                 const int64_t at = block * BLOCK + i, slot = keys[at <= last ? at : last];
                 k[i] = k_base + slot * d;
                 v[i] = v_base + slot * d;

@@ -1,5 +1,5 @@
-// The suffix automaton of soothsay/drafters/automaton.py and the trees that soothsay/drafters/backoff.py grows from it, to
-// the bit: states have the same numbers, what came behind them the same order, and sums are made alike.
+// The suffix automaton of drafters/lookup/stock_automaton.py, and the trees that drafters/lookup/backoff.py grows from it.
+// Both are equal to the bit: states have the same numbers, followers the same order, and sums the same order.
 #include "kernels.h"
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ constexpr int ROOT = 0, NONE = -1;
 
 struct State {
     int link, length, count;
-    int first, last, edges;  // its edges, in the order in which they came, and their number
+    int first, last, edges;  // its edges in the order of their creation, and their number
 };
 
 struct Edge {
@@ -30,7 +30,7 @@ struct soothsay_automaton {
     std::vector<State> states;
     std::vector<Edge> edges;
 
-    // The edge of a state and a token; NONE: there is none.
+    // The edge of a state and a token; NONE if there is none.
     int find(int from, int token) const { return table[place(from, token)]; }
 
     int shorten(int state, int length) const {
@@ -59,7 +59,7 @@ struct soothsay_automaton {
     }
 
 private:
-    std::vector<int> table;  // numbers of edges by state and token, each at the first free place from its hash on
+    std::vector<int> table;  // hash table: number of the edge by state and token, with linear probing
 
     size_t place(int from, int token) const {
         const uint64_t key = uint64_t(uint32_t(from)) << 32 | uint32_t(token);
@@ -102,7 +102,7 @@ private:
         return state;
     }
 
-    // The state of exactly the strings of `end` and one token more, where the edge leads to one that may have longer ones.
+    // The state of exactly the strings of `end` plus `token`. A state with longer strings too is split.
     int target(int end, int token, int edge) {
         const int known = edges[edge].to;
         if (states[known].length == states[end].length + 1) return known;
@@ -118,7 +118,7 @@ private:
 
 namespace {
 
-// A tree that grows: what is there, and what could be next.
+// A growing tree.
 struct Tree {
     int* tokens;
     int* parents;
@@ -138,7 +138,7 @@ struct Tree {
 };
 
 struct Guess {
-    double minus;  // its probability
+    double minus;  // minus its probability
     int number, node, token, source;
     soothsay_place place;
 
@@ -187,7 +187,7 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
         if (token != NONE) {
             node = tree.add(node, token, std::log(-minus) - tree.scores[node]);
             char& done = expanded[size_t(node) * count + source];
-            if (done) continue;  // a longer context said so before
+            if (done) continue;  // a longer context added it
             done = 1;
             place = automaton.behind(place, automaton.find(place.state, token));
         }

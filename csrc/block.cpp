@@ -1,6 +1,6 @@
-// Decoder blocks in one call. They are nothing but the other kernels, one after the other: between two of them Python
-// takes as long as a small product does, and between two blocks as long as some in a large model, whose weights leave
-// nothing else in the caches.
+// Decoder blocks in one call, which runs the other kernels one after the other. A call from Python between two kernels
+// takes as long as a small product. In a large model, whose weights fill the caches, a call between two blocks takes as long
+// as several products.
 #include "kernels.h"
 
 namespace {
@@ -10,7 +10,7 @@ void multiply(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights
                     w.group, out, out_is_bf16);
 }
 
-// Rows of a pass, and what it reads and writes beside them.
+// The rows of a pass, and the memory that it reads and writes.
 struct Pass {
     const float* const* ropes;  // cosines and sines, then those of local layers
     int64_t rows;

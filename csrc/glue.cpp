@@ -1,12 +1,12 @@
-// What stands between the matrix products: residual sums and norms, rotary positions and the way into the KV pool,
-// gated activations. Each is one pass over memory. A row's sums run in an order that depends on its length alone, so
-// its bits are the same in any batch.
+// The operations between matrix products: residual sums and norms, rotary positions and writes to the KV pool, and gated
+// activations. Each is one pass over memory. The order of a row's sums depends on its length alone, so its bits are the
+// same in any batch.
 #include "kernels.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int64_t WORTH_THREADS = 1 << 13;  // elements; waking threads costs more than fewer take
+constexpr int64_t WORTH_THREADS = 1 << 13;  // elements; for fewer, waking threads costs more than the work
 
 // 1 / root mean square of n floats (a multiple of LANES).
 template <class T>

@@ -1,4 +1,4 @@
-// The largest of many numbers, and how likely they are among all of them: what a drafter guesses, in two passes.
+// The largest numbers of a row, and their log-softmax, in two passes: a drafter's likeliest tokens.
 #include "kernels.h"
 #include "simd.h"
 #include <algorithm>
@@ -6,11 +6,11 @@
 
 namespace {
 
-constexpr int LOOKED_AT = 64;               // numbers that are passed over at once if none of them is large enough
-constexpr int64_t WORTH_THREADS = 1 << 16;  // numbers; waking threads costs more than fewer take
+constexpr int LOOKED_AT = 64;               // numbers that are skipped together if none of them is large enough
+constexpr int64_t WORTH_THREADS = 1 << 16;  // numbers; for fewer, waking threads costs more than the work
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
-// Those found so far, the largest first; of equal ones the first.
+// The largest numbers so far, in descending order; of equal numbers the first.
 struct Largest {
     float* values;
     int64_t* places;

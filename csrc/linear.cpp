@@ -1,8 +1,7 @@
 // Products of a few rows with weights that are read once: bfloat16, or integers of 8 or 4 bits times activations that
-// are quantized here to 8 bits, a row and group at a time.
+// are quantized here to 8 bits, for each row and group.
 //
-// Each output is summed over its inputs in order, by one thread; whatever rows are computed beside it, its bits are the
-// same.
+// One thread sums each output over its inputs, in order. So its bits do not depend on the other rows.
 #include "kernels.h"
 #include "tiled.h"
 #include "vectors.h"
@@ -12,7 +11,7 @@
 
 namespace {
 
-constexpr int64_t WORTH_THREADS = 1 << 15;  // weights; waking threads costs more than fewer take
+constexpr int64_t WORTH_THREADS = 1 << 15;  // weights; for fewer, waking threads costs more than the work
 
 typedef int8_t chars __attribute__((vector_size(LANES)));
 
@@ -48,7 +47,7 @@ inline ints nearest(floats x) {
 #endif
 }
 
-// A row in integers of 8 bits: x = scale * q with |q| <= 127, for each group by itself.
+// A row as integers of 8 bits: x = scale * q with |q| <= 127, with a scale for each group.
 template <class T, class Place>
 void quantize(const T* x, int inputs, int group, Place place, float* scales, int32_t* sums) {
     for (int begin = 0; begin < inputs; begin += group) {
@@ -79,7 +78,7 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     constexpr bool INTEGER = F::INPUTS > 2;
     const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;
     int64_t computed = rows;
-    int height = 1, width = w.inputs, shift = 31;  // width, if not all inputs, is 2^shift
+    int height = 1, width = w.inputs, shift = 31;  // width is all inputs, or 2^shift
 #if defined(SOOTHSAY_TILES)
     const Tiling tiling = Tiling::of(F(), rows, w);
     const bool tiled = rows >= TILED_FROM<F>;
@@ -94,7 +93,7 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     const bool direct = std::is_same<In, Input>::value && width == w.inputs;
     const int64_t registers = computed * w.inputs * int64_t(sizeof(Input)) / int64_t(sizeof(floats)) + 1;
     const std::unique_ptr<floats[]> laid(direct ? nullptr : new floats[registers]);
-    Input* const data = (Input*)laid.get();  // at the start of a line: tiles are slow to load across lines
+    Input* const data = (Input*)laid.get();  // aligned to a cache line: loading tiles across lines is slow
     std::vector<float> scales(rows * groups);
     std::vector<int32_t> sums(rows * groups);
 #pragma omp parallel if (int64_t(w.inputs) * w.outputs > WORTH_THREADS)

@@ -1,4 +1,4 @@
-// Random numbers as a function of a key and a token: hashing, which stock operations do in twenty passes over memory.
+// Uniform numbers as a function of a key and a token, by hashing: one pass over memory, where stock operations need twenty.
 #include "kernels.h"
 #include "simd.h"
 

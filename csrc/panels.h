@@ -1,6 +1,6 @@
-// Weights as products read them, and what a thread keeps of a panel while they go by.
+// The layout of weights, and a thread's sums while it reads a panel.
 //
-// Weights lie in panels of PANEL outputs. A step of a panel is 4 bytes an output: 2 bfloat16, 4 integers of 8 bits, or 8
+// Weights are stored in panels of PANEL outputs. A step of a panel is 4 bytes an output: 2 bfloat16, 4 integers of 8 bits, or 8
 // of 4 bits (inputs 0-3 in the low halves of the bytes, 4-7 in the high halves).
 #pragma once
 #include "simd.h"
@@ -9,9 +9,9 @@
 namespace {
 
 constexpr int PANEL = 64;                  // outputs
-constexpr int COLUMNS = PANEL / LANES;     // registers that hold one value of each output
+constexpr int COLUMNS = PANEL / LANES;     // registers for one value of each output
 constexpr int64_t STEP = 4 * PANEL;        // bytes
-constexpr int CHUNK = 64;                  // steps that all rows pass before the next: they stay in the nearest caches
+constexpr int CHUNK = 64;                  // steps that all rows read before the next chunk: they stay in the first cache
 
 inline ints bytes(const uint8_t* p) {
     ints v;
@@ -31,7 +31,7 @@ inline ints splat(const int8_t* x) {
 struct Weights {
     const uint8_t* data;   // [panels, steps, PANEL, 4]
     const void* scales;    // [panels, groups, PANEL], float or half
-    const uint8_t* zeros;  // the same, or null: `zero` everywhere
+    const uint8_t* zeros;  // [panels, groups, PANEL], or null: `zero` everywhere
     const float* bias;     // [outputs] or null
     int inputs, outputs, group, zero;
     bool half;
@@ -42,25 +42,25 @@ struct Weights {
 
 template <class Input>
 struct Inputs {
-    const Input* data;    // [rows, inputs], or [rows / height, inputs / width, height, width] as tiles take them
+    const Input* data;    // [rows, inputs], or [rows / height, inputs / width, height, width] in the layout of tiles
     int height, width;
     const float* scales;  // [rows, groups]
     const int32_t* sums;  // [rows, groups]
 
-    // Where a tile begins whose rows begin at `rows`.
+    // The beginning of the tile whose rows begin at `rows`.
     const Input* tile(int64_t rows, int input) const {
         return data + rows + int64_t(input / width) * height * width + input % width;
     }
 };
 
-// What a thread keeps of a panel while its chunks go by: sums of the current group, and what earlier groups gave.
+// A thread's sums for a panel: of the current group, and totals of the groups before.
 template <class Sums>
 struct Partial {
     std::vector<Sums> sums;      // [rows, COLUMNS]
-    std::vector<floats> totals;  // the same
+    std::vector<floats> totals;  // [rows, COLUMNS]
 };
 
-// Steps [begin, end) of a panel, and lines of memory to ask for meanwhile.
+// Steps [begin, end) of a panel, and cache lines to prefetch meanwhile.
 struct Chunk {
     int panel, begin, end;
     const uint8_t* data;  // from `begin` on
@@ -68,7 +68,7 @@ struct Chunk {
     int lines;
 };
 
-// A group's sums, scaled, go to the totals; the first group's begin them.
+// Adds the scaled sums of a group to the totals; the first group sets them.
 template <int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
                                                        int g, int column, const ints (*sums)[C], floats* totals) {

@@ -1,4 +1,4 @@
-// A vector register of floats, in the compiler's own vector types: one source for every instruction set.
+// A vector register of floats, in the compiler's vector types: one source for all instruction sets.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -60,7 +60,7 @@ inline floats load(const bf16* p) {
 #endif
 }
 
-// Exact, whatever the instruction set. By hand: the exponent's bias is 112 less.
+// Exact, with any instruction set. By hand: the exponent's bias is 112 less.
 inline floats load(const fp16* p) {
 #if defined(__AVX512F__)
     return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
@@ -77,7 +77,7 @@ inline floats load(const fp16* p) {
 
 inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
 
-// In the memory's own precision.
+// In the precision of the memory.
 inline void keep(float* p, float v) { *p = v; }
 inline void keep(bf16* p, float v) { *p = narrow(v); }
 inline void keep(float* p, floats v) { store(p, v); }
@@ -91,8 +91,8 @@ inline void keep(bf16* p, floats v) {
 
 inline floats splat(float x) { return floats{} + x; }
 
-// a * b + c, rounded once where the processor can. Nothing else may be: a compiler that chooses for itself chooses otherwise
-// for one row than for four.
+// a * b + c, rounded once if the processor can. All other products are rounded before they are added: a compiler that may
+// choose would choose differently for one row and for four.
 inline floats fused(floats a, floats b, floats c) {
 #if defined(__AVX512F__)
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -103,7 +103,7 @@ inline floats fused(floats a, floats b, floats c) {
 #endif
 }
 
-// Sums by halves, always in the same order.
+// The sum by halves, always in the same order.
 inline float sum(floats v) {
     float a[LANES];
     store(a, v);

@@ -1,5 +1,5 @@
-// Whether this processor has what the library was compiled for. Compiled with the same flags as the rest, so it does
-// nothing that could need them.
+// Whether this processor has the instruction set of the library. This file is compiled with the same flags, so it must not
+// contain code that could use those instructions.
 #include "kernels.h"
 #if defined(__AVXVNNI__)
 #include <cpuid.h>
@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Linux gives a process the registers of tiles when it asks for them.
+// Linux lets a process use tile registers after a request.
 static int tiles_granted() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     unsigned a, b, c, d;
@@ -31,7 +31,7 @@ extern "C" int soothsay_runs_here() {
     yes = yes && __builtin_cpu_supports("avx512vnni");
 #endif
 #if defined(__AVXVNNI__)
-    unsigned a, b, c, d;  // not every compiler that can emit it can ask for it by name
+    unsigned a, b, c, d;  // some compilers emit the instructions but do not know the name
     yes = yes && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 #endif
 #if defined(__AVX512F__)

@@ -9,18 +9,17 @@
 #if defined(SOOTHSAY_TILES)
 namespace {
 
-// Rows from which on tiles multiply, where vectors are slower. Integers' sums are exact either way; those of bfloat16 are
-// not the vectors', so that a single row has to have them too.
+// Minimum number of rows for tiles; for fewer, vectors are faster. Sums of integers are exact in both. Sums of bfloat16
+// differ between tiles and vectors, so a single row uses tiles too.
 template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 8 ? 3 : 1;
 
-// Rows that go together through a chunk of a panel before the next, where a panel is too long for the nearest caches. The
-// sums that more rows would carry from chunk to chunk do not stay there either.
+// Number of rows that read a chunk together before the next chunk, if a panel is too long for the nearest caches. The sums
+// of more rows would not stay in those caches either.
 constexpr int TOGETHER = 4 * TILE_ROWS;
 constexpr int TILED_CHUNK = 64;          // steps
-constexpr int64_t LONG_PANEL = 1 << 18;  // bytes, for a pair of tiles; for two pairs any is long
+constexpr int64_t LONG_PANEL = 1 << 18;  // bytes, for a pair of tiles; for two pairs, any panel is long
 
-// Up to 16 rows are a tile. More are shared out evenly among pairs of tiles, the last of which may have rows that nobody
-// asked for.
+// Up to 16 rows are a tile. More rows are divided evenly among pairs of tiles. The last tile may have unused rows.
 struct Tiling {
     int64_t rows, tiles;
     int height, steps;  // of a tile
@@ -37,7 +36,7 @@ struct Tiling {
     }
 };
 
-// Integers of 4 bits in bytes, 8 inputs of an output in two steps. A line of memory is asked for with each of them.
+// Unpacks integers of 4 bits to bytes: 8 inputs of an output in two steps. Each step prefetches a cache line.
 inline void spread(const uint8_t* packed, int steps, uint8_t* out, const uint8_t* ahead) {
     for (; steps > 0; --steps, packed += STEP, out += 2 * STEP, ahead += 64) {
         __builtin_prefetch(ahead, 0, 2);
@@ -49,9 +48,9 @@ inline void spread(const uint8_t* packed, int steps, uint8_t* out, const uint8_t
     }
 }
 
-// Adds up products of a tile of rows and 64 outputs' weights, or of two and 32 outputs', `count` tiles one after the other.
-// `lines` of memory are asked for with each of them, into the nearest cache or the second. A function of its own, so that
-// all of it stays in registers: what is stored within the loop delays tiles, which are loaded from everywhere in a page.
+// Sums products of a tile of rows with the weights of 64 outputs, or of two tiles with 32 outputs, for `count` tiles of
+// weights. Each prefetches `lines`, into the first cache or the second. It is a function of its own, so that everything stays
+// in registers: a store inside the loop delays loads of tiles from the same page.
 template <bool PAIRS, bool NEAREST, class Input>
 __attribute__((noinline)) void sum_tiles(const Input* tile, const Input* others, int64_t next, int64_t stride,
                                          const uint8_t* weights, int64_t step, int count, const uint8_t* ahead,
@@ -67,7 +66,7 @@ __attribute__((noinline)) void sum_tiles(const Input* tile, const Input* others,
     }
 }
 
-// A thread's place for the products of a panel: weights that were packed, and what rows that go together add up to.
+// A thread's buffers for the products of a panel: unpacked weights, and the sums of rows that run together.
 template <class F>
 struct Place {
     static constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in one of packed weights
@@ -78,18 +77,18 @@ struct Place {
     explicit Place(const Weights& w) : plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
 };
 
-// A panel for all rows: `write(row, count, sums)` gets what some of them add up to. A tile of rows, and rows that pass it once
-// and together, read the weights as they come from memory; else the next panel is asked for while this one is multiplied.
+// Multiplies a panel with all rows and passes sums of some rows to `write(row, count, sums)`. Rows that read the panel once,
+// together, read weights as they arrive from memory. Otherwise the next panel is prefetched during the products.
 template <class F, bool PAIRS, class Write>
 void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const Tiling& t, int panel, Place<F>& place,
                     Write write) {
     typedef typename F::Input Input;
     constexpr bool GROUPED = F::INPUTS > 2;
     constexpr int INPUTS = 4 / sizeof(Input), EACH = Place<F>::EACH;  // of a step
-    constexpr bool NEAREST = !PAIRS && EACH == 1;  // it has room for weights that are read as they lie, and once
+    constexpr bool NEAREST = !PAIRS && EACH == 1;  // the first cache has room for weights that are read once, without unpacking
     const int steps = w.inputs / INPUTS, group = GROUPED ? w.group / INPUTS : steps;
     const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * STEP;
-    const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // from a tile to that beside it
+    const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // distance to the tile of the next inputs
     const int64_t each = t.height * (1 + PAIRS), times = (t.rows + each - 1) / each;
     const int64_t most = t.chunked ? TOGETHER / each * each : each;
     const uint8_t* packed = w.data + panel * bytes;

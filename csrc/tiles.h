@@ -1,7 +1,7 @@
-// Matrix products in tiles (AMX): up to 16 rows times 16 steps of four bytes of 64 outputs, in one go.
+// Matrix products in tiles (AMX): up to 16 rows times 16 steps of four bytes of 64 outputs at once.
 //
-// Tiles 0 to 3 hold sums of 16 outputs each, 4 and 5 the rows' inputs, 6 and 7 weights. A row's sums do not depend on the
-// rows beside it. Weights stand as in panels.h: a step of all outputs, then the next.
+// Tiles 0 to 3 have sums of 16 outputs each, 4 and 5 the inputs of the rows, 6 and 7 weights. A row's sums do not depend on
+// other rows. Weights have the layout of panels.h: a step of all outputs, then the next step.
 #pragma once
 #include "simd.h"
 #include <atomic>
@@ -16,7 +16,7 @@ constexpr int TILE_STEPS = 16;
 // The compiler does not know that loading tiles, or their shapes, reads memory.
 inline void written() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-// Shapes the tiles of the thread that it stands in, for as long as it lives: `rows` rows, `steps` steps.
+// Sets the shapes of this thread's tiles during its lifetime: `rows` rows, `steps` steps.
 class TileShape {
     struct alignas(64) Config {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -55,7 +55,7 @@ inline void store_tiles(void* sums, int64_t stride) {
     _tile_stored(3, p + 192, stride);
 }
 
-// Rows of 32 sums, `stride` bytes apart, and those of other rows.
+// Rows of 32 sums, `stride` bytes apart, then those of other rows.
 inline void store_pairs(void* sums, void* others, int64_t stride) {
     _tile_stored(0, sums, stride);
     _tile_stored(1, (char*)sums + 64, stride);
@@ -63,7 +63,7 @@ inline void store_pairs(void* sums, void* others, int64_t stride) {
     _tile_stored(3, (char*)others + 64, stride);
 }
 
-// What `store_pairs` stored.
+// The reverse of `store_pairs`.
 inline void load_pairs(const void* sums, const void* others, int64_t stride) {
     written();
     _tile_loadd(0, sums, stride);
@@ -76,8 +76,8 @@ struct Nothing {
     void operator()() const {}
 };
 
-// Adds products of rows, `stride` bytes apart, and weights, whose steps are `step` bytes apart. `meanwhile` is called after
-// each.
+// Adds products of rows, `stride` bytes apart, and weights, whose steps are `step` bytes apart. Calls `meanwhile` after each
+// product.
 template <class Meanwhile = Nothing>
 inline void multiply_tiles(const int8_t* x, int64_t stride, const uint8_t* w, int64_t step, Meanwhile meanwhile = {}) {
     written();
@@ -114,7 +114,7 @@ inline void multiply_tiles(const bf16* x, int64_t stride, const uint8_t* w, int6
     meanwhile();
 }
 
-// The same of rows and of others, for half as many outputs: weights that are loaded serve both.
+// The same for two tiles of rows and half the outputs: each loaded weight serves both tiles.
 template <class Meanwhile>
 inline void multiply_pairs(const int8_t* x, const int8_t* others, int64_t stride, const uint8_t* w, int64_t step,
                            Meanwhile meanwhile) {

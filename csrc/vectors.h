@@ -4,15 +4,15 @@
 
 namespace {
 
-// How near vectors ask for weights ahead of their use: 3 is the first cache, 2 the second, which on a Xeon with AMX made a
-// row of int4 a tenth faster. Elsewhere it was not tried.
+// The cache into which weights are prefetched: 3 is the first, 2 the second. The second made a row of int4 a tenth faster
+// on a Xeon with AMX; it was not measured on other processors.
 #if defined(__AMX_INT8__)
 constexpr int NEARNESS = 2;
 #else
 constexpr int NEARNESS = 3;
 #endif
 
-// Rows that are computed together, and how many registers of outputs with them: as many sums as registers hold.
+// Rows and registers of outputs that are computed together: as many sums as fit into registers.
 #if defined(__AVX512F__)
 constexpr int ROWS = 6;
 template <int R> constexpr int WIDTH = 4;
@@ -39,7 +39,7 @@ inline ints pairs(shorts a, shorts b) {
 }
 #endif
 
-// acc + the sum of four products of bytes, w without sign and x with it. Exact.
+// acc + the sum of four products of bytes, unsigned w and signed x. Exact.
 inline ints dot(ints acc, ints w, ints x) {
 #if defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
@@ -141,7 +141,7 @@ void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, 
         tile<F, R, WIDTH<R>>(w, x, chunk, row, column, partial);
 }
 
-// A chunk for all rows. While it is multiplied, what is at `next` comes closer, a share with each tile of rows.
+// A chunk for all rows. Each tile of rows prefetches a part of `next`.
 template <class F>
 void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_t rows, Chunk chunk, int64_t tiles,
                     Partial<typename F::Sums>& partial) {
@@ -161,7 +161,7 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
                Partial<typename F::Sums>& partial) {
     std::fill(partial.sums.begin(), partial.sums.end(), typename F::Sums{});
     const int steps = w.inputs / F::INPUTS;
-    const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are shared out evenly among them
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are divided evenly among them
     const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
     for (int begin = 0; begin < steps; begin += CHUNK) {
         const int end = begin + CHUNK < steps ? begin + CHUNK : steps, lines = int((end - begin) * STEP / 64);

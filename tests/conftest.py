@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT, find_shared
 from tiny import TINY
 
 from soothsay import LLM
 from soothsay.model.transformer import Transformer
 
-SHARED = Path(__file__).parents[2] / "shared"
+pytest_plugins = ["skips"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +26,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What tests measure on a busy machine is not for its user."""
+    """Give tests a cache of their own: their measurements must not reach the user's cache."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
@@ -52,7 +53,8 @@ def sibyl() -> LLM:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of data that stands beside a development checkout."""
-    if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is not here; it stands beside development checkouts only")
-    return SHARED
+    """The folder of data beside a development checkout, or the one that `SOOTHSAY_SHARED` names."""
+    folder = find_shared(ROOT, os.environ.get("SOOTHSAY_SHARED"))
+    if folder is None:
+        pytest.skip(f"no shared data: {ROOT.parent / 'shared'} is not there")
+    return folder

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, that no drafter changes a word of it, and how it ends."""
+"""The command line: what it prints and where, its exit codes, and that no drafter changes an answer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 
 import soothsay
 from soothsay import LLM, Drafter, RequestError, SamplingParams, SoothsayError, Stream
-from soothsay.cli import app
 from soothsay.cli import demo as demo_module
+from soothsay.cli.app import app
 from soothsay.cli.chat import Conversation
-from soothsay.cli.demo import Run
+from soothsay.cli.demo import DemoAnswer
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tasks import TASKS
 
@@ -35,13 +35,13 @@ LOOPING = "Can you explain why the sky is blue?"  # an answer that repeats itsel
 
 
 def run(*args: str, stdin: str | bytes | None = None, **env: str) -> Result:
-    """The command's result; wide lines, so that no message is broken."""
+    """Run a command in this process. Lines are wide, so that no message is wrapped."""
     return CliRunner().invoke(app, args, input=stdin, env={"COLUMNS": "200", **env})
 
 
 def main(*args: str) -> list[str]:
-    """The command as a process of its own."""
-    return [sys.executable, "-c", "from soothsay.cli import main; main()", *args]
+    """The command line of a process that runs a command."""
+    return [sys.executable, "-m", "soothsay", *args]
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_demo_compares_what_is_asked_for() -> None:
 def test_demo_fails_loudly_where_tokens_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = demo_module.decode
 
-    def lie(llm: LLM, task: demo_module.Task, drafter: Callable[..., object], max_tokens: int) -> Run:
+    def lie(llm: LLM, task: demo_module.Task, drafter: Callable[..., object], max_tokens: int) -> DemoAnswer:
         done = decode(llm, task, drafter, max_tokens)  # type: ignore[arg-type]
         if task.name == "maths" and max(done.stats.drafted_at, default=0):
             done.pieces[-1] = replace(done.pieces[-1], token=done.pieces[-1].token + 1)
@@ -345,7 +345,7 @@ def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch
     assert told["runs here"].startswith("float32; ")
     assert told["weights"] == "62.9 MB in memory, 6.3 MB of embeddings mapped"
     assert told["KV cache"] == "8.2 kB a token, 8.2 MB for a context of 1,000"
-    assert told["KV cache, more"] == "24.6 MB for 3 such requests"
+    assert told["KV cache, more"] == "24.6 MB for 3 of these requests"
 
 
 def test_inspect_says_which_drafters_fit() -> None:
@@ -439,6 +439,6 @@ def test_help_and_version() -> None:
 
 def test_the_command_line_itself_needs_no_torch() -> None:
     bare = "import sys, types; p = types.ModuleType('soothsay'); p.__path__ = [sys.argv[1]]"
-    check = "sys.modules['soothsay'] = p; import soothsay.cli; sys.exit('torch' in sys.modules)"
+    check = "sys.modules['soothsay'] = p; import soothsay.cli.app; sys.exit('torch' in sys.modules)"
     package = str(Path(soothsay.__file__).parent)
     subprocess.run([sys.executable, "-c", f"{bare}; {check}", package], check=True)

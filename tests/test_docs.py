@@ -1,31 +1,233 @@
-"""What the documentation tells people to run, runs."""
+"""What the documentation shows runs, and what it names exists.
+
+Every fenced block of README.md and docs has a tag:
+
+- `python` blocks run.
+- `sh`, `console` and untagged blocks hold commands. They run in a folder that has the files of `prepare`.
+- `json` blocks are parsed. `text` blocks (output, diagrams) are not checked.
+
+A block that cannot run here has `<!-- not run: the reason -->` before it. Its Python is compiled all the
+same, and its `soothsay` commands are parsed: an option that does not exist fails.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from places import ROOT
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = [
-    pytest.param(code, id=f"{page.name}-{number}")
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+from soothsay import REGISTRY
+from soothsay.cli.app import app
+from soothsay.core.verify import VERIFIERS
+from soothsay.model.checkpoint import bundled_models, open_checkpoint
+
+PACKAGE = ROOT / "src" / "soothsay"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+LIVING = [page for page in PAGES if page.parent != DOCS / "log"]
+"""Pages that describe the project as it is. The archives of the log describe it as it was."""
+
+COMMANDS = ("", "sh", "console")
+OTHER_COMMANDS = ("make", "pip", "hf")
+FENCE = re.compile(r"\s*```(\w*)\s*$")
+NOT_RUN = re.compile(r"\s*<!-- not run: (\S.*) -->\s*$")
+FILES = ("questions", "prompts", "spec_bench", "answers", "conversations")
 
 
-@pytest.mark.parametrize("code", EXAMPLES)
-def test_python_examples_run(code: str) -> None:
-    exec(compile(code, "<example>", "exec"), {"__name__": "example"})
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    tag: str
+    text: str
+    not_run: str | None  # the reason
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Split the command lines into arguments, without comments. A backslash continues a line."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line.removeprefix("$ "), comments=True))]
 
 
-def test_readme_names_every_source_file_or_its_folder() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for file in (ROOT / "src" / "soothsay").glob("*.py"):
-        assert file.name.startswith("__") or file.name in readme, f"{file.name} is not in the README's tree"
-    for folder in ("model", "engine"):
-        for file in (ROOT / "src" / "soothsay" / folder).glob("*.py"):
-            assert file.name.startswith("__") or file.name in readme, (
-                f"{folder}/{file.name} is not in the README"
-            )
+def blocks_of(page: Path) -> Iterator[Block]:
+    """The fenced blocks of a page. A marker counts for the block that comes right after it."""
+    not_run: str | None = None
+    lines = iter(enumerate(page.read_text().splitlines(), start=1))
+    for number, line in lines:
+        if fence := FENCE.match(line):
+            body = []
+            for _, inner in lines:
+                if inner.strip() == "```":
+                    break
+                body.append(inner)
+            yield Block(page, number, fence[1], "\n".join(body), not_run)
+            not_run = None
+        elif marker := NOT_RUN.match(line):
+            not_run = marker[1]
+        elif line.strip():
+            not_run = None
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def of(tags: tuple[str, ...], *, run: bool) -> pytest.MarkDecorator:
+    chosen = [block for block in BLOCKS if block.tag in tags and (block.not_run is None) == run]
+    return pytest.mark.parametrize("block", [pytest.param(block, id=str(block)) for block in chosen])
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what commands read: `path/to/model` is the bundled model, files of questions have two."""
+    bundled = open_checkpoint(bundled_models()[0]).path
+    answer = {"role": "assistant", "content": "Red. Blue. Green."}
+    for name in ("path/to/model", "TARGET"):
+        model = tmp_path / name
+        (model / "drafters").mkdir(parents=True)
+        for source in (*bundled.glob("*"), *bundled.glob("drafters/*")):
+            if source.name != "drafters":  # a folder of its own, so that commands can write into it
+                (model / source.relative_to(bundled)).symlink_to(source)
+    (tmp_path / "DIRECTORY").symlink_to(bundled / "drafters" / "eagle3")
+    questions = [
+        {"category": "writing", "turns": [asked], "messages": [{"role": "user", "content": asked}, answer]}
+        for asked in ("Name three colours.", "Why does it rain?")
+    ]
+    for name in FILES:
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in questions))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@of(("python",), run=True)
+def test_python_runs(block: Block) -> None:
+    exec(compile(block.text, str(block), "exec"), {"__name__": "example"})
+
+
+@of(("python",), run=False)
+def test_python_that_is_not_run_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@of(COMMANDS, run=True)
+def test_commands_run(block: Block, prepare: Path) -> None:
+    assert block.commands
+    for program, *arguments in block.commands:
+        assert program == "soothsay", f"{program} cannot run here: mark the block as not run, with the reason"
+        result = CliRunner().invoke(app, arguments, input="", env={"COLUMNS": "200"}, catch_exceptions=False)
+        assert result.exit_code == 0, f"soothsay {shlex.join(arguments)}: {result.output}"
+
+
+@of(COMMANDS, run=False)
+def test_commands_that_are_not_run_are_parsed(block: Block, prepare: Path) -> None:
+    assert block.commands
+    for program, *arguments in block.commands:
+        if program == "soothsay":
+            parse(arguments)
+        else:
+            assert program in OTHER_COMMANDS, f"{program!r} is no command; tag output as `text`"
+
+
+def parse(arguments: list[str]) -> None:
+    """Raise for a command or an option that does not exist, a missing argument, a value of a wrong type."""
+    command, rest = get_command(app), list(arguments)
+    while isinstance(command, TyperGroup):
+        command = command.commands[rest.pop(0)]
+    command.make_context(command.name, rest)
+
+
+@of(("json",), run=True)
+def test_json_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=str(block)) for block in BLOCKS])
+def test_tags_are_known(block: Block) -> None:
+    assert block.tag in ("python", "json", "text", *COMMANDS)
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+SOURCE = re.compile(r"[\w./-]*\w\.(?:py|cpp|h|md|html|toml|jinja)|[\w.-]+(?:/[\w.-]+)*/")
+
+
+@pytest.mark.parametrize("page", LIVING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_that_pages_name_exist(page: Path) -> None:
+    """Links lead to files and headings that exist. So do names of files and folders in code spans.
+
+    A name is relative to the repository, to `src/soothsay`, to the page, or to a folder that the page names.
+    """
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in LINK.findall(prose):
+        if "://" not in target:
+            file, _, heading = target.partition("#")
+            place = page.parent / file if file else page
+            assert place.exists(), f"{page.name} links to {target}"
+            assert not heading or heading in headings(place), f"{page.name} links to {target}"
+    named = [name for name in CODE.findall(prose) if SOURCE.fullmatch(name)]
+    bases = [ROOT, PACKAGE, page.parent]
+    bases += [base / name for base in bases for name in named if name.endswith("/")]
+    for name in named:
+        assert any((base / name).exists() for base in bases), (
+            f"{page.name} names {name}, which does not exist"
+        )
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_architecture_names_every_package_and_top_level_module() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    folders = [file.parent for file in PACKAGE.rglob("__init__.py") if file.parent != PACKAGE]
+    for folder in folders:
+        name = f"{folder.relative_to(PACKAGE)}/"
+        assert f"`{name}`" in page, f"docs/architecture.md does not name the package {name}"
+    for module in PACKAGE.glob("[!_]*.py"):
+        assert f"`{module.name}`" in page, f"docs/architecture.md does not name {module.name}"
+
+
+def test_index_names_every_page() -> None:
+    index = (DOCS / "README.md").read_text()
+    for page in DOCS.iterdir():
+        if page.suffix in (".md", ".html") and page.name != "README.md":
+            assert f"]({page.name})" in index, f"docs/README.md does not name {page.name}"
+
+
+def rows(page: Path, heading: str) -> dict[str, list[str]]:
+    """The first table below a heading: its other cells by the names in code spans of its first."""
+    table = page.read_text().partition(f"# {heading}\n")[2].partition("\n#")[0]
+    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    return {name: rest for first, *rest in cells for name in CODE.findall(first)}
+
+
+def test_every_drafter_is_described_with_its_options() -> None:
+    described = rows(DOCS / "drafters.md", "Drafters")
+    assert described.keys() == REGISTRY.keys()
+    for name, cells in described.items():
+        options = {option for option in inspect.signature(REGISTRY[name]).parameters if option != "target"}
+        assert set(CODE.findall(cells[-1])) == options, f"options of {name}"
+
+
+def test_every_verifier_is_described() -> None:
+    assert rows(DOCS / "guarantee.md", "Verifiers").keys() == VERIFIERS.keys()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

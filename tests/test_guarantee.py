@@ -1,7 +1,7 @@
-"""The heart: no drafter, tree, batch, cache, chunking or preemption changes a token, or a bit of its logits.
+"""The guarantee: drafters, trees, batches, caches, chunks and preemption change no token or bit of logits.
 
-Everything in the registry is covered by being there. Options that a drafter needs here are in `OPTIONS`;
-variants worth testing beyond the defaults are in `VARIANTS`.
+Each drafter in the registry is tested. `OPTIONS` holds the options that a drafter needs here, and `VARIANTS`
+the variants that are tested in addition to the defaults.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from heads import untrained
 from stores import tiny_store
 
 from soothsay import LLM, REGISTRY, Grammar, Result, SamplingParams, Stream
-from soothsay.engine.request import Request
+from soothsay.core.request import Request
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # of the untrained
+pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 
 OPTIONS = {"rest": "store=STORE"}
 VARIANTS = [
-    "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong guesses, wide trees
-    "draft-model(model=sibyl)",  # a model drafts for itself: its best guesses are right
-    "draft-model(model=sibyl, dtype=bfloat16, depth=6, width=1, branch=1)",  # nearly always
+    "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong draft tokens, wide trees
+    "draft-model(model=sibyl)",  # the target drafts for itself: its best draft tokens are right
+    "draft-model(model=sibyl, dtype=bfloat16, depth=6, width=1, branch=1)",  # nearly always right
     "draft-model(model=sibyl, dtype=float32, depth=3, width=3, branch=3)",  # a grown tree
     "eagle3(model=UNTRAINED)",  # hardly ever right
     "block(model=UNTRAINED)",
@@ -39,7 +39,7 @@ DRAFTERS = [f"{name}({OPTIONS[name]})" if name in OPTIONS else name for name in 
 
 
 def resolve(spec: str) -> str:
-    """With the places of untrained weights and of a store filled in."""
+    """Fill in the paths of untrained weights and of a datastore."""
     name = spec.partition("(")[0]
     spec = spec.replace("STORE", str(tiny_store())) if "STORE" in spec else spec
     return spec.replace("UNTRAINED", str(untrained(name))) if "UNTRAINED" in spec else spec
@@ -93,14 +93,14 @@ PROMPTS = [
 
 @dataclass(frozen=True)
 class Served:
-    """A request that has been answered, and what became of it on the way."""
+    """An answer, with the requests that produced it."""
 
     result: Result
     requests: list[Request]
 
 
 def same(result: Result, expected: Result) -> None:
-    """Tokens, text, why it ended, and the bits of the log-probabilities."""
+    """Assert equal tokens, text, finish reason, and bits of the log-probabilities."""
     assert result.token_ids == expected.token_ids
     assert result.text == expected.text
     assert result.finish_reason == expected.finish_reason
@@ -119,7 +119,7 @@ def prompts() -> list[list[int]]:
 
 @cache
 def plain(dtype: str = "float32") -> list[Result]:
-    """Plain decoding, each prompt alone, nothing cached: what everything else must equal."""
+    """Return the reference answers: plain decoding of each prompt alone, without prefix caching."""
     llm = make(dtype, prefix_caching=False)
     return [llm.generate(prompt, params) for prompt, params in zip(prompts(), MIXED, strict=True)]
 
@@ -130,7 +130,7 @@ def all_same(results: list[Result], dtype: str = "float32") -> None:
 
 
 def watch(llm: LLM) -> list[Request]:
-    """Notes the requests that an engine is given."""
+    """Record the requests that are added to an engine."""
     seen: list[Request] = []
     add = llm.engine.add
     llm.engine.add = lambda request: (seen.append(request), add(request))[1]  # type: ignore[method-assign]
@@ -148,7 +148,7 @@ class TestEveryDrafter:
         llm = make()
         llm.generate(
             prompts(), replace(GREEDY, max_tokens=1)
-        )  # plainly: the drafter has not seen these blocks
+        )  # plain decoding: the drafter has not seen these blocks
         requests = watch(llm)
         for _ in range(2):
             all_same(llm.generate(prompts(), MIXED, drafter=drafter))
@@ -167,7 +167,7 @@ class TestEveryDrafter:
 
 
 def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
-    """With so little memory that the order decides who is preempted."""
+    """Memory is so small that requests are preempted, and their order decides which."""
     longest = max(len(prompt) for prompt in prompts()) + (GREEDY.max_tokens or 0)
     llm = make(kv_tokens=longest + 100, block_size=8)
     requests: list[Request] = []
@@ -193,7 +193,7 @@ def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
 
 
 def test_with_chunks_that_depend_on_the_time() -> None:
-    """Each run cuts prompts elsewhere, by the speed of the machine."""
+    """The boundaries of prefill chunks differ between runs, because they depend on measured times."""
     for max_stall in (1e-9, 0.02):
         llm = make(max_stall=max_stall)
         drafters = [resolve(DRAFTERS[i % len(DRAFTERS)]) for i in range(len(PROMPTS))]
@@ -201,7 +201,7 @@ def test_with_chunks_that_depend_on_the_time() -> None:
 
 
 def test_on_several_threads() -> None:
-    """Another number of threads may be another numeric mode; within it nothing changes either."""
+    """The number of threads may change the numeric mode. Within one mode, drafters change nothing."""
     torch.set_num_threads(2)
     try:
         llm = make()
@@ -217,7 +217,7 @@ def test_on_several_threads() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_that_drafts_for_itself_is_always_right(mode: str) -> None:
-    """Same bits, same noise: each guess is what the target draws. Catches a drafter whose KV goes astray."""
+    """Same bits and same noise give the same draws. An error in the drafter's KV cache makes this fail."""
     llm = make(max_tree=5)
     result = llm.generate(
         prompts()[0], MODES[mode], drafter="draft-model(model=sibyl, dtype=float32, width=1, branch=1)"

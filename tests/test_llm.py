@@ -1,4 +1,4 @@
-"""What users import: generating, streaming, stopping, and what happens when they ask for the impossible."""
+"""`LLM`: generating, streaming, stopping, and requests that cannot be served."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay import LLM, FinishReason, ModelError, RequestError, SamplingParams
+from soothsay import LLM, FinishReason, ModelError, RequestError, SamplingParams, Stream
 from soothsay.config import EngineConfig
-from soothsay.engine.batch import Batch, Rows
-from soothsay.engine.tree import DraftTree
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.tree import DraftTree
 from soothsay.model.transformer import Transformer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, seed=0)
@@ -119,7 +119,7 @@ class TestStreams:
         assert sibyl.engine.allocator.num_free == free
         assert stream.result.finish_reason is FinishReason.CANCELLED
         assert stream.result.text == "".join(said)
-        stream.cancel()  # twice is once
+        stream.cancel()  # a second call does nothing
 
     def test_a_stream_has_one_answer(self, sibyl: LLM) -> None:
         with pytest.raises(RequestError, match="one answer"):
@@ -292,9 +292,12 @@ def test_memory_is_free_again_after_everything(sibyl: LLM) -> None:
 
 def test_a_shared_prefix_is_computed_once_even_when_requests_come_together() -> None:
     llm = LLM("sibyl", dtype="float32", kv_tokens=4096)
-    streams = [llm.stream(prompt, GREEDY) for prompt in ([*range(100, 164)], [*range(100, 164), 5, 6])]
-    for stream in streams:
-        assert len(stream.result.token_ids) == 24
-    assert [stream._request.num_prefix_hits for stream in streams] == [0, 64]
+    prompts = [*range(100, 164)], [*range(100, 164), 5, 6]
+    requests = [request for prompt in prompts for request in llm.requests(prompt, GREEDY)]
+    for request in requests:
+        llm.engine.add(request)
+    for request in requests:
+        assert len(Stream(llm.engine, request).result.token_ids) == 24
+    assert [request.num_prefix_hits for request in requests] == [0, 64]
     answers = llm.generate([*range(200, 300)], replace(GREEDY, temperature=1.0, n=3))
     assert len(answers.choices) == 3

@@ -1,4 +1,4 @@
-"""Text to ids and back, piece by piece; chat templates in their sandbox."""
+"""Tokenizers: text to ids and back, piece by piece, and chat templates in a sandbox."""
 
 from __future__ import annotations
 

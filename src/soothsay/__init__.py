@@ -16,5 +16,5 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when one is first used, so that `soothsay --help` need not wait for torch."""
+    """Import the public names at their first use, so that `soothsay --help` does not wait for torch."""
     return getattr(import_module("soothsay.api"), name)

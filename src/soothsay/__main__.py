@@ -1,5 +1,5 @@
-"""`python -m soothsay` is the command."""
+"""Runs the command line for `python -m soothsay`."""
 
-from soothsay.cli import main
+from soothsay.cli.app import main
 
 main()

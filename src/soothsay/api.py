@@ -1,12 +1,13 @@
-"""The public names, each from its home. `soothsay` loads this when one of them is first used."""
+"""The public names. `soothsay` imports this module when one of them is first used."""
 
 from soothsay.config import EngineConfig
-from soothsay.drafters import REGISTRY, Drafter, Observation, Target
-from soothsay.engine.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
-from soothsay.engine.grammar import Grammar
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
-from soothsay.engine.tree import DraftTree
+from soothsay.core.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
+from soothsay.core.grammar import Grammar
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.registry import REGISTRY
 from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.result import Choice, Result, Stream

@@ -1,4 +1,4 @@
-"""Conversations and texts in files: JSON lines, plain text, packed or not, and directories of `datasets`."""
+"""Reads conversations and texts from files: JSON lines, plain text, and directories of `datasets`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Entry = str | list[Message]
 """A text, or a conversation: messages with `role` and `content`, both text."""
 
 MOST_BAD = 0.01
-"""The share of entries that may be unusable before something is wrong with the file, not with a line."""
+"""Largest share of unusable entries. With more, something is wrong with the file, not with single lines."""
 
 NAMED = 5
-"""Unusable entries that are named; the others are counted."""
+"""Number of unusable entries that are listed. The others are only counted."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Entries that were read, and those that could not be used."""
+    """Counts the entries of a file, and those that cannot be used."""
 
     read: int = 0
     bad: int = 0
-    named: list[str] = field(default_factory=list)  # the first of the bad: where, and why
+    named: list[str] = field(default_factory=list)  # the place and the reason of the first unusable entries
 
     def refuse(self, where: str, reason: object) -> None:
-        """Count an entry as unusable."""
+        """Count an entry as unusable. `where` is its place, such as "chat.jsonl, line 3"."""
         self.bad += 1
         if len(self.named) < NAMED:
             self.named.append(f"{where}: {reason}")
 
     def check(self) -> None:
-        """Raises `RequestError`, with examples, if too many entries are unusable."""
+        """Raise `RequestError`, with examples, if too many entries are unusable."""
         if self.bad > MOST_BAD * self.read:
             shown = "; ".join(self.named)
             more = f"; and {self.bad - len(self.named)} more" if self.bad > len(self.named) else ""
@@ -49,16 +49,17 @@ class Tally:
 
 
 def read_entries(path: Path, tally: Tally) -> Iterator[tuple[str, Entry]]:
-    """The entries of a file or a directory, each with where it stands, such as "chat.jsonl, line 3".
+    """Yield the entries of a file or a directory, each with its place, such as "chat.jsonl, line 3".
 
-    - `.jsonl` (or `.json`): an object in each line, with `messages` or with `text`; see `parse`. Lines that
-      cannot be used are noted in `tally` and left out.
-    - a directory: what `datasets` has saved to disk, with columns alike; of several splits, "train".
-    - any other file: one text.
+    - `.jsonl` or `.json`: an object in each line, with `messages` or with `text`; see `parse`.
+    - A directory that `datasets` has saved to disk: its rows have the same keys. If it has several splits,
+      "train" is read.
+    - Any other file is one text.
 
-    Files may be packed, with `.gz` behind their name.
+    A name that ends in `.gz` says that the file is compressed. Entries that cannot be used are counted in
+    `tally` and left out.
 
-    Raises `RequestError` if it cannot be read at all.
+    Raises `RequestError` if the file or the directory cannot be read.
     """
     if path.is_dir():
         items: Iterator[tuple[str, bytes | Mapping[str, Any]]] = _rows(path)
@@ -84,10 +85,11 @@ def has_lines(file: Path) -> bool:
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, with their numbers from 1. Only line feeds end a line: JSON may
-    hold other ends of lines as they are.
+    """Yield the lines of a file that are not blank, with their numbers from 1.
 
-    Raises `RequestError` if it cannot be read.
+    Only line feeds end a line: JSON strings may contain other line separators.
+
+    Raises `RequestError` if the file cannot be read.
     """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
@@ -99,16 +101,16 @@ def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_text(file: Path) -> str:
-    """All of a file. Raises `RequestError` if it cannot be read, or is not UTF-8."""
+    """Read a whole file. Raises `RequestError` if it cannot be read, or is not UTF-8."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as packed:
-            return packed.read().decode("utf-8-sig")
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+            return content.read().decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise RequestError(f"{file} cannot be read as text ({error})") from None
 
 
 def parse(line: bytes) -> Entry:
-    """What a JSON line holds: `text`, or else `messages`. Raises `ValueError`, saying why, if neither."""
+    """Return the `text` of a JSON line, or else its `messages`. Raises `ValueError` if it has neither."""
     try:
         raw: Any = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -121,7 +123,7 @@ def parse(line: bytes) -> Entry:
 
 
 def as_entry(raw: Mapping[str, Any]) -> Entry:
-    """The text or conversation of an object; see `parse`."""
+    """Return the text or the conversation of a JSON object; see `parse`."""
     text, messages = raw.get("text"), raw.get("messages")
     if isinstance(text, str):
         _check(text)
@@ -139,14 +141,15 @@ def as_entry(raw: Mapping[str, Any]) -> Entry:
 
 
 def plain(messages: list[Message]) -> str:
-    """A conversation for a model without a chat template: blank lines between its messages."""
+    """Lay a conversation out for a model without a chat template: blank lines between messages."""
     return "\n\n".join(message["content"] for message in messages)
 
 
 def _check(text: str) -> None:
+    """Raise `ValueError` if `text` cannot be encoded."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can spell half a character
+    except UnicodeEncodeError:  # JSON can escape half of a surrogate pair
         raise ValueError("half of a surrogate pair, which is no text") from None
 
 
@@ -162,7 +165,7 @@ def _rows(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         data = datasets.load_from_disk(str(directory))
     except (OSError, ValueError) as error:
         raise RequestError(f"{directory} cannot be read as a data set ({error})") from None
-    if isinstance(data, Mapping):  # of splits
+    if isinstance(data, Mapping):  # several splits by name
         if "train" not in data:
             splits = ", ".join(map(str, data))
             raise RequestError(f"{directory} has no split 'train'; name one of its own directories: {splits}")

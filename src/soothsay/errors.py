@@ -1,4 +1,4 @@
-"""What soothsay raises when something outside it is wrong. Each message names the thing and the way out."""
+"""The errors that soothsay raises for wrong input. Each message names what is wrong and how to fix it."""
 
 
 class SoothsayError(Exception):
@@ -10,12 +10,12 @@ class ModelError(SoothsayError):
 
 
 class RequestError(SoothsayError, ValueError):
-    """A request cannot be served as asked: a parameter, the prompt's length or the memory it needs."""
+    """A request cannot be served: because of a parameter, the prompt's length or the memory it needs."""
 
 
 class DrafterError(SoothsayError, ValueError):
-    """A drafter is unknown, misconfigured or does not fit its target."""
+    """A drafter is unknown, has wrong options, or does not fit its target."""
 
 
 class TrainingError(SoothsayError):
-    """A training cannot start, go on or be written: its data, its checkpoint or its numbers."""
+    """A training cannot start, continue or be saved: because of its data, its checkpoint or its numbers."""

@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, overload
 
 from soothsay.config import DType, EngineConfig
-from soothsay.drafters import Drafter, DrafterSpec, build_drafter
-from soothsay.engine.answer import FinishReason, SpeculationStats
+from soothsay.core.answer import FinishReason, SpeculationStats
+from soothsay.core.grammar import Constraint
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.drafters.base import Drafter
+from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
-from soothsay.engine.grammar import Constraint, Grammars
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
-from soothsay.engine.sampling import derive_seed
-from soothsay.errors import ModelError, RequestError
-from soothsay.machine import available_memory
+from soothsay.engine.sizing import complete_config
+from soothsay.errors import RequestError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.request_builder import Prompt, RequestBuilder
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import Message, Tokenizer
 
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
-
 
 class LLM:
-    """A model, ready to answer.
+    """A language model with its engine and its drafters.
 
     Args:
-        model: a Hugging Face directory, a `.gguf` file, a bundled model's name, a hub name, or a
-            `Transformer`.
-        drafter: who guesses, unless a request says otherwise: a name of the registry with options, such as
-            `"suffix"` or `"draft-model(model=path)"`, several of them composed, or a drafter's class; "auto"
-            takes whatever pays at each step, or nothing. Never changes what is said.
-        dtype: of linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
+        model: a Hugging Face directory, a `.gguf` file, the name of a bundled model or of one on the hub, or
+            a `Transformer`.
+        drafter: proposes draft tokens, unless a request names another. It never changes the output. It is a
+            name of the registry with options, such as `"suffix"` or `"draft-model(model=path)"`, or several
+            of them composed, or a class of drafters. "auto" chooses at each step whatever is fastest, plain
+            decoding included.
+        dtype: what linear layers compute in: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
             `soothsay.model.load.load_model`.
-        tokenizer: in place of the one that comes with the model.
-        device: where to run.
-        config: the engine's numbers; single ones can be given as keywords, such as `max_context=4096`.
+        tokenizer: takes the place of the model's own.
+        device: where the model runs.
+        config: the engine's numbers. Keywords such as `max_context=4096` set single ones.
 
     Raises:
         ModelError: the model cannot be loaded.
-        DrafterError: the drafter is unknown or does not fit.
+        DrafterError: the drafter is unknown, or does not fit the model.
 
     Example:
         >>> from soothsay import LLM, SamplingParams
@@ -66,13 +64,8 @@ class LLM:
         config: EngineConfig | None = None,
         **engine_options: Any,
     ):
-        try:
-            config = replace(config or EngineConfig(), **engine_options)
-        except TypeError:
-            known = EngineConfig.__dataclass_fields__
-            unknown = next(name for name in engine_options if name not in known)
-            raise TypeError(f"LLM has no option {unknown!r}; the engine's are {', '.join(known)}") from None
-        self.eos_ids: tuple[int, ...] = ()
+        config = _with_options(config or EngineConfig(), engine_options)
+        eos_ids: tuple[int, ...] = ()
         path = None
         if isinstance(model, Transformer):
             self.model = model
@@ -80,15 +73,24 @@ class LLM:
             checkpoint = open_checkpoint(model)
             path = checkpoint.path
             tokenizer = tokenizer or checkpoint.tokenizer()
-            self.eos_ids = checkpoint.eos_ids
+            eos_ids = checkpoint.eos_ids
             self.model = load_model(checkpoint, dtype, device)
         self.tokenizer = tokenizer
-        self.config = _complete(config, self.model)
+        self.config = complete_config(config, self.model)
         self.engine = Engine(self.model, tokenizer, self.config, path)
-        self._grammars = None if tokenizer is None else Grammars(tokenizer, self.model.config.vocab_size)
+        self._builder = RequestBuilder(self.model.config, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter = drafter
         self._drafter(drafter)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer. A checkpoint names them; a bare `Transformer` has none until set."""
+        return self._builder.eos_ids
+
+    @eos_ids.setter
+    def eos_ids(self, ids: tuple[int, ...]) -> None:
+        self._builder.eos_ids = ids
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too; it means one prompt
@@ -118,13 +120,13 @@ class LLM:
         """Answer one prompt, or many together.
 
         Args:
-            prompts: text or token ids, or a list of such.
+            prompts: text or token ids, or a list of these.
             params: for all prompts, or one for each. Default: `SamplingParams()`.
-            drafter: in place of the model's own, for all or for each.
+            drafter: in place of the model's default, for all prompts or one for each.
 
         Returns:
             A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
-            has the finish reason "error" and says why; the others are not disturbed.
+            has the finish reason "error" and the message; the other requests are answered.
 
         Raises:
             RequestError: the one prompt cannot be served.
@@ -150,13 +152,13 @@ class LLM:
         *,
         drafter: DrafterSpec | None = None,
     ) -> Result:
-        """Answer a conversation: messages with `role` and `content`, laid out by the chat template."""
+        """Answer a conversation: messages with `role` and `content`, in the layout of the chat template."""
         return self.generate(self.chat_prompt(messages), params, drafter=drafter)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
     ) -> Stream:
-        """Answer one prompt piece by piece. The same object serves `for` and `async for`."""
+        """Answer one prompt piece by piece. The stream works with `for` and with `async for`."""
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(
@@ -165,7 +167,7 @@ class LLM:
         return self._submit(prompt, params, drafter)[1][0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
+        """Token ids of a conversation, up to where the assistant's answer begins."""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer; give token ids to generate instead")
         return self.tokenizer.encode_chat(messages)
@@ -180,58 +182,47 @@ class LLM:
         priority: int = 0,
         traced: bool = False,
     ) -> list[Request]:
-        """Check a prompt and make its `n` requests, not yet in the line: for whoever runs `engine` himself.
+        """Check a prompt and build its `n` requests, for callers that run `engine` themselves.
+
+        The requests do not wait in the engine yet.
 
         Args:
             prompt: text or token ids.
             params: how to sample.
-            drafter: in place of the model's own.
-            max_nodes: guesses that are verified in a step at most, the root not counted; 0 is plain decoding,
-                None as many as drafter and engine allow.
-            priority: requests with a lower one go first, as in vLLM; among equals, whoever came first.
+            drafter: in place of the model's default.
+            max_nodes: largest number of draft tokens in a step. 0: plain decoding. None: what drafter and
+                engine allow.
+            priority: requests with a lower number are served first, as in vLLM; within a number, in order of
+                arrival.
             traced: whether the requests keep a `StepTrace` of each step in their `traces`.
 
         Raises:
-            RequestError: it cannot be served.
-            DrafterError: the drafter is unknown or does not fit.
+            RequestError: the prompt cannot be served.
+            DrafterError: the drafter is unknown, or does not fit the model.
         """
-        ids = self._encode(prompt)
-        limit = self._limit(ids, params)
-        params.check_tokens(self.model.config.vocab_size)
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
-        if params.logprobs is not None and params.logprobs > self.model.config.vocab_size:
-            raise RequestError(
-                f"logprobs={params.logprobs} is more than the {self.model.config.vocab_size} tokens there are"
-            )
-        seed = secrets.randbits(48) if params.seed is None else params.seed
+        checked = self._builder.check(prompt, params)
         if max_nodes is not None and max_nodes < 0:
             raise RequestError(f"max_nodes={max_nodes} is not possible: it must be at least 0, or None")
         own_drafter = self._drafter(self.drafter if drafter is None else drafter)
-        if max_nodes == 0:  # nobody need guess
+        if max_nodes == 0:
             own_drafter = self._drafter("none")
-        return [
-            Request(
-                ids,
-                params,
-                seed=derive_seed(seed, index),
-                limit=limit,
-                drafter=own_drafter,
-                eos_ids=self.eos_ids,
-                tokenizer=self.tokenizer,
-                block_size=self.config.block_size,
-                constraint=self.constraint(params),
-                max_guesses=max_nodes,
-                priority=priority,
-                traced=traced,
-            )
-            for index in range(params.n)
-        ]
+        return self._builder.build(
+            checked, own_drafter, max_nodes=max_nodes, priority=priority, traced=traced
+        )
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """Compile the grammar of `params`, for one answer. None: `params` have no grammar.
+
+        A grammar that was compiled before is not compiled again.
+
+        Raises `RequestError` if the grammar cannot be compiled, or an answer could not end.
+        """
+        return self._builder.constraint(params)
 
     def _submit(
         self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None
     ) -> tuple[list[int], list[Stream]]:
-        """Check a prompt and put its `n` requests in the line."""
+        """Check a prompt and add its `n` requests to the engine. Returns its token ids and the answers."""
         requests = self.requests(prompt, params, drafter=drafter)
         for request in requests:
             self.engine.add(request)
@@ -239,66 +230,17 @@ class LLM:
         return ids, [Stream(self.engine, request) for request in requests]
 
     def _collect(self, submitted: tuple[list[int], list[Stream]]) -> Result:
+        """Wait for the answers to one prompt."""
         ids, streams = submitted
         try:
             return Result(ids, [stream.choice for stream in streams])
-        except BaseException:  # an interrupt leaves no request behind
+        except BaseException:  # an interrupt leaves no request in the engine
             for stream in streams:
                 stream.cancel()
             raise
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError("this model has no tokenizer; give token ids instead of text")
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = [int(token) for token in prompt]
-        vocab_size = self.model.config.vocab_size
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        if not 0 <= min(ids) <= max(ids) < vocab_size:
-            bad = next(token for token in ids if not 0 <= token < vocab_size)
-            raise RequestError(f"the prompt has token {bad}; this model has tokens 0 to {vocab_size - 1}")
-        return ids
-
-    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
-        """Tokens of prompt and answer together, at most."""
-        context, capacity = self.config.max_context or 0, self.config.kv_tokens or 0
-        if len(ids) >= context:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens, and the context of {context} must hold the answer too; "
-                f"shorten it to {context - 1} tokens or fewer, or raise max_context (the model was made for "
-                f"{self.model.config.max_positions})"
-            )
-        limit = context if params.max_tokens is None else min(len(ids) + params.max_tokens, context)
-        if limit > capacity:
-            if params.max_tokens is None and len(ids) < capacity:
-                return capacity
-            raise RequestError(
-                f"the prompt's {len(ids)} tokens and max_tokens={params.max_tokens} need room for {limit} "
-                f"tokens; the KV pool has {capacity}. Lower max_tokens, or build the LLM with "
-                f"kv_tokens={limit} or more"
-            )
-        return limit
-
-    def constraint(self, params: SamplingParams) -> Constraint | None:
-        """What holds one answer to the grammar that `params` ask for, compiled if it is new.
-
-        Raises `RequestError` if it cannot be compiled, or an answer could not end.
-        """
-        if params.grammar is None:
-            return None
-        if self._grammars is None:
-            raise RequestError("a grammar needs a tokenizer, which this model has not")
-        if not params.stop_token_ids and (params.ignore_eos or not self.eos_ids):
-            raise RequestError(
-                "an answer under a grammar ends with an end token, and there is none: leave out ignore_eos, "
-                "or give stop_token_ids"
-            )
-        return self._grammars.constraint(params.grammar)
-
     def _drafter(self, spec: DrafterSpec) -> Drafter:
+        """Return the drafter that `spec` names. Each spec is built once."""
         if isinstance(spec, Drafter):
             return spec
         if spec not in self._drafters:
@@ -306,7 +248,17 @@ class LLM:
         return self._drafters[spec]
 
 
+def _with_options(config: EngineConfig, options: dict[str, Any]) -> EngineConfig:
+    """Replace single numbers. Raises `TypeError` for a name that is not the engine's."""
+    known = EngineConfig.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"LLM has no option {name!r}; the engine's are {', '.join(known)}")
+    return replace(config, **options)
+
+
 def _is_prompt(prompts: object) -> bool:
+    """Whether `prompts` are one prompt, not a list of them."""
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence) or not prompts:
@@ -315,7 +267,7 @@ def _is_prompt(prompts: object) -> bool:
 
 
 def _pick(values: Any, index: int, count: int, name: str) -> Any:
-    """The value for one of many prompts: values may be one for all, or one for each."""
+    """The value for one of `count` prompts. `values` is one value for all prompts, or one for each."""
     if values is None or isinstance(values, (str, SamplingParams, Drafter)) or callable(values):
         return values
     if len(values) != count:
@@ -325,29 +277,3 @@ def _pick(values: Any, index: int, count: int, name: str) -> Any:
 
 def _refusal(error: RequestError) -> Result:
     return Result([], [Choice("", [], FinishReason.ERROR, SpeculationStats(), 0, error=str(error))])
-
-
-def _complete(config: EngineConfig, model: Transformer) -> EngineConfig:
-    """Fill in what derives from model and machine. Raises `ModelError` for numbers that cannot work."""
-    for name in ("block_size", "max_requests", "max_rows", "max_tree"):
-        if getattr(config, name) < 1:
-            raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")
-    if config.max_stall is not None and not config.max_stall > 0:
-        raise ModelError(f"max_stall={config.max_stall} is not possible: it must be above 0 seconds, or None")
-    context = config.max_context or model.config.max_positions
-    if context < 2:
-        raise ModelError(
-            f"max_context={context} is not possible: a prompt and an answer need at least 2 tokens"
-        )
-    size = config.block_size
-    wanted = config.kv_tokens
-    if wanted is None:
-        per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
-        affordable = available_memory() // 4 // per_token
-        if affordable < size:
-            raise ModelError(
-                f"no memory is left for the KV pool ({per_token} bytes a token); use a smaller model"
-            )
-        wanted = min(context * config.max_requests, affordable)
-    blocks = -(-wanted // size) if config.kv_tokens is not None else max(wanted // size, 1)
-    return replace(config, max_context=context, kv_tokens=blocks * size)

@@ -1,4 +1,4 @@
-"""What the machine has, and how it is treated."""
+"""The machine: its memory, its processor, and its directory for caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping; where the system does not tell, 4 GiB."""
+    """Bytes that can be allocated without swapping; 4 GiB if the system does not tell."""
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -26,23 +26,26 @@ def available_memory() -> int:
 
 
 def cache_directory() -> Path:
-    """Where measurements of this machine are kept: `$XDG_CACHE_HOME/soothsay`, or `~/.cache/soothsay`."""
+    """The directory for measurements of this machine: `$XDG_CACHE_HOME/soothsay`, or `~/.cache/soothsay`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "soothsay"
 
 
 def processor_name() -> str:
-    """What the processor calls itself, as far as the system tells."""
+    """The processor's name, as far as the system tells."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):  # not Linux, or a processor that does not say
+    except (OSError, StopIteration):  # not Linux, or a processor without a name
         return platform.processor()
 
 
 def return_freed_memory() -> None:
-    """Hand what was freed back to the system. The GNU allocator keeps it, and after many large tensors of
-    different sizes it holds a good part of a model in holes; others return it by themselves."""
+    """Return freed memory to the system.
+
+    The GNU allocator keeps freed memory. After many large tensors of different sizes, the gaps that it keeps
+    add up to a good part of a model. Other allocators return memory by themselves.
+    """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -50,8 +53,16 @@ def return_freed_memory() -> None:
 
 
 def mapped_zeros(shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool = False) -> Tensor:
-    """Zeros in a mapping of their own, which costs memory only where it is written to, and leaves no hole in
-    the heap when it goes. `large_pages`: where the system has them; for what will be written all over."""
+    """Allocate zeros in a memory mapping of their own.
+
+    A page takes memory only once it is written to. Freeing the tensor returns all of it to the system.
+
+    Args:
+        shape: of the tensor.
+        dtype: of the tensor.
+        large_pages: whether to ask for large pages, where the system has them. For tensors that will be
+            written to in most places.
+    """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
     if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):

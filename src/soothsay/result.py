@@ -1,4 +1,4 @@
-"""What comes back from `LLM`: answers, whole or piece by piece."""
+"""What `LLM` returns: answers, whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from soothsay.engine.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
+from soothsay.core.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
+from soothsay.core.request import Request
 from soothsay.engine.engine import Engine
-from soothsay.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answers to one prompt: `n` choices, the first of which can be read off directly."""
+    """The answers to one prompt: `n` choices. The properties are those of the first choice."""
 
     prompt_token_ids: list[int]
     choices: list[Choice]
@@ -49,27 +49,25 @@ class Result:
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """The first choice's log-probabilities, if they were asked for."""
+        """The first choice's log-probabilities; None if the parameters did not request them."""
         return self.choices[0].logprobs
 
     @property
     def stats(self) -> SpeculationStats:
-        """What speculation did for the first choice."""
+        """Counts of draft tokens and steps of the first choice."""
         return self.choices[0].stats
 
     @property
     def error(self) -> str | None:
-        """Why the request could not be served, if so."""
+        """Why the request could not be served; None if it was."""
         return self.choices[0].error
 
 
 class Stream:
-    """An answer as it comes: iterate over its pieces with `for` or `async for`; afterwards `result` has all
-    of it.
+    """An answer that arrives piece by piece. Iterate with `for` or `async for`; `result` is the whole answer.
 
-    Iterating does the work: each wait for a piece moves the whole engine on, and with it every other stream.
-    Leaving a stream unread keeps its request running only as long as others are read; `cancel` frees its
-    memory at once.
+    Waiting for a piece runs steps of the engine, which advance all its requests. A stream that nobody reads
+    advances only while other streams are read. `cancel` frees its memory at once.
     """
 
     def __init__(self, engine: Engine, request: Request):
@@ -86,12 +84,12 @@ class Stream:
             yield piece
 
     def cancel(self) -> None:
-        """Stop where it is."""
+        """End the answer with its current text."""
         self._engine.cancel(self._request)
 
     @property
     def choice(self) -> Choice:
-        """The answer. Waits for its end."""
+        """The whole answer. Waits for its end."""
         for _ in self:
             pass
         request = self._request
@@ -108,7 +106,7 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """The answer with its prompt. Waits for its end."""
+        """The whole answer with its prompt. Waits for its end."""
         choice = self.choice
         return Result(self._request.tokens[: self._request.num_prompt].tolist(), [choice])
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a `tokenizers` tokenizer, a sandboxed chat template, detokenizing."""
+"""Turns text and chats into token ids, and token ids back into text, whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ Message = Mapping[str, Any]
 
 
 class Tokenizer:
-    """A tokenizer with the chat template and the special tokens of its model.
+    """A model's tokenizer, with its chat template and its special tokens.
 
-    `backend` does the encoding; `special` maps names such as `eos_token` to their text, for the template.
+    Args:
+        backend: encodes and decodes.
+        chat_template: a Jinja template; it runs in a sandbox. None: the model has none.
+        special: the text of special tokens by name, such as `eos_token`; variables of the template.
+
+    Raises `ModelError` if the template is not valid Jinja.
     """
 
     def __init__(
@@ -43,15 +48,17 @@ class Tokenizer:
                 raise ModelError(f"the chat template is not valid Jinja: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process without the compiled template, which is compiled there again."""
+        """Pickle without the compiled template; unpickling compiles it again."""
         return Tokenizer, (self.backend, self.chat_template, self.special)
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face
-        directory.
+        """Read the tokenizer of a Hugging Face directory.
 
-        Raises `ModelError` where `tokenizer.json` is missing or not readable.
+        The files are `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. Only the first is
+        required.
+
+        Raises `ModelError` if a file cannot be read, or `tokenizer.json` is missing.
         """
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -83,12 +90,12 @@ class Tokenizer:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token's text and id, added tokens included."""
+        """The id of every token by its text, added tokens included."""
         return dict(self.backend.get_vocab(with_added_tokens=True))
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that stand for the vocabulary: its tokens and their ids."""
+        """A hash of the vocabulary, tokens and ids, in 16 bytes."""
         digest = blake2b(digest_size=16)
         for token, number in sorted(self.vocabulary().items(), key=lambda item: item[1]):
             digest.update(f"{number} {len(token)} {token}\n".encode(errors="surrogatepass"))
@@ -96,11 +103,11 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render` can be used."""
+        """Whether the model has a chat template, so that `render` works."""
         return self._template is not None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of `text`; `special` adds what goes around a text, such as a first token."""
+        """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""
         return list(self.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -108,7 +115,11 @@ class Tokenizer:
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt that the chat template makes of `messages`, ready for the assistant's answer.
+        """Lay `messages` out by the chat template, up to where the assistant's answer begins.
+
+        Args:
+            messages: with `role` and `content`.
+            variables: of the template, such as `add_generation_prompt=False`.
 
         Raises `RequestError` if the model has no template, or the template refuses the messages.
         """
@@ -124,16 +135,20 @@ class Tokenizer:
             raise RequestError(f"the chat template refused the messages: {error}") from error
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """Token ids of `render(messages)`. The template writes its own special tokens, so none are added."""
+        """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""
         return self.encode(self.render(messages, **variables), special=False)
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, piece by piece, each piece final.
+    """Turns a growing list of tokens into text, piece by piece. A piece never changes later.
 
-    A token may be part of a character, and a decoder may join words differently at the start of a text. So
-    decode a short window that starts before the new tokens, and give out text only when no character is cut
-    at its end.
+    A token may be a part of a character, and a decoder may treat the first word of a text differently. So a
+    window is decoded that begins a few tokens before the new ones. Text is returned only if its last
+    character is complete.
+
+    Args:
+        tokenizer: decodes.
+        context: the tokens before the text, such as the prompt.
     """
 
     REPLACEMENT = "\ufffd"
@@ -142,10 +157,10 @@ class Detokenizer:
         self.tokenizer = tokenizer
         self.ids = list(context)[-8:]
         self.start = 0  # the window's first token
-        self.read = len(self.ids)  # tokens before this one have been given out
+        self.read = len(self.ids)  # the text of tokens before this one has been returned
 
     def push(self, ids: Sequence[int], *, final: bool = False) -> str:
-        """Append `ids` and return the text that is now certain; `final` flushes what is left."""
+        """Append `ids` and return the text that is now complete; with `final`, all that is left."""
         self.ids.extend(ids)
         before = self.tokenizer.decode(self.ids[self.start : self.read])
         after = self.tokenizer.decode(self.ids[self.start :])
@@ -156,7 +171,7 @@ class Detokenizer:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    """Jinja's own `tojson` escapes for HTML, which a prompt must not."""
+    """Replaces Jinja's `tojson`, which escapes characters for HTML. A prompt is not HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

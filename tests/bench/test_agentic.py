@@ -22,8 +22,8 @@ from soothsay.bench.agentic import (
     write_questions,
 )
 from soothsay.bench.spec.questions import read_questions
-from soothsay.cli import app
-from soothsay.drafters import build_drafter
+from soothsay.cli.app import app
+from soothsay.drafters.registry import build_drafter
 
 CODE = """def total(values):
     result = 0
@@ -111,7 +111,7 @@ def test_a_replay_counts_as_an_engine_would(sibyl: LLM) -> None:
 
 
 def test_agents_words_are_drafted_at_three_tokens_a_step_and_more(shared: Path, sibyl: LLM) -> None:
-    """Of a model that does as it is told."""
+    """The acceptance length is measured on a model that gives the expected answers."""
     episodes = make_episodes(shared / "data" / "chat.jsonl.gz", 4)
     assert sibyl.tokenizer is not None
     for spec, least in (("suffix", 5.0), ("ngram", 3.0), ("none", 1.0)):
@@ -135,4 +135,4 @@ def test_command(data: Path, tmp_path: Path) -> None:
     assert none == ("1.00", "1.00")
     refused = CliRunner().invoke(app, [*replayed, "-d", "recycling"])
     assert refused.exit_code == 2
-    assert "recycling looks at more than tokens" in refused.stderr
+    assert "recycling needs more than tokens" in refused.stderr

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual
 from typer.testing import CliRunner
 
 from soothsay import SamplingParams
 from soothsay.bench.endpoint import Endpoint
-from soothsay.bench.spec.contenders import Asked
-from soothsay.bench.spec.results import Results
-from soothsay.cli import app
+from soothsay.bench.spec.contenders import AskedTurn
+from soothsay.bench.spec.spec_results import SpecResults
+from soothsay.cli.app import app
 from soothsay.errors import SoothsayError
 
-ASKED = Asked(
+ASKED = AskedTurn(
     ({"role": "user", "content": "Hello, wörld!"},),
     [1],
     SamplingParams(temperature=0.5, max_tokens=7, seed=3),
@@ -135,12 +136,19 @@ def test_a_server_that_does_not_count_is_asked_without(server: Server) -> None:
     assert ["stream_options" in body for _, body, _ in server.requests] == [True, False, False]
 
 
-def test_a_batch_is_asked_at_once(server: Server) -> None:
-    run, _ = Endpoint(server.url, "m").answer([ASKED] * 3)
+@pytest.mark.parametrize("serial", [False, True], ids=["together", "one by one"])
+def test_a_batch_is_asked_at_once(serial: bool) -> None:
+    """In virtual time. A batch takes as long as one answer, if the server answers all of them together."""
+    fake = virtual.Fake(serial=serial)
+    with virtual.next_run(fake):
+        run, _ = Endpoint(fake.url, "m").answer([ASKED] * 3)
+    assert (fake.most, set(fake.arrivals)) == (3, {0.0})
     assert (run.answers, run.tokens) == (3, 12)
-    assert 3 <= run.ahead <= 12
-    one = FIRST + 3 * BETWEEN
-    assert one <= run.seconds < 2.5 * one
+    one = virtual.FIRST + 3 * virtual.BETWEEN
+    before = 2 * one if serial else 0.0  # the last answer begins
+    assert run.prefill == before + virtual.FIRST
+    assert run.seconds == before + one
+    assert run.ahead == (9 if serial else 3)
 
 
 def test_no_text_is_no_error(server: Server) -> None:
@@ -189,7 +197,7 @@ def test_a_server_that_is_not_there(server: Server, count: int) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", ""])
 def test_addresses_that_are_none(url: str) -> None:
-    with pytest.raises(SoothsayError, match="is no address of a server"):
+    with pytest.raises(SoothsayError, match="is not the address of a server"):
         Endpoint(url, "m")
 
 
@@ -205,10 +213,10 @@ def test_the_command_asks_it_beside_the_drafters(
     assert (result.exit_code, result.exception) == (0, None)
     assert f"m at 127.0.0.1:{server.server_port}" in result.output
     assert "sesame" not in out.read_text()
-    plain, other = Results.read(out).rows()
+    plain, other = SpecResults.read(out).rows()
     assert (other.overall.answers, other.overall.different) == (2, None)
     assert other.overall.speedup == pytest.approx(other.overall.rate / plain.overall.rate)
-    _, first, second = server.requests  # behind the warm-up
+    _, first, second = server.requests  # after the warm-up
     assert [len(body["messages"]) for _, body, _ in (first, second)] == [1, 3]
     assert second[1]["messages"][1]["role"] == "assistant"
     assert second[1]["messages"][1]["content"]  # what plain decoding has said here

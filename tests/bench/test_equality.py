@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 from soothsay import LLM, Drafter, DraftTree, Observation, Request, RequestError, SamplingParams, Target
-from soothsay.bench.equality import Divergence, Emitted, Report, compare
-from soothsay.cli import app
+from soothsay.bench.equality import Divergence, Emitted, EqualityReport, compare
+from soothsay.cli.app import app
+from soothsay.core.verify import VERIFIERS, Chance, Verdict, Walk
 from soothsay.engine.engine import Engine
-from soothsay.engine.verify import VERIFIERS, Chance, Verdict, Walk
+from soothsay.model.transformer import Transformer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.9, seed=3)
@@ -74,7 +76,21 @@ class RowsMatter(nn.Module):
         return logits
 
 
-def only(report: Report, drafter: str) -> Divergence:
+class OneBit(nn.Module):
+    """A head whose logits of one token are one float32 further up where there is more than one row."""
+
+    def __init__(self, head: nn.Module, token: int):
+        super().__init__()
+        self.head, self.dtype, self.token = head, head.dtype, token
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(x)
+        if len(x) > 1:
+            logits[:, self.token] = logits[:, self.token].nextafter(torch.tensor(math.inf))
+        return logits
+
+
+def only(report: EqualityReport, drafter: str) -> Divergence:
     """The one divergence that there is."""
     (found,) = report.divergences
     assert found.drafter == drafter
@@ -219,6 +235,20 @@ def test_a_layer_whose_rows_depend_on_their_number(
     assert found.token.drafted.margin > 900
 
 
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0], ids=["first", "middle", "last"])
+def test_one_bit_of_one_logit_is_found(place: float, pilot_tokens: list[list[int]]) -> None:
+    """Wherever it is in the row. All tokens are equal, and every position whose bits differ is told."""
+    llm = make(batch=1)
+    token = round(place * (llm.model.config.vocab_size - 1))
+    llm.model.head = OneBit(llm.model.head, token)
+    found = only(compare(llm, pilot_tokens[:1], {"late": Late}, GREEDY), "late")
+    assert (found.first.position, found.first.what, found.token) == (5, "logits", None)
+    assert found.first.plain is not None
+    assert token != found.first.plain.token, "or else the margin would differ too"
+    assert found.first.drafted is not None
+    assert found.first.plain.margin == found.first.drafted.margin
+
+
 def test_margins_are_those_of_the_logits(sibyl: LLM, pilot_tokens: list[list[int]]) -> None:
     llm = make(batch=1)
     llm.model.head = RowsMatter(llm.model.head)
@@ -297,7 +327,7 @@ def test_an_answer_that_ends_too_soon(pilot_tokens: list[list[int]]) -> None:
 
 
 def test_the_batch_itself_is_checked(pilot_tokens: list[list[int]]) -> None:
-    """Where `none` differs, it is not the drafter."""
+    """If the drafter `none` differs too, the batch is the cause and not a drafter."""
     llm = make(batch=3)
     llm.model.head = RowsMatter(llm.model.head)
     report = compare(llm, pilot_tokens, {}, GREEDY)
@@ -357,8 +387,27 @@ def test_the_command_fails_loudly_and_says_where(monkeypatch: pytest.MonkeyPatch
     number, text = r"\d+ '[^']*'", r"[\d.e-]+"
     row = rf"81 \(counting\) +prompt-lookup\(min_ngram=1\) +token +\d+ +{number} +{text} +{number} +{text}"
     assert re.search(row, result.stdout), result.stdout
-    assert "DIFFERENT ANSWERS  1 of 2 answers are not plain decoding's." in result.stdout
+    assert "DIFFERENT ANSWERS  1 of 2 answers differ from plain decoding." in result.stdout
     assert "✓" not in result.stdout
+
+
+def test_the_command_finds_one_bit_of_one_logit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last bit of the last logit of the first row, wherever a pass has several."""
+    logits = Transformer.logits
+
+    def one_bit_off(model: Transformer, hidden: Tensor) -> Tensor:
+        rows = logits(model, hidden)
+        if len(rows) > 1:
+            rows[0, -1] = rows[0, -1].nextafter(torch.tensor(math.inf))
+        return rows
+
+    monkeypatch.setattr(Transformer, "logits", one_bit_off)
+    file = tmp_path / "questions.txt"
+    file.write_text("Count: one two one two one two")
+    result = verify("-d", "prompt-lookup(min_ngram=1)", "-n", "16", "--batch", "1", "--prompts", str(file))
+    assert result.exit_code == 1
+    assert re.search(r"none +1 +\d+ +1\.00 +0 *\n +prompt-lookup\(min_ngram=1\) +1 .* 1 *\n", result.stdout)
+    assert re.search(r"prompt-lookup\(min_ngram=1\) +logits +\d+ ", result.stdout), result.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""Peers: files for them, their processes, what is kept of them and what is made of it. No real engine but
-those of the development environment."""
+"""Peers: their model files, processes, records and tables.
+
+The only real engines are those of the development environment.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,23 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from typer.testing import CliRunner, Result
 
-from soothsay.bench import plot as plot_module
 from soothsay.bench.journal import Journal
-from soothsay.bench.peers.client import Client
-from soothsay.bench.peers.compare import CONTEXT, PROMPT, VERIFIED, PeerBench, Plan, turns
 from soothsay.bench.peers.engines.base import Setup, UnavailableError
-from soothsay.bench.peers.results import ANSWER, OURS, Record, Results, equal_tokens
+from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED, PeerBench, PeerPlan, turns
+from soothsay.bench.peers.peer_chart import answers_chart
+from soothsay.bench.peers.peer_process import PeerProcess
+from soothsay.bench.peers.peer_results import ANSWER, OURS, PeerRecord, PeerResults, equal_tokens
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.shapes import RandomCheckpoint, Shape
-from soothsay.cli import app
-from soothsay.config import ModelConfig
-from soothsay.engine.batch import Batch, Rows
+from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
+from soothsay.cli.app import app
+from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, SafetensorsCheckpoint, open_checkpoint
+from soothsay.model.families import parse_model_config
 from soothsay.model.load import load_model
+from soothsay.plotting import save_png
 
-SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
+SHAPE = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
 IDS = list(range(300, 332))
 
 FAKE = """#!{python}
@@ -61,6 +64,8 @@ for line in sys.stdin:
         reply(result=0.25)
     elif call == "verify":
         reply(result=None if name == "transformers" else [0.001 * args[1], 9.0, 0.0])
+    elif call == "generate" and args[1] == 14:
+        sys.exit("a crash")
     elif call == "generate" and args[1] != 13:
         reply(result=[2.0 if args[2] == "plain" else 1.0, tokens[: args[1]]])
     elif call == "generate":
@@ -81,7 +86,7 @@ def fake(tmp_path: Path) -> str:
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Callable[[], list[str]]:
-    """What fake engines were asked since the last time."""
+    """A function that returns the calls to fake engines since its last call."""
 
     def take() -> list[str]:
         path = tmp_path / "calls"
@@ -174,7 +179,7 @@ def test_gguf_of_families(family: str, own: dict[str, Any], tmp_path: Path) -> N
     torch.testing.assert_close(
         logits(written(source, tmp_path / "model.gguf", "F32")), logits(source), rtol=1e-4, atol=1e-4
     )
-    ours, theirs = (ModelConfig.from_hf(c.config) for c in (open_checkpoint(tmp_path / "model.gguf"), source))
+    ours, theirs = (parse_model_config(c.config) for c in (open_checkpoint(tmp_path / "model.gguf"), source))
     assert (ours.family, ours.rope.kind) == (theirs.family, theirs.rope.kind)
     assert ours.rope.factor == pytest.approx(theirs.rope.factor)
 
@@ -182,7 +187,7 @@ def test_gguf_of_families(family: str, own: dict[str, Any], tmp_path: Path) -> N
 def test_gguf_says_what_it_cannot_write(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with pytest.raises(ModelError, match=r"lm_head\.weight cannot be stored as Q8_0.*\(40\)"):
-        write_gguf(RandomCheckpoint(Shape(1, 40, 2, 1, 64, 64)), path, "Q8_0")
+        write_gguf(RandomCheckpoint(LlamaShape(1, 40, 2, 1, 64, 64)), path, "Q8_0")
     other = RandomCheckpoint(SHAPE)
     other.config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     with pytest.raises(ModelError, match="llama with linear"):
@@ -193,34 +198,34 @@ def test_gguf_says_what_it_cannot_write(tmp_path: Path) -> None:
 # results
 
 
-def record(engine: str = OURS, item: str = "1", seconds: float = 1.0, **other: Any) -> Record:
+def record(engine: str = OURS, item: str = "1", seconds: float = 1.0, **other: Any) -> PeerRecord:
     fixed = {"measure": "decode", "dtype": "int8", "mode": "plain", "tokens": 4}
-    return Record(**fixed | other, engine=engine, item=item, seconds=seconds)
+    return PeerRecord(**fixed | other, engine=engine, item=item, seconds=seconds)
 
 
 def test_results_survive(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    first = Results(Journal({"model": "a"}, path))
+    first = PeerResults(Journal({"model": "a"}, path))
     first.add(record(output=[1, 2]))
     first.add(record(item="2"))
-    again = Results(Journal({"model": "a"}, path))
+    again = PeerResults(Journal({"model": "a"}, path))
     assert record().key in again
     assert record(item="3").key not in again
     assert record(dtype="int4").key not in again
     with path.open("a") as file:
         file.write('{"measure": "dec')  # killed while it wrote
-    cut = Results(Journal({"model": "a"}, path))
+    cut = PeerResults(Journal({"model": "a"}, path))
     cut.add(record(item="3"))
     assert [json.loads(line).get("item") for line in path.read_text().splitlines()] == [None, "1", "2", "3"]
     with pytest.raises(SoothsayError, match="another run: other model"):
-        Results(Journal({"model": "b"}, path))
+        PeerResults(Journal({"model": "b"}, path))
     path.write_text("not of this kind\n")
     with pytest.raises(SoothsayError, match="does not hold measurements"):
-        Results(Journal({"model": "a"}, path))
+        PeerResults(Journal({"model": "a"}, path))
 
 
 def test_results_are_medians_of_rounds() -> None:
-    results = Results(Journal({}))
+    results = PeerResults(Journal({}))
     for item, seconds in enumerate((1.0, 5.0, 2.0)):
         results.add(record(item=str(item), seconds=seconds))
         results.add(record("other", str(item), 2 * seconds))
@@ -232,7 +237,7 @@ def test_results_are_medians_of_rounds() -> None:
 def test_agreement_is_the_median_of_leading_tokens() -> None:
     assert equal_tokens([1, 2, 3, 4], [1, 2, 9, 4]) == 2
     assert equal_tokens([], [1]) == 0
-    results = Results(Journal({}))
+    results = PeerResults(Journal({}))
     for item, same in enumerate((0, 30, 32)):
         results.add(record(item=str(item), output=[5] * 32))
         results.add(record("other", str(item), output=[5] * same + [6] * (32 - same)))
@@ -241,7 +246,7 @@ def test_agreement_is_the_median_of_leading_tokens() -> None:
 
 
 def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
-    results = Results(Journal({}))
+    results = PeerResults(Journal({}))
     for item, task, seconds in (("1", "qa", 1.0), ("2", "qa", 2.0), ("3", "rag", 4.0), ("4", "rag", 8.0)):
         results.add(record(item=item, seconds=seconds, measure=ANSWER, task=task))
         if item != "4":
@@ -254,16 +259,14 @@ def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
     }
 
 
-def test_answers_as_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    results = Results(Journal({}))
+def test_answers_as_bars(tmp_path: Path) -> None:
+    results = PeerResults(Journal({}))
     for item, task, seconds in (("1", "qa", 1.0), ("2", "rag", 2.0)):
         for mode, faster in (("plain", 1), ("auto", 2)):
             results.add(record(item=item, seconds=seconds / faster, measure=ANSWER, task=task, mode=mode))
         results.add(record("other", item, seconds * 2, measure=ANSWER, task=task))
-    figure = plot_module.new_figure()
-    monkeypatch.setattr(plot_module, "new_figure", lambda **_: figure)
-    plot_module.plot_answers(results, ["int8", "int4"], tmp_path / "answers.png")
+    figure = answers_chart(results, ["int8", "int4"])
+    save_png(figure, tmp_path / "answers.png", dpi=150)
     assert (tmp_path / "answers.png").read_bytes().startswith(b"\x89PNG")
     (panel,) = figure.axes  # nothing was measured in int4
     assert panel.get_title() == "weights in int8"
@@ -275,15 +278,13 @@ def test_answers_as_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_a_contestant_has_one_colour_in_all_panels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_contestant_has_one_colour_in_all_panels() -> None:
     """Engines differ from dtype to dtype."""
-    results = Results(Journal({}))
+    results = PeerResults(Journal({}))
     for dtype, names in (("bfloat16", ("zebra", OURS)), ("int8", (OURS, "ant", "bee"))):
         for name in names:
             results.add(record(name, "1", 1.0, measure=ANSWER, task="qa", dtype=dtype))
-    figure = plot_module.new_figure()
-    monkeypatch.setattr(plot_module, "new_figure", lambda **_: figure)
-    plot_module.plot_answers(results, ["bfloat16", "int8"], tmp_path / "answers.png")
+    figure = answers_chart(results, ["bfloat16", "int8"])
     colours: dict[str, set[Any]] = {}
     for panel in figure.axes:
         for bars in panel.containers:
@@ -307,8 +308,8 @@ def setup(dtype: str = "float32") -> Setup:
 
 def test_engines_of_this_environment_agree(tmp_path: Path) -> None:
     with (
-        Client(OURS, setup(), sys.executable, tmp_path / "ours.log") as ours,
-        Client("transformers", setup(), sys.executable, tmp_path / "theirs.log") as theirs,
+        PeerProcess(OURS, setup(), sys.executable, tmp_path / "ours.log") as ours,
+        PeerProcess("transformers", setup(), sys.executable, tmp_path / "theirs.log") as theirs,
     ):
         assert theirs.version == f"{transformers.__version__}, torch {torch.__version__}"
         for engine in (ours, theirs):
@@ -348,23 +349,23 @@ def test_a_missing_engine_says_how_to_install_it(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     message = rf"{package} is not installed \(gone\): {re.escape(sys.executable)} -m pip install {package}"
     with pytest.raises(UnavailableError, match=message):
-        Client(name, setup(), sys.executable, tmp_path / "log")
+        PeerProcess(name, setup(), sys.executable, tmp_path / "log")
     assert (tmp_path / "log").read_text() == "noise\n"
 
 
 def test_an_engine_without_a_dtype_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="transformers runs no int8"):
-        Client("transformers", setup("int8"), sys.executable, tmp_path / "log")
+        PeerProcess("transformers", setup("int8"), sys.executable, tmp_path / "log")
 
 
 def test_a_process_that_fails_says_so(fake: str, tmp_path: Path) -> None:
     with pytest.raises(SoothsayError, match="cannot be run with /no/python"):
-        Client(OURS, setup(), "/no/python", tmp_path / "log")
-    with Client("llama.cpp", setup(), fake, tmp_path / "log") as client:
+        PeerProcess(OURS, setup(), "/no/python", tmp_path / "log")
+    with PeerProcess("llama.cpp", setup(), fake, tmp_path / "log") as client:
         with pytest.raises(SoothsayError, match=r"llama\.cpp: ValueError: thirteen; see .*log"):
             client.generate(IDS, 13, "plain")
-        with pytest.raises(SoothsayError, match=r"llama\.cpp ended with no such call; see .*log"):
-            client._call("jump")
+        with pytest.raises(SoothsayError, match=r"llama\.cpp ended with a crash; see .*log"):
+            client.generate(IDS, 14, "plain")
         with pytest.raises(SoothsayError, match=r"ended"):
             client.prompt(IDS)
 
@@ -376,7 +377,7 @@ QUESTIONS = [("81", "writing"), ("82", "coding"), ("241", "qa"), ("242", "qa"), 
 
 
 @pytest.fixture
-def plan(fake: str, tmp_path: Path) -> Plan:
+def plan(fake: str, tmp_path: Path) -> PeerPlan:
     questions = tmp_path / "questions.jsonl"
     texts = {"300": "word " * 3000}
     questions.write_text(
@@ -388,7 +389,7 @@ def plan(fake: str, tmp_path: Path) -> Plan:
             for name, kind in QUESTIONS
         )
     )
-    return Plan(
+    return PeerPlan(
         model="sibyl",
         work=tmp_path / "work",
         threads=1,
@@ -402,7 +403,7 @@ def plan(fake: str, tmp_path: Path) -> Plan:
 
 
 def test_peers_take_turns_and_a_file_is_continued(
-    plan: Plan, tmp_path: Path, calls: Callable[[], list[str]]
+    plan: PeerPlan, tmp_path: Path, calls: Callable[[], list[str]]
 ) -> None:
     told: list[tuple[str, int, int]] = []
     path = tmp_path / "out.jsonl"
@@ -453,7 +454,7 @@ def test_each_round_begins_with_another() -> None:
     assert list(turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
-def test_peers_get_the_same_prompts(plan: Plan) -> None:
+def test_peers_get_the_same_prompts(plan: PeerPlan) -> None:
     bench = PeerBench(plan)
     assert len(bench.ids) == PROMPT
     assert bench.context % 16 == 0
@@ -463,18 +464,18 @@ def test_peers_get_the_same_prompts(plan: Plan) -> None:
 def test_peers_need_a_directory_and_known_names(tmp_path: Path) -> None:
     write_gguf(RandomCheckpoint(SHAPE), tmp_path / "model.gguf", "F32")
     with pytest.raises(ModelError, match="no Hugging Face directory"):
-        PeerBench(Plan(str(tmp_path / "model.gguf"), tmp_path, 1))
+        PeerBench(PeerPlan(str(tmp_path / "model.gguf"), tmp_path, 1))
     with pytest.raises(SoothsayError, match="no peer is named vllm; there are transformers, openvino"):
-        PeerBench(Plan("sibyl", tmp_path, 1, peers=["vllm"]))
+        PeerBench(PeerPlan("sibyl", tmp_path, 1, peers=["vllm"]))
     with pytest.raises(SoothsayError, match="no peer is named jax"):
-        PeerBench(Plan("sibyl", tmp_path, 1, pythons={"jax": "python"}))
+        PeerBench(PeerPlan("sibyl", tmp_path, 1, pythons={"jax": "python"}))
 
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", "peers", *arguments], env={"COLUMNS": "160"})
 
 
-def test_command(plan: Plan, tmp_path: Path) -> None:
+def test_command(plan: PeerPlan, tmp_path: Path) -> None:
     result = run(
         *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[""], "--threads", "1"),
         *("--peer", "llama.cpp", "--peer", "openvino", "--tokens", "4", "--rounds", "1"),
@@ -505,5 +506,5 @@ def test_command(plan: Plan, tmp_path: Path) -> None:
 
 def test_command_refuses() -> None:
     assert "name what they are" in run("sibyl", "--dtype", "auto").stderr
-    assert "choose of auto, float32" in run("sibyl", "--dtype", "int3").stderr
+    assert "choose from auto, float32" in run("sibyl", "--dtype", "int3").stderr
     assert "no peer is named vllm" in run("sibyl", "--peer", "vllm").stderr

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from soothsay.bench.journal import Journal
-from soothsay.bench.report.charts import COLOURS, bars, legend, lines, stacks
-from soothsay.bench.report.page import page
-from soothsay.bench.report.tables import markdown, notes, table
-from soothsay.bench.spec.contenders import Run
-from soothsay.bench.spec.results import Lap, Results
-from soothsay.cli import app
+from soothsay.bench.report.speedup_charts import BAR, WORSE, bars, lines, stacks
+from soothsay.bench.report.speedup_page import legend, page
+from soothsay.bench.report.speedup_tables import markdown, notes, table
+from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.spec_results import Lap, SpecResults
+from soothsay.cli.app import app
+from soothsay.plotting import COLOURS, inline_svg
 
 TASKS = ("conversation", "translation", "summarization", "qa", "math_reasoning", "rag")
 CONDITIONS = {
@@ -38,14 +40,14 @@ def results(
     settings: tuple[tuple[float, int], ...] = ((0.0, 1), (1.0, 1), (0.0, 4)),
     path: Path | None = None,
     **conditions: object,
-) -> Results:
+) -> SpecResults:
     """Each drafter is a quarter faster than the one before; plain decoding takes a second a question."""
-    found = Results(Journal({**CONDITIONS, **conditions}, path))
+    found = SpecResults(Journal({**CONDITIONS, **conditions}, path))
     for temperature, batch in settings:
         for number, task in enumerate(TASKS):
             runs = {
-                name: Run(answers=1, different=0, tokens=50, seconds=1 / (1 + i / 4), prefill=0.1, ahead=1,
-                          cpu=0.2, draft=0.1 * (i > 0), verify=0.3, steps=20 if i else 50, first=1,
+                name: RunTimes(answers=1, different=0, tokens=50, seconds=1 / (1 + i / 4), prefill=0.1,
+                          ahead=1, cpu=0.2, draft=0.1 * (i > 0), verify=0.3, steps=20 if i else 50, first=1,
                           drafted=5 * i, accepted_at=[10, 5] if i else [])
                 for i, name in enumerate(("none", *drafters))
             }  # fmt: skip
@@ -82,10 +84,6 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
-def shapes(svg: str, tag: str) -> list[dict[str, str]]:
-    return [element.attrib for element in ElementTree.fromstring(svg).iter(tag)]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_page_stands_by_itself(count: int) -> None:
     text = page([results()] * count)
@@ -107,6 +105,9 @@ def test_the_page_stands_by_itself(count: int) -> None:
         assert words.count(plot) == count
     assert words.count("All settings") == count
     assert words.count("Milliseconds a token, by phase") == 3 * count
+    charts = [attributes for tag, attributes in read.tags if tag == "svg"]
+    assert len(charts) == (3 * (7 + 2) + 4 + 3 * (count > 1)) * count
+    assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
 
 
 def test_a_large_page_is_small() -> None:
@@ -123,52 +124,86 @@ def test_what_is_not_there_is_not_drawn() -> None:
         assert absent not in text
 
 
+def places(figure: Any) -> list[tuple[float, float, float]]:
+    """Return each bar's left end, width and row, in data coordinates."""
+    (panel,) = figure.axes
+    return [
+        (bar.get_x(), bar.get_width(), round(bar.get_y() + bar.get_height() / 2))
+        for container in panel.containers
+        for bar in container
+    ]
+
+
 def test_bars_are_as_long_as_their_values() -> None:
-    svg = bars([("a", 1.0), ("a<b", 2.5), ("none", 0.0)], top=5.0, reference=1.0)
-    widths = [float(bar["width"]) for bar in shapes(svg, "rect")]
-    assert widths[1] == pytest.approx(2.5 * widths[0], abs=0.2)
-    assert widths[2] == 0
-    (across,) = shapes(svg, "line")
-    first = shapes(svg, "rect")[0]
-    assert float(across["x1"]) == pytest.approx(float(first["x"]) + widths[0], abs=0.1)
-    assert [bar["class"] for bar in shapes(svg, "rect")] == ["bar", "bar", "bar worse"]
-    width = float(ElementTree.fromstring(svg).attrib["viewBox"].split()[2])
-    full = shapes(bars([("a", 5.0)], top=5.0), "rect")[0]
-    assert float(full["x"]) + float(full["width"]) < width - 30  # its number has room
+    figure = bars([("a", 1.0), ("a<b", 2.5), ("none", 0.0)], top=5.0, reference=1.0)
+    assert places(figure) == [(0, 1.0, 0), (0, 2.5, 1), (0, 0.0, 2)]
+    (panel,) = figure.axes
+    assert panel.get_xlim() == (0, 5.0)
+    assert panel.get_ylim() == (2.5, -0.5)  # the first row is at the top
+    (across,) = panel.lines
+    assert {*across.get_xdata()} == {1.0}
+    colours = [to_hex(bar.get_facecolor()) for bar in panel.patches]
+    assert colours == [BAR, BAR, WORSE]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["a", "a<b", "none"]
+    assert [text.get_text() for text in panel.texts] == ["1.00", "2.50", "0.00"]
+    drawn = inline_svg(figure, "speed-up")
+    assert drawn.count("<title>a&lt;b: 2.50</title>") == 2  # the bar's and the name's
+    width = figure.get_size_inches()[0] * 72
+    assert panel.get_position().x1 * width < width - 30  # a number has room
+
+
+def test_long_names_are_cut_and_told_in_full() -> None:
+    name = "eagle3(model=a/very/long/path, width=4)"
+    drawn = inline_svg(bars([(name, 1.0)], top=1.0), "speed-up")
+    assert f">{name}<" not in drawn
+    assert f">{name[:23]}…<" in drawn
+    assert f"<title>{name}: 1.00</title>" in drawn
+
+
+def test_a_dollar_sign_is_one() -> None:
+    assert ">rest($A, $B)<" in inline_svg(bars([("rest($A, $B)", 1.0)], top=1.0), "speed-up")
 
 
 def test_stacks_are_as_long_as_their_parts_together() -> None:
-    svg = stacks([("a", {"draft": 1.0, "verify": 3.0}), ("b", {"draft": 2.0, "verify": 0.0})], "ms")
-    a1, a2, b1, b2 = shapes(svg, "rect")
-    assert float(a2["x"]) == pytest.approx(float(a1["x"]) + float(a1["width"]), abs=0.2)
-    assert float(a2["width"]) == pytest.approx(3 * float(a1["width"]), abs=0.4)
-    assert float(b1["width"]) == pytest.approx(2 * float(a1["width"]), abs=0.3)
-    assert (a1["style"], a2["style"]) == ("fill:var(--c0)", "fill:var(--c1)")
-    assert (float(b2["width"]), float(b1["y"]) > float(a1["y"])) == (0.0, True)
+    figure = stacks([("a", {"draft": 1.0, "verify": 3.0}), ("b", {"draft": 2.0, "verify": 0.0})], "ms")
+    assert places(figure) == [(0, 1.0, 0), (1.0, 3.0, 0), (0, 2.0, 1), (2.0, 0.0, 1)]
+    (panel,) = figure.axes
+    colours = [to_hex(bar.get_facecolor()) for bar in panel.patches]
+    assert colours == [*COLOURS[:2]] * 2
+    assert panel.get_xlim() == (0, 4.0)
+    assert [text.get_text() for text in panel.texts] == ["4.00", "2.00"]
+    assert "<title>a, verify: 3.000 ms</title>" in inline_svg(figure, "phases")
 
 
 def test_lines_stand_where_their_values_are() -> None:
-    svg = lines({"a": [(1, 0.0), (4, 2.0)], "b": [(1, 1.0), (16, 1.0)]}, "batch", "speed-up", reference=1.0)
-    dots = [(float(dot["cx"]), float(dot["cy"])) for dot in shapes(svg, "circle")]
-    (x1, y0), (x4, y2), (x1_, y1), (x16, y1_) = dots
-    assert x1 == x1_ < x4 < x16
-    assert x4 - x1 == pytest.approx(x16 - x4, abs=0.2)
-    assert y0 > y1 == y1_ > y2
-    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
-    reference = next(line for line in shapes(svg, "line") if line["class"] == "reference")
-    assert float(reference["y1"]) == y1
-    ticks = [element.text for element in ElementTree.fromstring(svg).iter("text")]
-    assert ticks == ["0", "0.5", "1", "1.5", "2", "1", "4", "16", "batch"]
-    shares = lines({"a": [(1, 0.5)]}, "depth", "share", percent=True)
-    assert "25%" in shares
-    assert "depth 1: 50.0%" in shares
+    points = {"a": [(1, 0.0), (4, 2.0)], "b": [(1, 1.0), (16, 1.0)]}
+    figure = lines(points, "batch", "speed-up", reference=1.0)
+    (panel,) = figure.axes
+    drawn = [line.get_xydata().tolist() for line in panel.lines if len(line.get_xdata()) > 1]
+    one, other, reference = drawn
+    assert one == [[0, 0.0], [1, 2.0]]  # x by its rank
+    assert other == [[0, 1.0], [2, 1.0]]
+    assert [y for _, y in reference] == [1.0, 1.0]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "4", "16"]
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("batch", "speed-up")
+    assert panel.get_ylim()[0] == 0
+    assert panel.get_ylim()[1] >= 2
+    text = inline_svg(figure, "by batch")
+    assert "<title>a, batch 4: 2.00</title>" in text
+    shares = inline_svg(lines({"a": [(1, 0.5)]}, "depth", "share", percent=True), "by depth")
+    assert ">40%<" in shares
+    assert "<title>a, depth 1: 50.0%</title>" in shares
 
 
 def test_series_beyond_the_colours_are_dashed() -> None:
-    svg = lines({str(i): [(1, 1.0)] for i in range(COLOURS + 1)}, "x", "y")
-    styles = [line["style"] for line in shapes(svg, "polyline")]
-    assert len({*styles}) == COLOURS + 1
-    assert all(style in legend([str(i) for i in range(COLOURS + 1)]) for style in styles)
+    names = [str(i) for i in range(len(COLOURS) + 1)]
+    (panel,) = lines({name: [(1, 1.0), (2, 1.0)] for name in names}, "x", "y").axes
+    drawn = [line for line in panel.lines if len(line.get_xdata()) > 1]
+    styles = [(to_hex(line.get_color()), line.get_linestyle()) for line in drawn]
+    assert len({*styles}) == len(names)
+    beside = re.findall(r"border-top-style:(\w+);border-top-color:(#\w+)", legend(names))
+    assert [{"-": "solid", "--": "dashed"}[style] for _, style in styles] == [style for style, _ in beside]
+    assert [colour for colour, _ in styles] == [colour for _, colour in beside]
 
 
 def test_tables_have_what_was_measured() -> None:

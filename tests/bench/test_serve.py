@@ -13,19 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import engines
 import numpy as np
 import pytest
+from serving import serving
 from typer.testing import CliRunner
 from virtual import BETWEEN, FIRST, Fake, in_thread, run
 
-from soothsay.bench.client import Client
-from soothsay.bench.serve.compare import Plan, Progress, ServeBench, Target
-from soothsay.bench.serve.load import PAUSE, Load
-from soothsay.bench.serve.mix import Conversation, Mix
-from soothsay.bench.serve.results import MEASURES, Results, Row, Sample, Slo, median_of
-from soothsay.bench.serve.tables import notes, tables
-from soothsay.cli import app
-from soothsay.cli.bench.serve import seconds
+from soothsay.bench.chat_client import ChatClient
+from soothsay.bench.serve.load import PAUSE, Arrivals
+from soothsay.bench.serve.load_tables import notes, tables
+from soothsay.bench.serve.mix import Mix, UserTurns, default_conversations
+from soothsay.bench.serve.serve_bench import LoadPlan, LoadTarget, Progress, ServeBench
+from soothsay.bench.serve.serve_results import MEASURES, LoadResults, LoadRow, Sample, Slo, median_of
+from soothsay.cli.app import app
+from soothsay.cli.bench.load_options import parse_target, seconds
 from soothsay.errors import RequestError, SoothsayError
 
 ANSWER = FIRST + 3 * BETWEEN
@@ -34,13 +36,13 @@ ANSWER = FIRST + 3 * BETWEEN
 TTFT, CHUNK, TOKEN, E2E = MEASURES
 
 
-def conversations(count: int = 100) -> list[Conversation]:
-    return [Conversation((f"question {i}", f"and {i}?")) for i in range(count)]
+def conversations(count: int = 100) -> list[UserTurns]:
+    return [UserTurns((f"question {i}", f"and {i}?")) for i in range(count)]
 
 
 def measure(
     fakes: dict[str, Fake],
-    loads: Sequence[Load],
+    loads: Sequence[Arrivals],
     *,
     rounds: int = 1,
     path: Path | None = None,
@@ -50,21 +52,21 @@ def measure(
     model: str = "",
     progress: Progress = lambda *_: None,
     **plan: Any,
-) -> Results:
-    """What the bench finds; `interrupt`: after so many virtual seconds."""
+) -> LoadResults:
+    """Run the benchmark. `interrupt`: virtual seconds after which it is interrupted."""
 
-    async def main() -> Results:
+    async def main() -> LoadResults:
         with ExitStack() as stack:
             for fake in fakes.values():
                 stack.callback((await fake.start()).close)
             targets = [
-                Target(name, Client(fake.url, model, timeout=100, optional=optional))
+                LoadTarget(name, ChatClient(fake.url, model, timeout=100, optional=optional))
                 for name, fake in fakes.items()
             ]
             bench = ServeBench(
                 targets,
                 mix or Mix(conversations()),
-                Plan(loads, rounds, **plan),
+                LoadPlan(loads, rounds, **plan),
                 path=path,
                 progress=progress,
             )
@@ -82,7 +84,7 @@ def measure(
 
 def test_one_target_in_a_closed_loop() -> None:
     fake = Fake(usage={"completion_tokens": 8})
-    results = measure({"a": fake}, [Load("concurrency", 4, requests=8)], warm_up=3, max_tokens=8)
+    results = measure({"a": fake}, [Arrivals("concurrency", 4, requests=8)], warm_up=3, max_tokens=8)
     (row,) = results.rows()
     (trial,) = results.trials
     assert (len(fake.bodies), fake.most) == (3 + 8, 4)
@@ -104,7 +106,7 @@ def test_one_target_in_a_closed_loop() -> None:
 
 def test_a_queue_shows_in_the_time_to_the_first_token() -> None:
     """Four at once at a server that serves one at a time: each waits for those before."""
-    results = measure({"a": Fake(serial=True)}, [Load("burst", 4, requests=4)])
+    results = measure({"a": Fake(serial=True)}, [Arrivals("burst", 4, requests=4)])
     (row,) = results.rows()
     firsts = sorted(sample.first or 0 for sample in row.samples)
     assert firsts == pytest.approx([FIRST + i * ANSWER for i in range(4)])
@@ -119,7 +121,7 @@ def test_a_queue_shows_in_the_time_to_the_first_token() -> None:
 
 def test_an_open_loop_does_not_wait_and_is_the_same_for_all() -> None:
     fakes = {"slow": Fake(serial=True), "fast": Fake()}
-    results = measure(fakes, [Load("rate", 4, requests=30)], seed=5)
+    results = measure(fakes, [Arrivals("rate", 4, requests=30)], seed=5)
     slow, fast = results.rows()
     (one,), (other,) = slow.trials.values(), fast.trials.values()
     times = [[sample.sent for sample in sorted(t.samples, key=lambda s: s.number)] for t in (one, other)]
@@ -136,7 +138,7 @@ def test_an_open_loop_does_not_wait_and_is_the_same_for_all() -> None:
 
 def test_targets_take_turns_with_the_same_questions() -> None:
     fakes = {"a": Fake(), "b": Fake(first=3 * FIRST, between=3 * BETWEEN)}
-    loads = [Load("concurrency", level, requests=4) for level in (1, 2)]
+    loads = [Arrivals("concurrency", level, requests=4) for level in (1, 2)]
     results = measure(fakes, loads, rounds=2, warm_up=1)
     asked = [fake.prompts for fake in fakes.values()]
     assert sorted(asked[0]) == sorted(asked[1])
@@ -159,11 +161,11 @@ def test_targets_take_turns_with_the_same_questions() -> None:
 
 
 def test_ratios_are_medians_over_rounds() -> None:
-    def row(name: str, ends: Sequence[float]) -> Row:
+    def row(name: str, ends: Sequence[float]) -> LoadRow:
         trials = {i: replace(trial, round=i, seconds=end) for i, end in enumerate(ends, start=1)}
-        return Row(name, "x", 1, trials)
+        return LoadRow(name, "x", 1, trials)
 
-    (trial,) = measure({"a": Fake()}, [Load("burst", 1, requests=1)]).trials
+    (trial,) = measure({"a": Fake()}, [Arrivals("burst", 1, requests=1)]).trials
     one, other = row("a", [1, 10, 4]), row("b", [2, 5, 2])
     ratio = other.ratio(one, lambda trial: trial.request_rate)
     assert ratio == pytest.approx(statistics.median([1 / 2, 10 / 5, 4 / 2]))
@@ -172,7 +174,7 @@ def test_ratios_are_medians_over_rounds() -> None:
 
 
 def test_percentiles_are_of_all_rounds_and_errors_are_no_latencies() -> None:
-    (trial,) = measure({"a": Fake()}, [Load("burst", 1, requests=1)]).trials
+    (trial,) = measure({"a": Fake()}, [Arrivals("burst", 1, requests=1)]).trials
     rng = np.random.default_rng(0)
     times = rng.exponential(size=(2, 101))
     failed = Sample(0, 0, 0, 0, end=1e9, error="429")
@@ -184,7 +186,7 @@ def test_percentiles_are_of_all_rounds_and_errors_are_no_latencies() -> None:
         )
         for i, own in enumerate(times.tolist(), start=1)
     }
-    row = Row("a", "x", 1, trials)
+    row = LoadRow("a", "x", 1, trials)
     ordered = sorted(times.flatten())
     place = 0.9 * (len(ordered) - 1)
     p90 = ordered[int(place)] + (place % 1) * (ordered[int(place) + 1] - ordered[int(place)])
@@ -201,7 +203,7 @@ def test_what_the_server_tells_is_added_up() -> None:
         "prompt_tokens_details": {"cached_tokens": 30},
         "speculation": {"drafted": 20, "accepted": 8, "mean_accepted": 3.0},
     }
-    results = measure({"a": Fake(usage=usage)}, [Load("concurrency", 1, requests=3)])
+    results = measure({"a": Fake(usage=usage)}, [Arrivals("concurrency", 1, requests=3)])
     (row,) = results.rows()
     assert tables(results, Slo())[2].rows == [["concurrency 1", "a", "1.0", "3.00", "3.00", "75%"]]
     assert (row.accepted, row.cached) == (pytest.approx(3.0), pytest.approx(0.75))
@@ -210,7 +212,9 @@ def test_what_the_server_tells_is_added_up() -> None:
 
 def test_turns_are_asked_behind_the_servers_own_answers() -> None:
     fake = Fake()
-    results = measure({"a": fake}, [Load("concurrency", 1, requests=2)], mix=Mix(conversations(), turns=2))
+    results = measure(
+        {"a": fake}, [Arrivals("concurrency", 1, requests=2)], mix=Mix(conversations(), turns=2)
+    )
     first, second = fake.bodies[-2:]
     assert [m["role"] for m in second["messages"]] == ["user", "assistant", "user"]
     assert second["messages"][:1] == first["messages"]
@@ -225,7 +229,7 @@ def test_errors_are_counted_by_kind_and_the_rest_goes_on() -> None:
     def fail(number: int) -> str | None:
         return {4: "429 Too Many Requests", 5: "hang up", 6: "429 Too Many Requests"}.get(number)
 
-    results = measure({"a": Fake(fail=fail)}, [Load("concurrency", 1, requests=8)], warm_up=2)
+    results = measure({"a": Fake(fail=fail)}, [Arrivals("concurrency", 1, requests=8)], warm_up=2)
     (row,) = results.rows()
     assert row.errors == {"429": 2, "broke off": 1}
     assert (len(row.samples), len(row.answered)) == (8, 5)
@@ -238,7 +242,7 @@ def test_errors_are_counted_by_kind_and_the_rest_goes_on() -> None:
 
 def test_a_conversation_ends_with_a_failure_and_its_client_rests() -> None:
     fake = Fake(fail=lambda number: "500 Oh" if number == 1 else None)
-    load = [Load("concurrency", 1, requests=2)]
+    load = [Arrivals("concurrency", 1, requests=2)]
     (trial,) = measure({"a": fake}, load, mix=Mix(conversations(), turns=2), warm_up=1).trials
     assert [(s.number, s.turn, s.error) for s in trial.samples] == [(0, 0, "500"), (1, 0, ""), (1, 1, "")]
     assert trial.samples[1].sent == pytest.approx(PAUSE)
@@ -251,7 +255,7 @@ def test_a_server_that_goes_away_does_not_stop_the_others() -> None:
             return self.server
 
     gone = Mortal(fail=lambda number: gone.server.close() if number == 3 else None)  # type: ignore[func-returns-value]
-    results = measure({"gone": gone, "stays": Fake()}, [Load("concurrency", 1, requests=6)], warm_up=1)
+    results = measure({"gone": gone, "stays": Fake()}, [Arrivals("concurrency", 1, requests=6)], warm_up=1)
     rows = {row.target: row for row in results.rows()}
     assert rows["gone"].errors == {"unreachable": 3}
     assert len(rows["stays"].answered) == 6
@@ -260,14 +264,14 @@ def test_a_server_that_goes_away_does_not_stop_the_others() -> None:
 @pytest.mark.parametrize("refuses", [True, False])
 def test_it_is_said_whether_ignore_eos_was_taken(refuses: bool) -> None:
     fake = Fake(refuses={"ignore_eos"} if refuses else set(), usage={"completion_tokens": 3})
-    load = [Load("concurrency", 1, requests=2)]
+    load = [Arrivals("concurrency", 1, requests=2)]
     results = measure({"a": fake}, load, optional={"ignore_eos": True})
     assert ("ignore_eos" in fake.bodies[-1]) != refuses
     assert any("refuses ignore_eos" in note for note in notes(results, Slo())) == refuses
 
 
 def test_answers_that_end_early_in_spite_of_it_are_counted() -> None:
-    (trial,) = (results := measure({"a": Fake()}, [Load("burst", 1, requests=1)], max_tokens=9)).trials
+    (trial,) = (results := measure({"a": Fake()}, [Arrivals("burst", 1, requests=1)], max_tokens=9)).trials
     results.journal.conditions["bodies"] = [{"ignore_eos": True}]
     assert not any("in spite" in note for note in notes(results, Slo()))  # "length" may be the context's
     results.add(replace(trial, samples=[replace(trial.samples[0], finish_reason="stop")]))
@@ -276,11 +280,11 @@ def test_answers_that_end_early_in_spite_of_it_are_counted() -> None:
 
 def test_a_file_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    loads = [Load("concurrency", 2, requests=4)]
+    loads = [Arrivals("concurrency", 2, requests=4)]
     fakes = {"a": Fake(port=0), "b": Fake()}
     measure(fakes, loads, path=path, warm_up=1)
     before = path.read_text()
-    assert Results.read(path).rows() == measure(fakes, loads, path=path, warm_up=1).rows()
+    assert LoadResults.read(path).rows() == measure(fakes, loads, path=path, warm_up=1).rows()
     assert path.read_text() == before
     assert [len(fake.prompts) for fake in fakes.values()] == [4, 4]
     lines = before.splitlines(keepends=True)
@@ -291,15 +295,15 @@ def test_a_file_is_continued(tmp_path: Path) -> None:
     assert sorted(fakes["b"].prompts[8:]) == sorted(fakes["a"].prompts[4:])
     assert len(results.trials) == 4
     with pytest.raises(SoothsayError, match="another run: other loads; give a new file"):
-        measure(fakes, [Load("concurrency", 2, requests=5)], path=path, warm_up=1)
+        measure(fakes, [Arrivals("concurrency", 2, requests=5)], path=path, warm_up=1)
     path.write_text('{"targets": []}\n{"question": 1}\n')
     with pytest.raises(SoothsayError, match="does not hold measurements"):
-        Results.read(path)
+        LoadResults.read(path)
 
 
 def test_an_interrupt_keeps_what_is_there_and_it_is_done_anew(tmp_path: Path) -> None:
     path, fakes = tmp_path / "r.jsonl", {"a": Fake()}
-    loads = [Load("concurrency", 1, requests=8)]
+    loads = [Arrivals("concurrency", 1, requests=8)]
     begin = ANSWER  # the warm-up's
     results = measure(fakes, loads, path=path, warm_up=1, interrupt=begin + 2.5 * ANSWER)
     (trial,) = results.trials
@@ -309,15 +313,15 @@ def test_an_interrupt_keeps_what_is_there_and_it_is_done_anew(tmp_path: Path) ->
     results = measure(fakes, loads, path=path, warm_up=1)
     (trial,) = results.trials
     assert (len(trial.samples), trial.whole, trial.begin) == (8, True, 3)  # with what was not asked yet
-    (row,) = Results.read(path).rows()
+    (row,) = LoadResults.read(path).rows()
     assert len(row.samples) == 8
 
 
 @pytest.mark.parametrize(
     ("load", "total"),
-    [(Load("concurrency", 2, requests=6), 12), (Load("rate", 5, duration=3.0), 6)],
+    [(Arrivals("concurrency", 2, requests=6), 12), (Arrivals("rate", 5, duration=3.0), 6)],
 )
-def test_progress_counts_conversations_or_seconds(load: Load, total: int) -> None:
+def test_progress_counts_conversations_or_seconds(load: Arrivals, total: int) -> None:
     told: list[tuple[int, int, int]] = []
     fakes = {"a": Fake(), "b": Fake(fail=lambda number: "500 Oh" if number > 3 else None)}
     results = measure(fakes, [load], progress=lambda *state: told.append(state))
@@ -329,17 +333,17 @@ def test_progress_counts_conversations_or_seconds(load: Load, total: int) -> Non
 
 def test_it_is_said_when_targets_share_a_server() -> None:
     fakes = {"a": (fake := Fake()), "b": Fake()}
-    load = [Load("burst", 1, requests=1)]
+    load = [Arrivals("burst", 1, requests=1)]
     assert not any("share a server" in note for note in notes(measure(fakes, load), Slo()))
     fake.first = fake.between = 0.001
     with in_thread(fake):
-        targets = [Target(name, Client(fake.url, "m")) for name in fakes]
-        results = asyncio.run(ServeBench(targets, Mix(conversations()), Plan(load)).run())
+        targets = [LoadTarget(name, ChatClient(fake.url, "m")) for name in fakes]
+        results = asyncio.run(ServeBench(targets, Mix(conversations()), LoadPlan(load)).run())
     assert any("share a server" in note for note in notes(results, Slo()))
 
 
 def test_it_is_said_when_the_benchmark_is_late_or_busy() -> None:
-    (trial,) = (results := measure({"a": Fake()}, [Load("burst", 1, requests=1)])).trials
+    (trial,) = (results := measure({"a": Fake()}, [Arrivals("burst", 1, requests=1)])).trials
     assert not [note for note in notes(results, Slo()) if "The benchmark" in note]
     late = replace(trial.samples[0], sent=trial.samples[0].due + 0.02)
     results.add(replace(trial, samples=[late], cpu=0.6 * trial.seconds))
@@ -350,32 +354,34 @@ def test_it_is_said_when_the_benchmark_is_late_or_busy() -> None:
 
 
 def test_it_is_said_when_questions_come_again() -> None:
-    results = measure({"a": Fake()}, [Load("burst", 1, requests=3)], mix=Mix(conversations(2)))
+    results = measure({"a": Fake()}, [Arrivals("burst", 1, requests=3)], mix=Mix(conversations(2)))
     assert any("some were asked again" in note for note in notes(results, Slo()))
 
 
 @pytest.mark.parametrize(
     ("fake", "model", "error"),
     [
-        (Fake(models=["m", "other"]), "wrong", "a has no model 'wrong'; choose of m, other"),
-        (Fake(models=["m", "other"]), "", "a has several models; choose of m, other"),
+        (Fake(models=["m", "other"]), "wrong", "a has no model 'wrong'; choose from m, other"),
+        (Fake(models=["m", "other"]), "", "a has several models; choose from m, other"),
         (Fake(models=None), "", "answered 404"),
         (Fake(fail=lambda _: "401 Unauthorized"), "", "answered 401"),
     ],
 )
 def test_a_target_that_cannot_be_asked(fake: Fake, model: str, error: str) -> None:
     with pytest.raises(SoothsayError, match=error):
-        measure({"a": fake}, [Load("burst", 1, requests=1)], model=model)
+        measure({"a": fake}, [Arrivals("burst", 1, requests=1)], model=model)
     assert not fake.prompts
 
 
 def test_a_server_that_lists_no_models_is_believed() -> None:
-    assert measure({"a": Fake(models=None)}, [Load("burst", 1, requests=1)], model="mine").rows()[0].answered
+    assert (
+        measure({"a": Fake(models=None)}, [Arrivals("burst", 1, requests=1)], model="mine").rows()[0].answered
+    )
 
 
 def test_names_must_differ() -> None:
-    target = Target("a", Client("http://localhost:1/v1", "m"))
-    load = Load("burst", 1, requests=1)
+    target = LoadTarget("a", ChatClient("http://localhost:1/v1", "m"))
+    load = Arrivals("burst", 1, requests=1)
     for targets, loads in (
         ([target, target], [load]),
         ([], [load]),
@@ -383,7 +389,7 @@ def test_names_must_differ() -> None:
         ([target], []),
     ):
         with pytest.raises(RequestError, match="need names of their own"):
-            ServeBench(targets, Mix(conversations()), Plan(loads))
+            ServeBench(targets, Mix(conversations()), LoadPlan(loads))
 
 
 @pytest.mark.parametrize(
@@ -437,7 +443,7 @@ def test_the_command_measures_shows_and_draws(
     assert page.count("<svg") == 1
     assert all(text in page for text in ("TTFT", "one", "goodput", "</html>"))
     assert "http://www.w3.org" not in page.split("<svg")[0]
-    assert [(t.load, len(t.samples)) for t in Results.read(files["json"]).trials[:4]] == [
+    assert [(t.load, len(t.samples)) for t in LoadResults.read(files["json"]).trials[:4]] == [
         *[("concurrency 1", 4)] * 2,
         *[("concurrency 2", 8)] * 2,
     ]
@@ -467,7 +473,57 @@ def test_ctrl_c_shows_what_is_there(questions: Path, tmp_path: Path) -> None:
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     assert "5/5" in result.output
     assert "A trial was interrupted" in result.output
-    assert len(Results.read(path).trials[0].samples) == 5
+    assert len(LoadResults.read(path).trials[0].samples) == 5
+
+
+def test_the_command_needs_nothing_but_a_server() -> None:
+    """Default prompts, default load, and the path of OpenAI's protocol."""
+    fake = quick()
+    with in_thread(fake):
+        result = invoke(fake.url.removesuffix("/v1"), "--requests=6")
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "concurrency 4" in result.output
+    assert "6/6" in result.output
+    assert len({*fake.prompts}) == 6
+    assert {*fake.prompts} <= {turns for one in default_conversations() for turns in one.turns}
+
+
+def test_the_commands_servers_may_be_written_in_two_ways() -> None:
+    one, other = quick(), quick()
+    with in_thread(one, other):
+        result = invoke(f"a={one.url}", "--target", f"b={other.url},model=m", "--burst=2", "--requests=2")
+    assert result.exit_code == 0
+    assert [*sorted(one.prompts)] == [*sorted(other.prompts)]
+    order = [line.split()[-6:] for line in result.output.splitlines() if "2/2" in line]
+    assert [cells[-5] if "x" in cells[-1] else cells[-4] for cells in order] == ["a", "b"]
+
+
+def test_a_real_server_is_measured_as_the_readme_says() -> None:
+    with serving(engines.sibyl) as running:
+        result = invoke(running.url, "--concurrency=1,2", "--requests=3", "--max-tokens=6", "--ignore-eos")
+    assert (result.exit_code, result.exception) == (0, None)
+    assert result.output.count("3/3") == 2
+    assert "failed" not in result.output
+    assert "chunks are counted" not in result.output  # it tells its tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "url"),
+    [
+        ("http://localhost:8000", "localhost:8000", "http://localhost:8000/v1"),
+        ("http://localhost:8000/", "localhost:8000", "http://localhost:8000/"),
+        ("mine=https://host/api/v1", "mine", "https://host/api/v1"),
+    ],
+)
+def test_a_server_without_a_path_has_the_usual_one(text: str, name: str, url: str) -> None:
+    target = parse_target(text, 1.0, False)
+    assert (target.name, target.client.url.geturl()) == (name, url)
+
+
+def test_the_default_conversations_differ() -> None:
+    asked = [turn for one in default_conversations() for turn in one.turns]
+    assert len(asked) == len({*asked}) == 256
+    assert not any("{" in text for text in asked)
 
 
 def test_a_target_that_answers_nothing_is_a_failure(questions: Path) -> None:
@@ -481,14 +537,15 @@ def test_a_target_that_answers_nothing_is_a_failure(questions: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--target=localhost:8000"], "NAME=http://... is wanted"),
+        (["--target=localhost:8000"], "'localhost:8000' is not a server: give http://HOST:PORT"),
         (["--target=x=http://localhost:1/v1,key=NO_SUCH_KEY"], "no such environment variable"),
         (["--rate=1"], "one of --concurrency, --rate and --burst"),
         (["--requests=2,3"], "one whole number, or one for each"),
         (["--requests=1.5"], "one whole number, or one for each"),
         (["--requests=2", "--duration=1s"], "--requests or --duration, not both"),
-        (["--duration=1h"], "a time is wanted"),
-        (["--slo-ttft=0"], "a time is wanted"),
+        (["--duration=1h"], "give a time above zero"),
+        (["--slo-ttft=0"], "give a time above zero"),
+        ([""], "is not a server"),
         (["--prompts={questions}"], "--spec-bench FILE or --prompts FILE"),
     ],
 )
@@ -498,6 +555,12 @@ def test_nonsense_is_refused_early(options: list[str], error: str, questions: Pa
     result = invoke(*target, "--concurrency=1", f"--spec-bench={questions}", *given)
     assert result.exit_code == 2
     assert error in " ".join(result.output.replace("│", " ").split())
+
+
+def test_no_server() -> None:
+    result = invoke("--concurrency=1")
+    assert result.exit_code == 2
+    assert "name a server" in result.output
 
 
 def test_nobody_there(questions: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 import scipy.stats
 from virtual import run
 
-from soothsay.bench.serve.load import PAUSE, Load
-from soothsay.bench.serve.mix import Conversation, Mix, read_conversations, read_spec_bench
+from soothsay.bench.serve.load import PAUSE, Arrivals
+from soothsay.bench.serve.mix import Mix, UserTurns, read_conversations, read_spec_bench
 from soothsay.errors import RequestError
 
 
@@ -40,7 +40,7 @@ class Calls:
         return not self.fails
 
 
-def go(load: Load, calls: Calls, seed: str = "0") -> float:
+def go(load: Arrivals, calls: Calls, seed: str = "0") -> float:
     async def main() -> float:
         await load.run(calls.send, seed)
         return asyncio.get_running_loop().time()
@@ -50,7 +50,7 @@ def go(load: Load, calls: Calls, seed: str = "0") -> float:
 
 def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     calls = Calls([1.0, 3.0])
-    assert go(Load("concurrency", 2, requests=6), calls) == pytest.approx(7)
+    assert go(Arrivals("concurrency", 2, requests=6), calls) == pytest.approx(7)
     assert calls.begun == pytest.approx([0, 0, 1, 2, 3, 4])  # by hand: one has 1, 1, 3 and the other 3, 1, 3
     assert calls.due == pytest.approx(calls.begun)
     assert (calls.numbers, calls.most) == (list(range(6)), 2)
@@ -58,29 +58,29 @@ def test_a_closed_loop_keeps_so_many_in_flight() -> None:
 
 def test_a_duration_ends_what_begins_and_not_what_has_begun() -> None:
     calls = Calls([1.0])
-    assert go(Load("concurrency", 3, duration=2.5), calls) == pytest.approx(3)
+    assert go(Arrivals("concurrency", 3, duration=2.5), calls) == pytest.approx(3)
     assert len(calls.begun) == 9
 
 
 def test_failures_are_not_repeated_as_fast_as_can_be() -> None:
     calls = Calls([0.0], fails=True)
-    go(Load("concurrency", 2, duration=10 * PAUSE), calls)
+    go(Arrivals("concurrency", 2, duration=10 * PAUSE), calls)
     assert len(calls.begun) == pytest.approx(20, abs=2)
     calls = Calls([0.0], fails=True)
-    go(Load("burst", 2, duration=10 * PAUSE), calls)
+    go(Arrivals("burst", 2, duration=10 * PAUSE), calls)
     assert len(calls.begun) == pytest.approx(20, abs=2)
 
 
 def test_a_burst_waits_for_the_one_before() -> None:
     calls = Calls([1.0, 2.0, 4.0])
-    assert go(Load("burst", 3, requests=7), calls) == pytest.approx(9)
+    assert go(Arrivals("burst", 3, requests=7), calls) == pytest.approx(9)
     assert calls.begun == pytest.approx([0, 0, 0, 4, 4, 4, 8])
     assert calls.numbers == list(range(7))
 
 
 def test_poisson_arrivals_are_exponential_and_do_not_wait_for_answers() -> None:
     calls = Calls([1000.0])
-    go(Load("rate", 2.5, requests=2000), calls)
+    go(Arrivals("rate", 2.5, requests=2000), calls)
     gaps = np.diff([0.0, *calls.begun])
     assert calls.most == 2000 or max(calls.begun) > 1000  # nothing was waited for
     assert np.mean(gaps) == pytest.approx(1 / 2.5, rel=0.06)
@@ -92,13 +92,13 @@ def test_poisson_arrivals_are_exponential_and_do_not_wait_for_answers() -> None:
 def test_arrivals_are_the_seeds_and_scale_with_the_rate() -> None:
     def begun(rate: float, seed: str) -> list[float]:
         calls = Calls([0.1])
-        go(Load("rate", rate, requests=20), calls, seed)
+        go(Arrivals("rate", rate, requests=20), calls, seed)
         return calls.begun
 
     assert begun(2, "a") == begun(2, "a") != begun(2, "b")
     assert begun(4, "a") == pytest.approx([time / 2 for time in begun(2, "a")])
     timed = Calls([0.1])
-    go(Load("rate", 2, duration=3), timed, "a")
+    go(Arrivals("rate", 2, duration=3), timed, "a")
     assert timed.begun == [time for time in begun(2, "a") if time < 3]
 
 
@@ -106,23 +106,23 @@ def test_arrivals_are_the_seeds_and_scale_with_the_rate() -> None:
 @pytest.mark.parametrize("kind", ["concurrency", "burst"])
 def test_levels_that_make_no_sense(kind: str, level: float) -> None:
     with pytest.raises(RequestError, match=f"{kind} .* is not possible: it must be a whole number"):
-        Load(kind, level, requests=1)  # type: ignore[arg-type]
+        Arrivals(kind, level, requests=1)  # type: ignore[arg-type]
 
 
 def test_loads_that_make_no_sense() -> None:
     for rate in (0, -1, math.inf, math.nan):
         with pytest.raises(RequestError, match="above zero"):
-            Load("rate", rate, requests=1)
+            Arrivals("rate", rate, requests=1)
     for options in ({}, {"requests": 1, "duration": 1.0}):
         with pytest.raises(RequestError, match="and not both"):
-            Load("rate", 1, **options)
+            Arrivals("rate", 1, **options)
     for options in ({"requests": 0}, {"duration": 0.0}):
         with pytest.raises(RequestError, match="at least one request"):
-            Load("rate", 1, **options)
+            Arrivals("rate", 1, **options)
 
 
-def questions(count: int) -> list[Conversation]:
-    return [Conversation((f"question {i} of them", f"more {i}")) for i in range(count)]
+def questions(count: int) -> list[UserTurns]:
+    return [UserTurns((f"question {i} of them", f"more {i}")) for i in range(count)]
 
 
 def test_a_mix_asks_everything_before_anything_again() -> None:
@@ -144,7 +144,7 @@ def test_a_mix_asks_everything_before_anything_again() -> None:
 
 
 def test_a_shared_prefix_is_the_same_for_all_and_goes_before_what_a_system_says() -> None:
-    own = Conversation(("Why?",), ({"role": "system", "content": "Be kind."},))
+    own = UserTurns(("Why?",), ({"role": "system", "content": "Be kind."},))
     mix = Mix([*questions(9), own], shared_prefix=30)
     said = [mix[i].before for i in range(10)]
     assert all(len(before) == 1 and before[0]["role"] == "system" for before in said)
@@ -186,12 +186,12 @@ def test_files_of_conversations(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     assert read_conversations(path) == [
-        Conversation(("us",), (system, user, answer)),  # type: ignore[arg-type]
-        Conversation(("one",)),
-        Conversation(("text",)),
+        UserTurns(("us",), (system, user, answer)),  # type: ignore[arg-type]
+        UserTurns(("one",)),
+        UserTurns(("text",)),
     ]
     path.write_text(json.dumps(lines[1]))
-    assert read_spec_bench(path) == [Conversation(("one", "two"))]
+    assert read_spec_bench(path) == [UserTurns(("one", "two"))]
     path.write_text(json.dumps({"messages": [system]}))
     with pytest.raises(RequestError, match="prompt 1: no message is the user's"):
         read_conversations(path)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from heads import untrained
 from typer.testing import CliRunner
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench.journal import Journal
-from soothsay.bench.spec.compare import Plan, SpecBench, serving
-from soothsay.bench.spec.contenders import Answer, Asked, Run
+from soothsay.bench.spec import contenders
+from soothsay.bench.spec.contenders import AskedTurn, RunTimes, TurnAnswer
 from soothsay.bench.spec.questions import Question, read_questions
-from soothsay.bench.spec.results import OVERALL, Lap, Results
-from soothsay.cli import app
+from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
+from soothsay.bench.spec.spec_results import OVERALL, Lap, SpecResults
+from soothsay.cli.app import app
+from soothsay.core.sampling import derive_seed
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.prompt_lookup import PromptLookup
-from soothsay.engine.sampling import derive_seed
+from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.errors import SoothsayError
 
 QUESTIONS = [
@@ -104,7 +105,7 @@ def test_counts_by_task_and_turn(llm: LLM, sibyl: LLM, temperature: float) -> No
 
     told: list[tuple[int, int, int]] = []
     lookup = "prompt-lookup(min_ngram=1)"
-    plan = Plan(
+    plan = SpecPlan(
         {"lookup": lambda target: Noting(target, min_ngram=1)},
         temperatures=[temperature],
         max_tokens=10,
@@ -140,7 +141,7 @@ def _ticks(total: int) -> list[tuple[int, int]]:
 
 
 def test_a_batch_says_and_counts_the_same(llm: LLM) -> None:
-    plan = Plan({"x": "prompt-lookup(min_ngram=1)"}, batches=[1, 2, 4], max_tokens=12)
+    plan = SpecPlan({"x": "prompt-lookup(min_ngram=1)"}, batches=[1, 2, 4], max_tokens=12)
     results = SpecBench(llm, QUESTIONS, plan).run()
     rows = [row for row in results.rows() if row.name == "x"]
     assert [row.batch for row in rows] == [1, 2, 4]
@@ -160,7 +161,7 @@ def test_a_difference_is_found(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> N
                 if seen.verdict is not None:
                     seen.verdict.tokens[-1] = 7
 
-    results = SpecBench(llm, QUESTIONS, Plan({"hasty": Hasty, "liar": Liar}, max_tokens=6)).run()
+    results = SpecBench(llm, QUESTIONS, SpecPlan({"hasty": Hasty, "liar": Liar}, max_tokens=6)).run()
     plain, hasty, liar = results.rows()
     assert plain.overall.different == hasty.overall.different == 0
     assert {task: score.different for task, score in liar.scores.items()} == {
@@ -172,15 +173,15 @@ def test_a_difference_is_found(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_questions_without_room_are_skipped_with_their_later_turns(sibyl: LLM) -> None:
-    def run(context: int) -> tuple[Results, list[tuple[int, int]]]:
+    def run(context: int) -> tuple[SpecResults, list[tuple[int, int]]]:
         told: list[tuple[int, int]] = []
         questions = [Question("rag", ("a " * 80, "And?"), 9), *QUESTIONS[:2]]
-        llm, plan = small(sibyl, context=context), Plan({"x": Hasty}, max_tokens=4)
+        llm, plan = small(sibyl, context=context), SpecPlan({"x": Hasty}, max_tokens=4)
         bench = SpecBench(llm, questions, plan, progress=lambda *state: told.append(state[:2]))
         return bench.run(), told
 
     results, told = run(60)
-    assert results.skipped == 2  # the long one's, and the one behind it
+    assert results.skipped == 2  # the long turn, and the turn after it
     row = results.rows()[1]
     assert {task: score.answers for task, score in row.scores.items()} == {
         "conversation": 2,
@@ -206,15 +207,15 @@ def test_trees_have_as_many_nodes_as_are_asked_for(sibyl: LLM) -> None:
                 return super().propose(requests)
 
         questions = [Question("qa", ("Hello!",), number) for number in range(16)]
-        plan = Plan({"greedy": Greedy}, max_tokens=3, batches=[16])
+        plan = SpecPlan({"greedy": Greedy}, max_tokens=3, batches=[16])
         SpecBench(small(sibyl, 16, nodes), questions, plan).run()
-        assert {*granted} == {nodes, 1}  # 1: nothing can come behind the last token
+        assert {*granted} == {nodes, 1}  # 1: nothing can come after the last token
 
 
 def test_drafters_forget_before_each_answer_unless_they_carry(llm: LLM) -> None:
     def notes(carry: bool, rounds: int) -> str:
         diary = Diary(llm.engine.target)
-        plan = Plan({"diary": diary}, max_tokens=2, carry=carry, rounds=rounds)
+        plan = SpecPlan({"diary": diary}, max_tokens=2, carry=carry, rounds=rounds)
         SpecBench(llm, QUESTIONS, plan).run()
         return "".join("r" if note == "reset" else "a" for note in diary.notes)
 
@@ -233,14 +234,41 @@ def test_contenders_take_turns_to_begin(llm: LLM) -> None:
             return super().propose(requests)
 
     kinds = {name: type(name, (Named,), {"name": name}) for name in "ab"}
-    SpecBench(llm, [QUESTIONS[1], QUESTIONS[3]], Plan(kinds, max_tokens=1, rounds=2)).run()
+    SpecBench(llm, [QUESTIONS[1], QUESTIONS[3]], SpecPlan(kinds, max_tokens=1, rounds=2)).run()
     # plain decoding (not noted here), a and b: a first, b first; in the second round b first, plain first
     assert "".join(order[2:]) == "ab" + "ba" + "ba" + "ab"
 
 
-def test_times_are_of_what_they_say(llm: LLM) -> None:
+NAP, PASS = 2.0**-8, 2.0**-6
+"""Virtual seconds that a drafter sleeps, and that a pass of the target takes; sums of them are exact."""
+
+
+class Clock:
+    """Stands in for the module `time`: time goes by only where a test says so."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def perf_counter(self) -> float:
+        return self.wall
+
+    def thread_time(self) -> float:
+        return self.cpu
+
+    def sleep(self, seconds: float) -> None:
+        """The thread does nothing."""
+        self.wall += seconds
+
+    def work(self, seconds: float) -> None:
+        """The thread computes."""
+        self.wall += seconds
+        self.cpu += seconds
+
+
+def test_times_are_of_what_they_say(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that dawdles in one place, and in none else."""
-    nap = 0.004
+    clock = Clock()
+    monkeypatch.setattr(contenders, "time", clock)
 
     class Slow(NoDrafter):
         def __init__(self, target: Target, where: str):
@@ -249,28 +277,37 @@ def test_times_are_of_what_they_say(llm: LLM) -> None:
 
         def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
             if self.where == "propose" and requests[0].num_output:
-                time.sleep(nap)
+                clock.sleep(NAP)
             if self.where == "prefill" and not requests[0].num_output:
-                time.sleep(10 * nap)
+                clock.sleep(10 * NAP)
             return super().propose(requests)
 
         def observe(self, observations: Sequence) -> None:
             if self.where == "observe" and observations[0].request.num_output:
-                time.sleep(nap)
+                clock.sleep(NAP)
 
-    places = ("propose", "observe", "prefill")
-    plan = Plan({where: lambda t, where=where: Slow(t, where) for where in places}, max_tokens=11)
-    entries = SpecBench(llm, QUESTIONS[3:], plan).run().journal.entries
-    runs = {name: Run(**run) for name, run in entries[0]["runs"].items()}
+        def release(self, request: Request) -> None:
+            if self.where == "release":
+                clock.work(NAP)
+
+    places = ("propose", "observe", "prefill", "release")
+    plan = SpecPlan({where: lambda t, where=where: Slow(t, where) for where in places}, max_tokens=11)
+    passes = llm.model.head.register_forward_hook(lambda *_: clock.work(PASS))
+    try:
+        entries = SpecBench(llm, QUESTIONS[3:], plan).run().journal.entries
+    finally:
+        passes.remove()
+    runs = {name: RunTimes(**run) for name, run in entries[0]["runs"].items()}
     steps = runs["none"].steps - 1
-    for where in ("propose", "observe"):
-        assert nap * steps <= runs[where].draft <= runs[where].seconds - runs[where].prefill
-        assert runs[where].cpu < runs[where].seconds - nap * steps + 0.001  # asleep
-    assert 10 * nap <= runs["prefill"].prefill <= runs["prefill"].seconds
-    assert runs["prefill"].draft < nap * steps
-    for run in runs.values():
-        assert run.verify > 0
-        assert run.prefill + run.draft + run.verify <= run.seconds
+    assert steps == 10
+    verify = steps * PASS
+    drafts = {"none": 0.0, "propose": steps * NAP, "observe": steps * NAP, "prefill": 0.0, "release": NAP}
+    assert runs.keys() == drafts.keys()
+    for name, run in runs.items():
+        prefill = PASS + (10 * NAP if name == "prefill" else 0.0)
+        assert (run.prefill, run.draft, run.verify) == (prefill, drafts[name], verify)
+        assert run.seconds == prefill + drafts[name] + verify
+        assert run.cpu == PASS + verify + (NAP if name == "release" else 0.0)  # without what it was asleep
         assert (run.ahead, run.first, run.answers) == (1, 1, 1)
 
 
@@ -283,27 +320,27 @@ def test_names_are_checked_before_anything_runs(llm: LLM) -> None:
 
     for wrong in ("nobody", "prompt-lookup > nobody"):
         with pytest.raises(DrafterError, match=r"drafter 'nobody' is unknown; choose from .*prompt-lookup"):
-            SpecBench(llm, QUESTIONS, Plan({"x": noting, wrong: wrong}))
+            SpecBench(llm, QUESTIONS, SpecPlan({"x": noting, wrong: wrong}))
     assert not built
 
 
 def test_what_cannot_be_built_is_left_out(llm: LLM) -> None:
     away = "eagle3(model=/nowhere)"
-    plan = Plan({"x": Hasty, away: away}, max_tokens=2)
+    plan = SpecPlan({"x": Hasty, away: away}, max_tokens=2)
     results = SpecBench(llm, QUESTIONS[1:2], plan).run()
     assert [row.name for row in results.rows()] == ["none", "x"]
     assert "/nowhere" in results.left_out[away]
     with pytest.raises(DrafterError, match="/nowhere"):
-        SpecBench(llm, QUESTIONS, Plan({away: away}))
+        SpecBench(llm, QUESTIONS, SpecPlan({away: away}))
 
 
 def test_engines_that_cannot_measure_are_refused(sibyl: LLM, llm: LLM) -> None:
     with pytest.raises(RequestError, match="prefix_caching=False"):
-        SpecBench(sibyl, QUESTIONS, Plan({}))
+        SpecBench(sibyl, QUESTIONS, SpecPlan({}))
     with pytest.raises(RequestError, match="max_requests=5"):
-        SpecBench(llm, QUESTIONS, Plan({}, batches=[1, 5]))
+        SpecBench(llm, QUESTIONS, SpecPlan({}, batches=[1, 5]))
     with pytest.raises(RequestError, match="numbers of their own"):
-        SpecBench(llm, QUESTIONS[:1] * 2, Plan({}))
+        SpecBench(llm, QUESTIONS[:1] * 2, SpecPlan({}))
 
 
 # resuming
@@ -311,17 +348,16 @@ def test_engines_that_cannot_measure_are_refused(sibyl: LLM, llm: LLM) -> None:
 
 def test_a_run_goes_on_where_it_was_cut_short(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
-    plan = Plan({"x": Hasty}, temperatures=[1.0], max_tokens=5, rounds=2)
+    plan = SpecPlan({"x": Hasty}, temperatures=[1.0], max_tokens=5, rounds=2)
     SpecBench(llm, QUESTIONS, plan, path=file).run()
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 1 + 2 * 6
     file.write_text("".join(lines[:2]) + lines[2][:30])  # one turn is there, of two
     diary = Diary(llm.engine.target)
+    noting = replace(plan, drafters={"x": diary})
     told: list[tuple[int, int, int]] = []
-    again = SpecBench(llm, QUESTIONS, plan, path=file, progress=lambda *s: told.append(s))
-    again.contenders[1]._timed.drafter = diary  # type: ignore[attr-defined]
-    results = again.run()
+    results = SpecBench(llm, QUESTIONS, noting, path=file, progress=lambda *s: told.append(s)).run()
     assert len([note for note in diary.notes if note != "reset"]) == 1 + 11
     assert told[1][:2] == (2, 24)
     for old, new in zip(lines, file.read_text().splitlines(), strict=True):
@@ -331,23 +367,23 @@ def test_a_run_goes_on_where_it_was_cut_short(llm: LLM, tmp_path: Path) -> None:
                 assert before[key] == after[key]
     assert results.rows()[1].overall.answers == 12
     file.write_text(whole)
-    again = SpecBench(llm, QUESTIONS, plan, path=file)
-    diary = again.contenders[1]._timed.drafter = Diary(llm.engine.target)  # type: ignore[attr-defined]
+    diary = Diary(llm.engine.target)
+    again = SpecBench(llm, QUESTIONS, replace(plan, drafters={"x": diary}), path=file)
     again.run()
     assert file.read_text() == whole  # nothing was left to do
     assert not diary.notes
-    assert Results.read(file).rows() == again.results.rows()
+    assert SpecResults.read(file).rows() == again.results.rows()
 
 
 def test_plain_decoding_is_held_against_what_it_said_first(llm: LLM, tmp_path: Path) -> None:
     """Whatever the round or the batch."""
     file = tmp_path / "r.jsonl"
     options = {"drafters": {"x": Hasty}, "max_tokens": 5}
-    SpecBench(llm, QUESTIONS, Plan(**options), path=file).run()
+    SpecBench(llm, QUESTIONS, SpecPlan(**options), path=file).run()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[1]["answers"][0][-1] += 1  # of the first question's first turn
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    results = SpecBench(llm, QUESTIONS, Plan(**options, rounds=2, batches=[1, 4]), path=file).run()
+    results = SpecBench(llm, QUESTIONS, SpecPlan(**options, rounds=2, batches=[1, 4]), path=file).run()
     found = {(row.name, row.batch): row.overall.different for row in results.rows()}
     assert found == {("none", 1): 1, ("x", 1): 1, ("none", 4): 2, ("x", 4): 2}
 
@@ -358,7 +394,7 @@ def test_what_was_learnt_is_not_in_the_file(llm: LLM, tmp_path: Path) -> None:
 
     def notes(lines: int) -> str:
         diary = Diary(llm.engine.target)
-        plan = Plan({"diary": diary}, max_tokens=2, carry=True, rounds=2)
+        plan = SpecPlan({"diary": diary}, max_tokens=2, carry=True, rounds=2)
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]) if lines else "")
         results = SpecBench(llm, QUESTIONS, plan, path=file).run()
         assert results.rows()[1].overall.answers == 12
@@ -375,14 +411,14 @@ def test_what_was_learnt_is_not_in_the_file(llm: LLM, tmp_path: Path) -> None:
 def test_a_file_of_other_conditions_is_refused(llm: LLM, tmp_path: Path, change: dict) -> None:
     file = tmp_path / "r.jsonl"
     options = {"drafters": {"x": Hasty}, "max_tokens": 5}
-    SpecBench(llm, QUESTIONS, Plan(**options), path=file, about={"dtype": "float32"})
+    SpecBench(llm, QUESTIONS, SpecPlan(**options), path=file, about={"dtype": "float32"})
     name = "contenders" if "drafters" in change else next(iter(change))
     with pytest.raises(SoothsayError, match=f"of another run: other {name}; give a new file"):
-        SpecBench(llm, QUESTIONS, Plan(**{**options, **change}), path=file, about={"dtype": "float32"})
+        SpecBench(llm, QUESTIONS, SpecPlan(**{**options, **change}), path=file, about={"dtype": "float32"})
     with pytest.raises(SoothsayError, match="other dtype"):
-        SpecBench(llm, QUESTIONS, Plan(**options), path=file, about={"dtype": "int8"})
+        SpecBench(llm, QUESTIONS, SpecPlan(**options), path=file, about={"dtype": "int8"})
     with pytest.raises(SoothsayError, match="other questions, questions_digest"):
-        SpecBench(llm, QUESTIONS[1:], Plan(**options), path=file, about={"dtype": "float32"})
+        SpecBench(llm, QUESTIONS[1:], SpecPlan(**options), path=file, about={"dtype": "float32"})
 
 
 @pytest.mark.parametrize(
@@ -400,25 +436,25 @@ def test_files_of_something_else(content: str, what: str, tmp_path: Path) -> Non
     file = tmp_path / "r.jsonl"
     file.write_text(content)
     with pytest.raises(SoothsayError, match=what) as caught:
-        Results.read(file)
+        SpecResults.read(file)
     assert str(file) in str(caught.value)
 
 
 # what it adds up to
 
 
-def lap(task: str, question: int, turn: int, number: int, **runs: Run) -> Lap:
+def lap(task: str, question: int, turn: int, number: int, **runs: RunTimes) -> Lap:
     return Lap(0.0, 1, number, task, [question], turn, [question], 0, runs)
 
 
-def run(tokens: int, seconds: float, **more: float) -> Run:
-    return Run(**{"answers": 1, "different": 0, "prefill": seconds / 4, "ahead": 1, **more},
+def run(tokens: int, seconds: float, **more: float) -> RunTimes:
+    return RunTimes(**{"answers": 1, "different": 0, "prefill": seconds / 4, "ahead": 1, **more},
                tokens=tokens, seconds=seconds)  # fmt: skip
 
 
 def test_speedups_are_the_leaderboards() -> None:
     """Worked out by hand from three questions, one of two turns, in three rounds."""
-    results = Results(Journal({}))
+    results = SpecResults(Journal({}))
     for number, noise in ((1, 0.0), (2, 50.0), (3, 0.0)):  # the median knows nothing of the second round
         results.add(lap("chat", 1, 0, number, none=run(20, 2.0 + noise), x=run(20, 1.0)))
         results.add(lap("chat", 1, 1, number, none=run(10, 1.0), x=run(10, 0.5 + noise)))
@@ -432,7 +468,7 @@ def test_speedups_are_the_leaderboards() -> None:
     assert x.scores["chat"].speedup == pytest.approx(2.0)
     assert x.scores["qa"].speedup == pytest.approx(175 / 70)
     assert x.overall.median_speedup == pytest.approx(2.0)  # of 2, 4 and 0.5
-    # behind the first token: 28/2.25, 39/0.75, 29/0.75; three quarters of the time, a token less a turn
+    # after the first token: 28/2.25, 39/0.75, 29/0.75; three quarters of the time, a token less a turn
     rates = [28 / 1.125, 39 / 0.1875, 29 / 1.5]
     assert x.overall.decode_rate == pytest.approx(sum(rates) / 3)
     assert x.overall.decode_speedup == pytest.approx(sum(rates) / (28 / 2.25 + 39 / 0.75 + 29 / 0.75))
@@ -440,7 +476,7 @@ def test_speedups_are_the_leaderboards() -> None:
 
 
 def test_answers_of_one_token_have_no_decoding_rate() -> None:
-    results = Results(Journal({}))
+    results = SpecResults(Journal({}))
     results.add(lap("qa", 1, 0, 1, none=run(1, 1.0, prefill=1.0), x=run(1, 1.0, prefill=1.0)))
     assert (results.rows()[1].overall.decode_rate, results.rows()[1].overall.decode_speedup) == (0.0, 0.0)
     results.add(lap("qa", 2, 0, 1, none=run(9, 3.0, prefill=1.0), x=run(9, 2.0, prefill=1.0)))
@@ -451,7 +487,7 @@ def test_answers_of_one_token_have_no_decoding_rate() -> None:
 
 
 def test_what_is_not_compared_is_not_counted_as_equal() -> None:
-    results = Results(Journal({}))
+    results = SpecResults(Journal({}))
     results.add(lap("qa", 1, 0, 1, none=run(9, 1.0), x=run(9, 1.0, different=None)))
     assert [row.overall.different for row in results.rows()] == [0, None]
 
@@ -528,7 +564,7 @@ def test_the_command(tmp_path: Path) -> None:
     ]  # at each temperature
     assert "prompt-lookup" in output
     assert output.count("5/5") == 6
-    results = Results.read(files["json"])
+    results = SpecResults.read(files["json"])
     assert (results.conditions["model"], results.conditions["dtype"]) == ("sibyl", "float32")
     assert (results.conditions["nodes"], results.conditions["max_tokens"]) == (4, 8)
     assert [(row.name, row.temperature) for row in results.rows()] == [
@@ -541,6 +577,13 @@ def test_the_command(tmp_path: Path) -> None:
     assert files["html"].read_text().startswith("<!doctype html>")
     again, shown = CliRunner(), ["bench", "report", str(files["json"]), "--markdown=-"]
     assert again.invoke(app, shown).output == files["markdown"].read_text()
+
+
+def test_a_head_of_another_model_is_reported(tmp_path: Path) -> None:
+    head = f"eagle3(model={untrained('eagle3')})"
+    with pytest.warns(UserWarning, match=r"eagle3 guessed right in [01] of its first 100 steps"):
+        code, _ = command(tmp_path, f"-d{head}", "--nodes=2", "-n40")
+    assert code == 0
 
 
 def test_a_terminal_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +621,7 @@ def test_the_command_ends_with_1_where_answers_differ(tmp_path: Path) -> None:
         ([], "name at least one drafter"),
         (["--endpoint=http://x/v1"], "--endpoint needs --endpoint-model"),
         (["-dnone", "--api-key-env=NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
-        (["--endpoint=x", "--endpoint-model=m"], "is no address of a server"),
+        (["--endpoint=x", "--endpoint-model=m"], "is not the address of a server"),
     ],
 )
 def test_the_command_names_what_is_wrong(tmp_path: Path, options: list[str], what: str) -> None:
@@ -592,17 +635,17 @@ def test_another_contender_is_asked_the_same(llm: LLM, sibyl: LLM) -> None:
         name = "other"
 
         def __init__(self) -> None:
-            self.asked: list[Asked] = []
+            self.asked: list[AskedTurn] = []
 
         def reset(self) -> None:
             pass
 
-        def answer(self, asked: Sequence[Asked]) -> tuple[Run, list[Answer] | None]:
+        def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
             self.asked += asked
-            return Run(len(asked), None, 8 * len(asked), 0.5, 0.1, len(asked)), None
+            return RunTimes(len(asked), None, 8 * len(asked), 0.5, 0.1, len(asked)), None
 
     other = Other()
-    plan = Plan({}, temperatures=[1.0], max_tokens=10, seed=11)
+    plan = SpecPlan({}, temperatures=[1.0], max_tokens=10, seed=11)
     results = SpecBench(llm, QUESTIONS, plan, others=[other]).run()
     expected = [by_hand(sibyl, question, turn, 1.0, "none")[0] for question, turn in TURNS]
     assert [one.prompt for one in other.asked[1:]] == expected

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from soothsay import LLM
-from soothsay.cli import app
-from soothsay.drafters import datastore
-from soothsay.drafters.datastore import Datastore
+from soothsay.cli.app import app
+from soothsay.drafters.lookup import datastore
+from soothsay.drafters.lookup.datastore import Datastore
 
 CHAT = [
     {"role": "user", "content": "Where does the river rise?"},

@@ -1,4 +1,4 @@
-"""`soothsay inspect TARGET --drafter DIRECTORY`: what a trained drafter is, and whether it fits."""
+"""`soothsay inspect TARGET --drafter DIRECTORY` describes a trained drafter, and checks whether it fits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from soothsay.cli import app
+from soothsay.cli.app import app
 from soothsay.config import ModelConfig
-from soothsay.drafters.checkpoints import write_head
-from soothsay.drafters.eagle import EagleConfig, EagleHead
-from soothsay.drafters.eagle3 import Eagle3Config, Eagle3Head
-from soothsay.drafters.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.families import parse_model_config
 from soothsay.model.kernels import StockKernels
 
 
 @pytest.fixture(scope="module")
 def config() -> ModelConfig:
-    """Of a block for the bundled model."""
-    whole = ModelConfig.from_hf(open_checkpoint("sibyl").config)
+    """The configuration of one decoder block that fits the bundled model."""
+    whole = parse_model_config(open_checkpoint("sibyl").config)
     return replace(whole, num_layers=1, windows=(None,), tie_embeddings=False)
 
 

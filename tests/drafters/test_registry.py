@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kernels import FASTEST
 
 from soothsay import REGISTRY, DrafterError, ModelError
 from soothsay.config import EngineConfig
-from soothsay.drafters import DrafterSpec, Target, build_drafter
-from soothsay.drafters.auto import Auto
-from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.compose import Cascade, Composite, Merged
-from soothsay.drafters.prompt_lookup import PromptLookup
+from soothsay.drafters.base import NoDrafter, Target
+from soothsay.drafters.control.compose import Cascade, Composite, Merged
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.lookup.prompt_lookup import PromptLookup
+from soothsay.drafters.registry import DrafterSpec, build_drafter
 
-TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
+TARGET = Target(SimpleNamespace(kernels=FASTEST), None, EngineConfig(), 0)  # type: ignore[arg-type]
 
 
 class Echo(NoDrafter):
@@ -112,9 +114,9 @@ def test_what_cannot_be_had_is_refused_with_the_choices(spec: str, message: str)
     [
         ("none > none", (Cascade, [NoDrafter, NoDrafter])),
         ("none+none + none", (Merged, [NoDrafter, NoDrafter, NoDrafter])),
-        ("none | none", (Auto, [NoDrafter, NoDrafter])),
+        ("none | none", (Controller, [NoDrafter, NoDrafter])),
         ("none > prompt-lookup(num_tokens=3) + none", (Cascade, [NoDrafter, Merged])),
-        ("none > none | none", (Auto, [Cascade, NoDrafter])),
+        ("none > none | none", (Controller, [Cascade, NoDrafter])),
     ],
 )
 def test_drafters_compose(spec: str, shape: tuple[type, list[type]]) -> None:

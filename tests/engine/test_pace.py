@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from soothsay.engine.pace import LEAST, Pace
+from soothsay.engine.pace import MIN_PREFILL_ROWS, Pace
 
 
 def test_without_a_limit_everything_fits() -> None:
@@ -27,16 +27,16 @@ def test_what_fits_follows_from_passes() -> None:
 def test_each_request_has_a_row_beside_those_that_are_read_in_any_case() -> None:
     pace = Pace(0.01)
     pace.follow(512, 512.0)
-    assert pace.rows(512, 3) == 3 + LEAST
-    assert pace.rows(512, 200) == 200 + LEAST
+    assert pace.rows(512, 3) == 3 + MIN_PREFILL_ROWS
+    assert pace.rows(512, 200) == 200 + MIN_PREFILL_ROWS
     assert pace.rows(20, 3) == 20
 
 
 def test_small_passes_say_nothing() -> None:
     pace = Pace(0.25)
-    pace.follow(LEAST - 1, 10.0)
+    pace.follow(MIN_PREFILL_ROWS - 1, 10.0)
     assert pace.rows(512, 1) == 512
-    pace.follow(LEAST, LEAST * 0.002)
+    pace.follow(MIN_PREFILL_ROWS, MIN_PREFILL_ROWS * 0.002)
     assert pace.rows(512, 1) == 125
 
 

@@ -4,49 +4,59 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from soothsay.config import EngineConfig
-from soothsay.drafters import Drafter, Target
-from soothsay.drafters.base import NoDrafter
-from soothsay.engine.cache import BlockAllocator
-from soothsay.engine.pace import LEAST
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
-from soothsay.engine.scheduler import Scheduler, Share
+from soothsay.core.cache import BlockAllocator
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.core.turn import Turn
+from soothsay.core.verify import Verdict
+from soothsay.drafters.base import NoDrafter, Target
+from soothsay.engine.pace import MIN_PREFILL_ROWS
+from soothsay.engine.scheduler import Scheduler
 
 SIZE = 4  # tokens in a block
 
 
-class Guesses(NoDrafter):
-    """Stands for a drafter of trees with this many nodes; nobody asks it for one here."""
+class Recording(NoDrafter):
+    """A drafter of trees with a given number of nodes. It records the requests that it releases."""
 
-    def __init__(self, max_nodes: int = 1):
+    def __init__(self, max_nodes: int, released: list[Request]):
         super().__init__(Target(None, None, None, 0))  # type: ignore[arg-type]
-        self.max_nodes = max_nodes
+        self.max_nodes, self.released = max_nodes, released
+
+    def release(self, request: Request) -> None:
+        self.released.append(request)
 
 
 class Serving:
-    """A scheduler, and the engine's part of a step without the model: `accept` guesses of each tree hold."""
+    """A scheduler without a model: a chain of draft tokens is accepted where `step` says so.
 
-    def __init__(self, num_blocks: int, *, share: bool = True, **config: Any):
+    `row_seconds` is what a row of a step costs, on a virtual clock.
+    """
+
+    def __init__(self, num_blocks: int, *, share: bool = True, row_seconds: float = 0.0, **config: Any):
         self.config = EngineConfig(block_size=SIZE, prefix_caching=share, **config)
         self.allocator = BlockAllocator(num_blocks, SIZE, share=share)
         self.evicted: list[Request] = []
-        self.scheduler = Scheduler(self.config, self.allocator, self.evicted.append)
+        self.row_seconds, self.now = row_seconds, 0.0
+        self.scheduler = Scheduler(self.config, self.allocator, clock=lambda: self.now)
 
     def add(
         self,
         prompt: int | Sequence[int],
-        drafter: Drafter | int = 1,
+        max_nodes: int = 1,
         max_tokens: int = 40,
         **options: Any,
     ) -> Request:
-        """A request; a number of tokens stands for a prompt that shares nothing with others."""
+        """A request; a number of tokens stands for a prompt that turns nothing with others."""
         if isinstance(prompt, int):
             prompt = np.random.default_rng().integers(0, 1 << 40, prompt).tolist()
         request = Request(
@@ -54,39 +64,39 @@ class Serving:
             SamplingParams(max_tokens=max_tokens),
             seed=0,
             limit=len(prompt) + max_tokens,
-            drafter=Guesses(drafter) if isinstance(drafter, int) else drafter,
+            drafter=Recording(max_nodes, self.evicted),
             block_size=SIZE,
             **options,
         )
         self.scheduler.add(request)
         return request
 
-    def step(self, accept: int = 0, says: int = 1) -> list[Share]:
-        shares = self.scheduler.next()
-        for share in shares:
-            self.finish(share, accept, [says] * (1 + accept))
-        return shares
+    def step(self) -> list[Turn]:
+        """A step in which no draft token is accepted, and the target always says 1."""
+        turns = self.scheduler.schedule()
+        self.finish(turns, lambda turn: [1])
+        return turns
 
-    def finish(self, share: Share, accept: int, tokens: Sequence[int]) -> None:
-        """What `Engine._update` does once the pass is over."""
-        request, known = share.request, share.request.cached // SIZE
-        ends = share.reaches_end
-        request.cached += share.num_tokens
-        if ends:
-            request.emit(tokens, ["guesses"] * accept)
-            request.cached = min(request.cached + accept, len(request.tokens))
-        for block in range(known, request.cached // SIZE):
-            self.allocator.register(request.blocks[block], request.digest(block))
-        if request.finish_reason is not None:
-            self.scheduler.remove(request)
-
-
-def rows(shares: Sequence[Share]) -> list[tuple[Request, int]]:
-    return [(share.request, share.num_tokens) for share in shares]
+    def finish(self, turns: Sequence[Turn], says: Callable[[Turn], Sequence[int]]) -> None:
+        """The rest of a step. For each turn with a tree `says` gives the tokens: accepted ones, the bonus."""
+        for turn in turns:
+            if turn.reaches_end:
+                *accepted, bonus = says(turn)
+                turn.tree = DraftTree(int(turn.request.tokens[-1]))
+                turn.tree.extend(accepted)
+                path = [*range(1, len(accepted) + 1)]
+                turn.verdict = Verdict(path, [*accepted, bonus])
+                turn.authors = dict.fromkeys(path, "recording")
+        self.now += self.row_seconds * sum(turn.num_rows for turn in turns)
+        self.scheduler.update(turns)
 
 
-def trees(shares: Sequence[Share]) -> list[int]:
-    return [share.request.max_nodes for share in shares if share.reaches_end]
+def rows(turns: Sequence[Turn]) -> list[tuple[Request, int]]:
+    return [(turn.request, turn.num_tokens) for turn in turns]
+
+
+def trees(turns: Sequence[Turn]) -> list[int]:
+    return [turn.request.max_nodes for turn in turns if turn.reaches_end]
 
 
 class TestBudget:
@@ -115,8 +125,8 @@ class TestBudget:
         assert rows(serving.step()) == [(a, 1), (b, 1)]
 
     def test_a_prompt_is_read_slowly_where_others_would_wait_for_it(self) -> None:
-        serving = Serving(64, max_rows=100, max_stall=0.1)
-        serving.scheduler.pace.follow(50, 50 * 0.1 / 45)  # 45 rows in the time
+        serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)  # 45 rows in the time
+        serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
         waits, long = serving.add(3), serving.add(150)
         assert rows(serving.step()) == [(waits, 3), (long, 97)], "nobody decodes yet"
         assert rows(serving.step()) == [(waits, 1), (long, 44)]
@@ -124,22 +134,22 @@ class TestBudget:
         assert rows(serving.step()) == [(long, 9)]
 
     def test_newcomers_are_read_slowly_too(self) -> None:
-        serving = Serving(64, max_rows=100, max_stall=0.1)
-        serving.scheduler.pace.follow(50, 50 * 0.1 / 45)
+        serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)
+        serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
         first = serving.add(3)
         serving.step()
         second, third = serving.add(30), serving.add(30)
         assert rows(serving.step()) == [(first, 1), (second, 30), (third, 14)]
 
     def test_guesses_are_not_cut_for_prompts(self) -> None:
-        serving = Serving(64, max_rows=100, max_stall=0.1, max_tree=8)
+        serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=1.0, max_tree=8)
         serving.scheduler.pace.follow(50, 50.0)  # nothing fits
         first = serving.add(3, 8)
         serving.step()
         second = serving.add(90)
-        shares = serving.scheduler.next()
-        assert rows(shares) == [(first, 1), (second, LEAST)], "some rows are read in any case"
-        assert trees(shares) == [8]
+        turns = serving.scheduler.schedule()
+        assert rows(turns) == [(first, 1), (second, MIN_PREFILL_ROWS)], "some rows are read in any case"
+        assert trees(turns) == [8]
 
     def test_no_more_requests_run_than_allowed(self) -> None:
         serving = Serving(64, max_requests=2)
@@ -154,8 +164,8 @@ class TestBudget:
         b = serving.add(7)
         assert rows(serving.step()) == [(a, 1), (b, 5)]
 
-    def test_nothing_to_do_is_no_share(self) -> None:
-        assert Serving(4).scheduler.next() == []
+    def test_nothing_to_do_is_no_turn(self) -> None:
+        assert Serving(4).scheduler.schedule() == []
 
 
 class TestTrees:
@@ -163,47 +173,47 @@ class TestTrees:
         serving = Serving(64, max_tree=8)
         for nodes in (1, 5, 8, 100):
             serving.add(3, nodes)
-        assert trees(serving.scheduler.next()) == [1, 5, 8, 8]
+        assert trees(serving.scheduler.schedule()) == [1, 5, 8, 8]
 
     def test_only_a_share_that_reaches_the_end_has_one(self) -> None:
         serving = Serving(64, max_rows=10)
         request = serving.add(15, 8)
-        shares = serving.step()
-        assert not shares[0].reaches_end
-        assert trees(serving.scheduler.next()) == [6], "of ten rows, five are tokens"
+        turns = serving.step()
+        assert not turns[0].reaches_end
+        assert trees(serving.scheduler.schedule()) == [6], "of ten rows, five are tokens"
         assert request.max_nodes == 6
 
     def test_scarce_rows_are_shared_out_evenly(self) -> None:
         serving = Serving(64, max_rows=19)
         for _ in range(4):
             serving.add(1, 16)
-        assert trees(serving.scheduler.next()) == [4, 5, 5, 5]
+        assert trees(serving.scheduler.schedule()) == [4, 5, 5, 5]
 
     def test_what_one_leaves_others_take(self) -> None:
         serving = Serving(64, max_rows=16)
         for nodes in (1, 2, 16, 16):
             serving.add(1, nodes)
-        assert trees(serving.scheduler.next()) == [1, 2, 6, 7]
+        assert trees(serving.scheduler.schedule()) == [1, 2, 6, 7]
 
     @pytest.mark.parametrize(("left", "nodes"), [(1, 1), (2, 8), (3, 8)])
     def test_a_guess_that_no_bonus_can_follow_is_no_use(self, left: int, nodes: int) -> None:
         serving = Serving(64)
         serving.add(3, 8, max_tokens=left)
-        assert trees(serving.scheduler.next()) == [nodes]
+        assert trees(serving.scheduler.schedule()) == [nodes]
 
     @pytest.mark.parametrize(("guesses", "nodes"), [(0, 1), (2, 3), (7, 8), (9, 8), (None, 8)])
     def test_a_request_may_bound_its_guesses(self, guesses: int | None, nodes: int) -> None:
         serving = Serving(64)
         serving.add(3, 8, max_guesses=guesses)
         serving.add(3, 8)
-        assert trees(serving.scheduler.next()) == [nodes, 8]
+        assert trees(serving.scheduler.schedule()) == [nodes, 8]
 
     def test_scarce_blocks_cut_trees_before_they_cost_anyone_his_place(self) -> None:
         serving = Serving(4)
         a, b = serving.add(6, 16, max_tokens=9), serving.add(1, 16, max_tokens=9)
-        shares = serving.scheduler.next()
-        assert [share.request for share in shares] == [a, b]
-        assert trees(shares) == [7, 4], "two blocks and the one that is free; one block"
+        turns = serving.scheduler.schedule()
+        assert [turn.request for turn in turns] == [a, b]
+        assert trees(turns) == [7, 4], "two blocks and the one that is free; one block"
         assert serving.allocator.num_free == 0
         assert (len(a.blocks), len(b.blocks)) == (3, 1)
         assert serving.evicted == []
@@ -283,9 +293,9 @@ class TestMemory:
         serving.scheduler.remove(a)
         told = len(b.tokens)
         assert b.num_prefix_hits == 0
-        (share,) = serving.scheduler.next()
-        assert share.request is b
-        assert 0 < b.cached == told - share.num_tokens
+        (turn,) = serving.scheduler.schedule()
+        assert turn.request is b
+        assert 0 < b.cached == told - turn.num_tokens
         assert b.cached % SIZE == 0
         assert b.num_prefix_hits == 0, "only what was found at first counts"
 
@@ -325,7 +335,7 @@ class TestPriority:
     def test_the_lowest_is_admitted_first_and_equals_as_they_came(self) -> None:
         serving = Serving(64, max_requests=1)
         asked = [serving.add(3, max_tokens=1, priority=priority) for priority in (0, 5, -1, 5, 0, -1)]
-        order = [asked.index(share.request) for _ in asked for share in serving.step()]
+        order = [asked.index(turn.request) for _ in asked for turn in serving.step()]
         assert order == [2, 5, 0, 4, 1, 3]
 
     def test_a_newcomer_s_prompt_is_read_before_that_of_others(self) -> None:
@@ -347,7 +357,7 @@ class TestPriority:
     def test_the_highest_goes_when_blocks_run_out_and_keeps_its_place(self) -> None:
         serving = Serving(6, share=False)
         worst, middle, best = (serving.add(4, priority=priority) for priority in (2, 1, 0))
-        assert [share.request for share in serving.step()] == [best, middle, worst]
+        assert [turn.request for turn in serving.step()] == [best, middle, worst]
         equal = serving.add(9, priority=2)
         while not serving.evicted:
             serving.step()
@@ -437,19 +447,25 @@ class TestSharedPrefixes:
         assert rows(serving.step()) == [(b, 18)]
 
 
-def check(serving: Serving, shares: Sequence[Share], before: Sequence[Request]) -> None:
-    """What must hold between `next` and the pass."""
+def some_tokens(rng: random.Random, turn: Turn) -> list[int]:
+    """A bonus token, after as many accepted ones as the turn's tree may have."""
+    accepted = rng.randint(0, min(turn.request.max_nodes - 1, max(turn.request.max_depth, 0)))
+    return [rng.randrange(2) for _ in range(1 + accepted)]
+
+
+def check(serving: Serving, turns: Sequence[Turn], before: Sequence[Request]) -> None:
+    """Assert what must hold between `schedule` and the pass."""
     scheduler, config = serving.scheduler, serving.config
     running = scheduler.running
-    sizes = [s.num_tokens + (s.request.max_nodes - 1 if s.reaches_end else 0) for s in shares]
+    sizes = [s.num_tokens + (s.request.max_nodes - 1 if s.reaches_end else 0) for s in turns]
     assert sum(sizes) <= config.max_rows
-    assert len({share.request for share in shares} & {*running}) == len(shares), "a share each"
+    assert len({turn.request for turn in turns} & {*running}) == len(turns), "a turn each"
     assert len(running) <= config.max_requests
     stayed = sum(request in running for request in before)
-    assert len(shares) >= min(stayed, config.max_rows), "everyone who ran gets a row"
-    for share, size in zip(shares, sizes, strict=True):
-        request = share.request
-        assert 1 <= share.num_tokens <= request.num_pending
+    assert len(turns) >= min(stayed, config.max_rows), "everyone who ran gets a row"
+    for turn, size in zip(turns, sizes, strict=True):
+        request = turn.request
+        assert 1 <= turn.num_tokens <= request.num_pending
         assert 1 <= request.max_nodes <= min(request.drafter.max_nodes, config.max_tree)
         assert len(request.blocks) * SIZE >= request.cached + size, "blocks cover the rows"
     for request in running:
@@ -490,19 +506,16 @@ def test_nothing_leaks_and_nobody_starves_in_random_runs(
         if step < 150 and rng.random() < 0.05 and scheduler.running:
             scheduler.remove(rng.choice([*scheduler.running, *scheduler.waiting]))
         before = list(scheduler.running)
-        shares = scheduler.next()
-        check(serving, shares, before)
+        turns = scheduler.schedule()
+        check(serving, turns, before)
         line = [*scheduler.running, *scheduler.waiting]
         for priority in priorities:
             equals = [arrived.index(request) for request in line if request.priority == priority]
             assert equals == sorted(equals), "first come, first served"
         for part in (scheduler.running, scheduler.waiting):
             assert [r.priority for r in part] == sorted(r.priority for r in part)
-        assert shares or not line
-        for share in shares:
-            guesses = min(share.request.max_nodes - 1, max(share.request.max_depth, 0))
-            accept = rng.randint(0, guesses)
-            serving.finish(share, accept, [rng.randrange(2) for _ in range(1 + accept)])
+        assert turns or not line
+        serving.finish(turns, partial(some_tokens, rng))
     assert not scheduler.running
     assert not scheduler.waiting
     assert serving.allocator.num_free == serving.allocator.num_blocks
@@ -517,11 +530,9 @@ def test_random_runs_see_what_they_are_meant_to_test() -> None:
     requests = [serving.add([0] * 8 + rng.choices(range(2), k=5), 6, max_tokens=15) for _ in range(20)]
     cut = 0
     while any(request.finish_reason is None for request in requests):
-        shares = serving.scheduler.next()
-        cut += sum(share.reaches_end and share.request.max_nodes < 6 for share in shares)
-        for share in shares:
-            accept = rng.randint(0, min(share.request.max_nodes - 1, max(share.request.max_depth, 0)))
-            serving.finish(share, accept, [rng.randrange(2) for _ in range(1 + accept)])
+        turns = serving.scheduler.schedule()
+        cut += sum(turn.reaches_end and turn.request.max_nodes < 6 for turn in turns)
+        serving.finish(turns, partial(some_tokens, rng))
     assert sum(request.num_preemptions for request in requests) > 5
     assert sum(request.num_prefix_hits > 0 for request in requests) > 10
     assert cut > 20

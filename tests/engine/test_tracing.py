@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from soothsay import LLM, Drafter, DraftTree, Request, RequestError, SamplingParams
-from soothsay.drafters import build_drafter
-from soothsay.drafters.auto import Auto
 from soothsay.drafters.base import Target
-from soothsay.drafters.compose import Cascade, Composite, Merged
+from soothsay.drafters.control.compose import Cascade, Composite, Merged
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.registry import build_drafter
 from soothsay.model.transformer import Transformer
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -49,7 +49,7 @@ def llm(tiny: Callable[..., Transformer]) -> LLM:
 
 @pytest.fixture(scope="module")
 def answer(llm: LLM) -> list[int]:
-    """What the model says."""
+    """Return the tokens of the model's answer."""
     return llm.generate(PROMPT, PARAMS).token_ids
 
 
@@ -62,7 +62,7 @@ def run(llm: LLM, drafter: Drafter, params: SamplingParams = PARAMS, **options: 
 
 
 def by_depth(request: Request) -> dict[str, list[int]]:
-    """What `accepted_by` must be, counted from the traces; none of the guesses goes beyond the answer."""
+    """Count from the traces what `accepted_by` must be. No draft token goes beyond the answer."""
     counts: dict[str, Counter[int]] = {}
     for trace in request.traces or ():
         for depth, node in enumerate(trace.path):
@@ -71,7 +71,7 @@ def by_depth(request: Request) -> dict[str, list[int]]:
 
 
 def check(request: Request, answer: Sequence[int]) -> None:
-    """What holds for every trace."""
+    """Assert what must hold for every trace."""
     said, stats = [], request.stats
     tokens = [*PROMPT, *answer]
     assert request.traces is not None
@@ -183,7 +183,7 @@ def test_names_are_those_of_the_specification(spec: str, temperature: float, sib
         assert named <= {part.name for part in drafter.parts} <= {"suffix", "mtp", "recycling"}
         assert request.stats.accepted_by == by_depth(request)
         assert sum(map(sum, request.stats.accepted_by.values())) == request.stats.accepted
-        if not isinstance(drafter, Auto):  # it goes by the clock, and may find that nothing pays
+        if not isinstance(drafter, Controller):  # it goes by the clock, and may find that nothing pays
             assert request.stats.accepted > 0
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.engine.batch import Batch, Rows
-from soothsay.engine.cache import KVPool
-from soothsay.engine.tree import DraftTree
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.cache import KVPool
+from soothsay.core.tree import DraftTree
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
@@ -28,7 +28,7 @@ def model(dtype: str) -> Transformer:
 
 
 def logits(target: Transformer, cache: KVPool, rows: list[Rows]) -> list[Tensor]:
-    """Of each request's tree nodes, `[nodes, V]`."""
+    """Compute the logits `[nodes, V]` of each request's tree nodes."""
     c = target.config
     batch = Batch.pack(rows, block_size=BLOCK, group=c.group, windows=c.windows)
     with torch.inference_mode():
@@ -37,7 +37,7 @@ def logits(target: Transformer, cache: KVPool, rows: list[Rows]) -> list[Tensor]
 
 
 def grow(rng: random.Random, root: int, vocab_size: int) -> DraftTree:
-    """A random tree: chains, bushes and all between."""
+    """Make a random tree, anything from a chain to a bush."""
     tree = DraftTree(root)
     for _ in range(rng.randint(0, 6)):
         stem = tree.tokens[1 : rng.randint(1, len(tree))]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,145 +13,34 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from families import (
+    BLOCK,
+    CASES,
+    MULTIMODAL,
+    VOCAB,
+    array,
+    load,
+    make_multimodal,
+    older_spelling,
+    pack,
+    random_oracle,
+    random_tokens,
+    read_config,
+    run,
+    write_config,
+)
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from soothsay.config import ModelConfig
-from soothsay.engine.batch import Batch, Rows
-from soothsay.engine.cache import KVPool
-from soothsay.engine.paths import KEY_BLOCK
-from soothsay.engine.tree import DraftTree
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.core.batch import Rows
+from soothsay.core.cache import KVPool
+from soothsay.core.paths import KEY_BLOCK
+from soothsay.core.tree import DraftTree
+from soothsay.model.families import parse_model_config
 from soothsay.model.linear import Packed
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
-VOCAB = 97
-BLOCK = 8  # tokens in a KV block
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-3,  # large enough to matter
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, its own settings
-    "llama1": ("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 2}),
-    "llama3": (
-        "Llama",
-        {
-            "num_attention_heads": 8,
-            "head_dim": 24,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
-        },
-    ),
-    "llama_rope_llama3": (
-        "Llama",
-        {
-            "head_dim": 32,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 1e4,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
-    ),
-    "llama_rope_linear": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
-    ),
-    "llama_rope_yarn": ("Llama", {"head_dim": 32, "max_position_embeddings": 128, "rope_parameters": YARN}),
-    "llama_rope_yarn_options": (
-        "Llama",
-        {
-            "head_dim": 32,
-            "max_position_embeddings": 128,
-            "rope_parameters": {
-                **YARN,
-                "beta_fast": 4.0,
-                "beta_slow": 0.5,
-                "truncate": False,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.5,
-            },
-        },
-    ),
-    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
-    "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "mistral": ("Mistral", {"sliding_window": 10, "head_dim": 24}),
-    "qwen2": ("Qwen2", {"num_attention_heads": 8}),
-    "qwen2_windows": (
-        "Qwen2",
-        {
-            "num_hidden_layers": 4,
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "max_window_layers": 2,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3": ("Qwen3", {"head_dim": 32}),
-    "gemma2": (
-        "Gemma2",
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 24,
-            "query_pre_attn_scalar": 40,
-            "attn_logit_softcapping": 4.0,
-            "final_logit_softcapping": 6.0,
-            "sliding_window": 11,
-        },
-    ),
-    "gemma3": (
-        "Gemma3",
-        {
-            "num_hidden_layers": 6,
-            "head_dim": 24,
-            "query_pre_attn_scalar": 40,
-            "sliding_window": 11,
-            "sliding_window_pattern": 3,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-            },
-        },
-    ),
-    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 12}),
-    "qwen3_moe": (
-        "Qwen3Moe",
-        {
-            "head_dim": 32,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 40,
-            "norm_topk_prob": True,
-        },
-    ),
-    "qwen3_moe_sparse": (
-        "Qwen3Moe",
-        {
-            "num_hidden_layers": 5,
-            "head_dim": 16,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 40,
-            "norm_topk_prob": False,
-            "mlp_only_layers": [1],
-            "attention_bias": True,
-            "decoder_sparse_step": 2,
-        },
-    ),
-}
-MULTIMODAL = "gemma3_multimodal"  # the model of "gemma3", saved as the decoder of a bigger one
 NAMES = [*CASES, MULTIMODAL]
 each_family = pytest.mark.parametrize("name", NAMES)
 
@@ -212,56 +99,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     return pair
 
 
-def random_oracle(name: str) -> Any:
-    """A model of transformers' whose attention, norms and biases all matter to its logits."""
-    family, settings = CASES[name]
-    suffix = "TextConfig" if family == "Gemma3" else "Config"
-    config = getattr(transformers, family + suffix)(**{**SIZES, **settings})
-    oracle = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
-    for key, parameter in oracle.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if key.endswith("norm.weight"):
-            centre = 0.0 if "Gemma" in family else 1.0
-            value = centre + 0.3 * noise
-        elif parameter.ndim == 1:  # a bias
-            value = 0.5 * noise
-        elif "embed_tokens" in key:
-            value = 0.4 * noise
-        else:
-            value = noise * parameter.shape[-1] ** -0.5 * (1.7 if key.endswith(sharper) else 1.0)
-        parameter.data.copy_(value)
-    return oracle.eval()
-
-
-def make_multimodal(directory: Path) -> None:
-    """Save the decoder again as the part of a multimodal model that it is in Gemma 3's checkpoints."""
-    config = read_config(directory)
-    write_config(directory, {"model_type": "gemma3", "text_config": config, "vision_config": {}})
-    weights = load_file(directory / "model.safetensors")
-    renamed = {f"language_model.{name}": tensor for name, tensor in weights.items()}
-    renamed["vision_tower.vision_model.embeddings.patch_embedding.weight"] = torch.zeros(2, 2)
-    save_file(renamed, directory / "model.safetensors")
-
-
-def load(directory: Path, dtype: Any = "float32") -> Transformer:
-    return load_model(open_checkpoint(directory), dtype=dtype)
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    return config
-
-
-def write_config(directory: Path, config: dict[str, Any]) -> None:
-    (directory / "config.json").write_text(json.dumps(config))
-
-
-def random_tokens(rng: np.random.Generator, *lengths: int) -> list[list[int]]:
-    return [rng.integers(VOCAB, size=length).tolist() for length in lengths]
-
-
 def random_tree(rng: np.random.Generator, root: int, size: int) -> DraftTree:
     tree = DraftTree(root)
     while len(tree) < size:
@@ -292,10 +129,6 @@ def path_tokens(tree: DraftTree, node: int) -> list[int]:
     return [tree.tokens[i] for i in tree.path(node)]
 
 
-def array(tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.array(tokens, dtype=np.int64)
-
-
 class Runner:
     """Passes of one model over a pool whose blocks are dealt out in random order."""
 
@@ -311,22 +144,6 @@ class Runner:
     def prefill(self, request: int, tokens: Sequence[int]) -> None:
         """Put the KV of a context into the pool."""
         self.run(Rows(array(tokens), 0, self.tables[request]))
-
-
-@torch.no_grad()
-def run(
-    model: Transformer, requests: Sequence[Rows], cache: KVPool | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    batch = pack(model, requests)
-    hidden, _ = model(batch, cache)
-    every = torch.split(model.logits(hidden), [request.num_rows for request in requests])
-    asked = model.logits(hidden[batch.logit_rows])
-    return list(every), [asked[start:end] for start, end in batch.spans]
-
-
-def pack(model: Transformer, requests: Sequence[Rows]) -> Batch:
-    config = model.config
-    return Batch.pack(requests, block_size=BLOCK, group=config.group, windows=config.windows)
 
 
 def assert_close(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -407,6 +224,22 @@ def test_taps_are_inputs_of_layers(pairs: Pairs, name: str) -> None:
     assert_close([*taps, hidden], pair.expected_states(sequences, (0, 1)))
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
+    name: str, stored: torch.dtype, tmp_path: Path
+) -> None:
+    """sqrt(72) = 8.485 in float32 is 8.5 in bfloat16. The stored dtype decides, not the dtype of the pass."""
+    oracle = random_oracle(name, hidden_size=72).to(stored)
+    oracle.save_pretrained(tmp_path)
+    model, (sequence,) = load(tmp_path), random_tokens(np.random.default_rng(8), 30)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([sequence]), output_hidden_states=True).hidden_states[0][0]
+        _, (embedded,) = model(pack(model, [Rows(array(sequence), 0)]), taps=(0,))
+    assert expected.dtype == stored
+    assert torch.equal(embedded.to(stored), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama1", "llama3", "qwen2_windows", "gemma2", "gemma3", "qwen3_moe"])
 def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype: Any) -> None:
@@ -435,7 +268,7 @@ def packed(pair: Pair, dtype: Any) -> Transformer:
 
 
 def assert_same_bits(model: Transformer, rng: np.random.Generator, start: int) -> None:
-    """Tokens alone one by one, in one chunk, and as the tree behind `start + 4` tokens among others."""
+    """Assert equal bits for tokens one by one, in a chunk, and in a tree after them in a batch."""
     (context,) = random_tokens(rng, start + 4)
     tree = random_tree(rng, context[-1], 20)
     alone, whole, crowd = Runner(model, rng, 1), Runner(model, rng, 1), Runner(model, rng, 4)
@@ -473,31 +306,13 @@ def test_sharded_checkpoint(pairs: Pairs, name: str, tmp_path: Path) -> None:
     assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
-def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """As transformers before 5 wrote it: `rope_theta` and `rope_scaling` instead of `rope_parameters`.
-
-    `kind` is the key of the scaling's type, which was `type` first and `rope_type` later.
-    """
-    older = {key: value for key, value in config.items() if key != "rope_parameters"}
-    rope = config["rope_parameters"]
-    older.pop("layer_types", None)
-    if "sliding_attention" in rope:
-        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-        older["sliding_window_pattern"] = older.pop("_sliding_window_pattern")
-        rope = rope["full_attention"]
-    older["rope_theta"] = rope["rope_theta"]
-    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "rope_type")}
-    older["rope_scaling"] = {**scaling, kind: rope["rope_type"]} if scaling else None
-    return older
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_path: Path) -> None:
     newer = read_config(pairs(name).directory)
     rope = newer["rope_parameters"]
     for kind in ("type", "rope_type"):
         write_config(tmp_path, older_spelling(newer, kind))
-        assert ModelConfig.from_hf(read_config(tmp_path)) == ModelConfig.from_hf(newer)
+        assert parse_model_config(read_config(tmp_path)) == parse_model_config(newer)
     oracle = transformers.AutoConfig.from_pretrained(tmp_path)  # so this was indeed the older spelling
     assert {key: oracle.rope_parameters[key] for key in rope} == rope
 
@@ -532,7 +347,7 @@ def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_pat
 def test_what_a_published_configuration_leaves_out(published: dict[str, Any], tmp_path: Path) -> None:
     write_config(tmp_path, published)
     filled_in = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
-    assert ModelConfig.from_hf(published) == ModelConfig.from_hf(filled_in)
+    assert parse_model_config(published) == parse_model_config(filled_in)
 
 
 def test_experts_are_saved_one_by_one(pairs: Pairs) -> None:

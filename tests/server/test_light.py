@@ -1,4 +1,4 @@
-"""What the server's process imports."""
+"""The server's process does not import heavy packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 def test_the_servers_process_does_without_torch() -> None:
     code = (
-        "import sys; import soothsay.server.app, soothsay.server.run, soothsay.server.log;"
+        "import sys; import soothsay.server.app, soothsay.server.runner, soothsay.server.log;"
         "print([name for name in ('torch', 'transformers', 'soothsay.llm') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,9 +1,10 @@
-"""What the official client is told: that it is what the engine says, in OpenAI's shapes."""
+"""The official client gets the engine's answers in OpenAI's formats."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -329,56 +330,89 @@ def test_forms_of_vllm(client: OpenAI, form: dict[str, Any]) -> None:
     assert said.choices[0].text in ("yes", "no")
 
 
-def test_tools(sibyl: LLM) -> None:
+@pytest.fixture(scope="module")
+def tooled(sibyl: LLM) -> Iterator[tuple[OpenAI, Tokenizer]]:
+    """A server whose chat template knows tools, and its tokenizer."""
     template = (
         "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
         "{% for m in messages %}{{ m.role }}: {{ m.content }}"
         "{% for call in m.tool_calls or () %}{{ call.function.arguments.n }}{% endfor %}\n{% endfor %}"
     )
     tokenizer = Tokenizer(sibyl.tokenizer.backend, template, sibyl.tokenizer.special)
-    asked: Any = {"model": "sibyl", "messages": MESSAGES, "tools": TOOLS, "seed": 0, "max_tokens": 80}
     with serving(partial(engines.sibyl, tokenizer=tokenizer)) as running, running.client() as client:
-        said = client.chat.completions.create(**asked, tool_choice="required").choices[0]
-        (call,) = said.message.tool_calls
-        assert said.finish_reason == "tool_calls"
-        assert said.message.content is None
-        assert call.function.name in ("first", "second")
-        assert json.loads(call.function.arguments)["n"] in (1, 2)
+        yield client, tokenizer
 
-        second: Any = {"type": "function", "function": {"name": "second"}}
-        chunks = list(client.chat.completions.create(**asked, tool_choice=second, stream=True))
-        deltas = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
-        assert [(part.index, part.function.name) for part in deltas] == [(0, "second")]
-        assert not any(chunk.choices[0].delta.content for chunk in chunks)
-        assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
-        # the conversation goes on with what was called and what came of it
-        history = [
-            *MESSAGES,
-            said.message.model_dump(include={"role", "content", "tool_calls"}),
-            {"role": "tool", "tool_call_id": call.id, "content": "done"},
-        ]
-        plain = client.chat.completions.create(
-            model="sibyl", messages=history, tools=TOOLS, temperature=0, max_tokens=4
-        )
-        messages = [
-            *MESSAGES,
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"function": {"arguments": json.loads(call.function.arguments)}}],
-            },
-            {"role": "tool", "content": "done"},
-        ]
-        meant = sibyl.generate(
-            tokenizer.encode_chat(messages, tools=TOOLS), SamplingParams(temperature=0, max_tokens=4)
-        )
-        assert plain.usage.prompt_tokens == len(meant.prompt_token_ids)
-        assert plain.choices[0].message.content == meant.text
+def test_tools(tooled: tuple[OpenAI, Tokenizer], sibyl: LLM) -> None:
+    client, tokenizer = tooled
+    asked: Any = {"model": "sibyl", "messages": MESSAGES, "tools": TOOLS, "seed": 0, "max_tokens": 80}
+    said = client.chat.completions.create(**asked, tool_choice="required").choices[0]
+    (call,) = said.message.tool_calls
+    assert said.finish_reason == "tool_calls"
+    assert said.message.content is None
+    assert call.function.name in ("first", "second")
+    assert json.loads(call.function.arguments)["n"] in (1, 2)
 
-        third: Any = {"type": "function", "function": {"name": "third"}}
-        with pytest.raises(BadRequestError, match="no such tool"):
-            client.chat.completions.create(**asked, tool_choice=third)
+    second: Any = {"type": "function", "function": {"name": "second"}}
+    chunks = list(client.chat.completions.create(**asked, tool_choice=second, stream=True))
+    deltas = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
+    assert [(part.index, part.function.name) for part in deltas] == [(0, "second")]
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+    # the conversation continues with the call and its result
+    history = [
+        *MESSAGES,
+        said.message.model_dump(include={"role", "content", "tool_calls"}),
+        {"role": "tool", "tool_call_id": call.id, "content": "done"},
+    ]
+    plain = client.chat.completions.create(
+        model="sibyl", messages=history, tools=TOOLS, temperature=0, max_tokens=4
+    )
+    messages = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"arguments": json.loads(call.function.arguments)}}],
+        },
+        {"role": "tool", "content": "done"},
+    ]
+    meant = sibyl.generate(
+        tokenizer.encode_chat(messages, tools=TOOLS), SamplingParams(temperature=0, max_tokens=4)
+    )
+    assert plain.usage.prompt_tokens == len(meant.prompt_token_ids)
+    assert plain.choices[0].message.content == meant.text
+
+    third: Any = {"type": "function", "function": {"name": "third"}}
+    with pytest.raises(BadRequestError, match="no such tool"):
+        client.chat.completions.create(**asked, tool_choice=third)
+
+
+@pytest.mark.parametrize(
+    ("choice", "max_tokens", "reason"),
+    [("required", 80, "tool_calls"), ("required", 12, "length"), ("auto", 12, "length")],
+)
+def test_a_stream_of_an_answer_with_tools_is_the_whole_answer(
+    tooled: tuple[OpenAI, Tokenizer], choice: str, max_tokens: int, reason: str
+) -> None:
+    client, _ = tooled
+    asked: Any = {"model": "sibyl", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 0}
+    asked["max_tokens"] = max_tokens
+    whole = client.chat.completions.create(**asked).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    calls = [part.function for chunk in chunks for part in chunk.delta.tool_calls or ()]
+    meant = [call.function for call in whole.message.tool_calls or ()]
+    assert [(call.name, call.arguments) for call in calls] == [(call.name, call.arguments) for call in meant]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == (whole.message.content or "")
+    assert bool(calls) is (reason == "tool_calls")
+    assert bool(whole.message.content) is (reason == "length")
+    if choice == "required" and reason == "length":
+        assert (
+            "<tool_call>" in whole.message.content
+        )  # the beginning of a call, which was held back until the end
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [reason]
+    assert whole.finish_reason == reason
 
 
 def test_tools_are_refused_where_the_template_has_none(client: OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""The page's files: served as they are, and naming nothing but each other."""
+"""The page's files are served unchanged, and refer only to each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from soothsay.server.page import page_routes
+from soothsay.server.web_page import page_routes
 
 FILES = {file.name: file.read_bytes() for file in (resources.files("soothsay.server") / "site").iterdir()}
 

@@ -1,4 +1,4 @@
-"""What the page does, in Chromium, against a real server; where Chromium and playwright are installed."""
+"""The page in an installed Chromium, with a real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from serving import Running, serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request, Route
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""Commands that start a Chromium, in order of preference."""
+
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 SEED, MAX_TOKENS = 7, 60
 STORY = "Write a Python function that adds two numbers."  # goes on for ever at temperature 0
@@ -25,24 +27,25 @@ QUESTION = "Repeat after me: one two three, one two three."
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    command = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if command is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        browser = running.chromium.launch(executable_path=command, args=QUIET)
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="module")
 def site(browser: Browser) -> Iterator[Running]:
-    """A server whose drafter is two."""
+    """A server whose drafter combines two drafters."""
     with serving(partial(engines.sibyl, drafter="suffix > mtp")) as one:
         yield one
 
 
 class Watched:
-    """A page, and all that it should not have done."""
+    """A page, and a record of its errors and requests."""
 
     def __init__(self, page: Page, url: str):
         self.page, self.url = page, url
@@ -56,7 +59,7 @@ class Watched:
     def _failed(self, request: Request) -> None:
         if (
             request.failure != "net::ERR_ABORTED"
-        ):  # Chromium's word even for streams that were read to their end
+        ):  # Chromium reports this even for streams that were read to their end
             self.said.append(f"{request.failure}: {request.url}")
 
     def open(self) -> Page:
@@ -67,7 +70,7 @@ class Watched:
         return self.page
 
     def ask(self, text: str = QUESTION) -> Page:
-        """Ask, and wait for the answer's end."""
+        """Send a message, and wait for the end of its answer."""
         self.page.fill("#message", text)
         self.page.press("#message", "Enter")
         self.page.wait_for_selector("#turns > :last-child .said:not(.running)", state="attached")
@@ -106,7 +109,7 @@ def test_a_chat_streams_in_colours(watched: Watched, site: Running) -> None:
         )
     assert shown(page) == said.choices[0].message.content
     lengths = page.evaluate("[...lengths]")
-    assert any(0 < length < len(shown(page)) for length in lengths)  # it came bit by bit
+    assert any(0 < length < len(shown(page)) for length in lengths)  # it was shown while it streamed
     tokens: list[list[str]] = page.evaluate(
         """[...document.querySelectorAll(".token")].map((token) => {
             const { author, drafter = "" } = token.dataset;
@@ -147,9 +150,9 @@ def test_the_tree_is_that_of_the_step(watched: Watched) -> None:
         assert page.locator("#tree-drawing .edge").count() == nodes.count() - 1
         guesses = nodes.count() - 2
         caption = page.locator("#tree-caption").inner_text()
-        assert caption.startswith(f"{len(path) - 1} of {guesses} " if guesses else "Nothing was guessed")
+        assert caption.startswith(f"{len(path) - 1} of {guesses} " if guesses else "Nothing was drafted")
         marked = page.evaluate("[...document.querySelectorAll('.token.now')].map((t) => t.dataset.token)")
-        if step < last:  # the last may bring more than the answer has room for
+        if step < last:  # the last step may accept more tokens than max_tokens allows
             assert [text.strip("·↵") for text in marked] == [text.strip("·↵") for text in path]
         held += len(path) - 1
     assert held > 3
@@ -198,7 +201,7 @@ def test_a_difference_is_shown(watched: Watched) -> None:
 
 
 def stream(text: str) -> dict[str, Any]:
-    """A whole answer in one piece, as a route's fulfilment."""
+    """Arguments that let a route reply with a whole answer in one chunk."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
     chunks = [{"choices": [choice], "usage": None}, {"choices": [], "usage": usage}]
@@ -292,7 +295,7 @@ def test_the_keyboard_does_it_all(watched: Watched) -> None:
     assert page.evaluate("document.activeElement.id") == "message"
     page.reload()
     page.wait_for_selector("#status[data-state=ok]")
-    page.fill("#seed", "11")  # an answer of several tokens, whenever
+    page.fill("#seed", "11")  # this seed gives an answer of several tokens
     watched.ask()
     page.locator(".skip").focus()
     reached = []
@@ -306,7 +309,7 @@ def test_the_keyboard_does_it_all(watched: Watched) -> None:
                 return [at.id || at.className || at.textContent, visible];
             }"""
         )
-        if where is None:  # the browser's own
+        if where is None:  # the focus is outside the page
             break
         reached.append(where)
         page.keyboard.press("Tab")
@@ -437,7 +440,7 @@ def test_a_tab_that_nobody_sees_asks_nothing(watched: Watched) -> None:
             page.evaluate("fetch('/health').then((answer) => answer.text())")
         return len(watched.asked) - before
 
-    assert asked_of(hidden=True) == 3  # the test's own
+    assert asked_of(hidden=True) == 3  # the requests of this test
     assert asked_of(hidden=False) > 3
 
 
@@ -557,7 +560,7 @@ def test_text_can_be_read(watched: Watched, scheme: Any) -> None:
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     page.reload()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before  # it is remembered
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before  # the choice is stored
 
 
 def test_narrow_windows(watched: Watched) -> None:

@@ -1,4 +1,4 @@
-"""Shapes of answers that the bundled model has no occasion for."""
+"""Formats of replies that the bundled model does not produce by itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
-from soothsay.server.loop import Answer
-from soothsay.server.messages import News
-from soothsay.server.replies import ChatReply, TokenTexts, usage
-from soothsay.server.tools import Hermes
+from soothsay.server.jobs import AnswerProgress
+from soothsay.server.messages import AnswerUpdate
+from soothsay.server.replies import ChatFormat, TokenTexts, usage
+from soothsay.server.tools import HermesParser
 
 
 def test_tokens_keep_the_space_they_begin_with() -> None:
@@ -26,11 +26,11 @@ def test_tokens_keep_the_space_they_begin_with() -> None:
 
 
 def test_calls_of_one_answer_are_counted_over_chunks() -> None:
-    reply = ChatReply("it", TokenTexts(None), Hermes)
+    reply = ChatFormat("it", TokenTexts(None), HermesParser)
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     numbers, reasons = [], []
     for text, reason in ((call, None), (call + call, None), ("", FinishReason.STOP)):
-        for choice in reply.news(News(0, 0, text, None, [], 1, 0, 0, SpeculationStats(), reason)):
+        for choice in reply.update(AnswerUpdate(0, 0, text, None, [], 1, 0, 0, SpeculationStats(), reason)):
             numbers += [made["index"] for made in choice["delta"].get("tool_calls", ())]
             reasons.append(choice["finish_reason"])
     assert numbers == [0, 1, 2]
@@ -51,9 +51,9 @@ def test_the_token_that_ends_an_answer_has_no_logprobs(client: OpenAI, sibyl: LL
 
 
 def test_usage_counts_a_prompt_once() -> None:
-    def answer(prompt: int, said: int, author: str) -> Answer:
+    def answer(prompt: int, said: int, author: str) -> AnswerProgress:
         stats = SpeculationStats(steps=2, emitted=said, drafted=4, accepted=2, accepted_by={author: [1, 1]})
-        return Answer(prompt, 0.0, said=said, found=16, stats=stats)
+        return AnswerProgress(prompt, 0.0, num_output=said, num_cached=16, stats=stats)
 
     answers = [answer(20, 3, "a"), answer(20, 5, "b"), answer(30, 4, "b"), answer(30, 4, "b")]
     job: Any = SimpleNamespace(answers=answers, params=SamplingParams(n=2))

@@ -1,4 +1,4 @@
-"""The server under what happens to servers: clients that go, too many of them, failures, the end."""
+"""The server under stress: disconnecting clients, full queues, failing steps and shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHORT: dict[str, Any] = {"model": "sibyl", "prompt": "A man", "temperature": 0, 
 
 
 def lives(pid: int | None) -> bool:
-    """Whether there is such a process, and more of it than its exit code."""
+    """Whether a process is running. A zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def lives(pid: int | None) -> bool:
 
 
 def numbers(running: Running) -> dict[str, float]:
-    """The metrics, by name and labels but the model's."""
+    """The metrics, by name and labels without the model's label."""
     lines = httpx.get(f"{running.url}/metrics").text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     model = re.compile(r'\{model_name="sibyl"\}|model_name="sibyl",|,model_name="sibyl"')
@@ -182,7 +182,7 @@ def test_a_failing_step_fails_what_runs_and_not_the_server(fragile: Running, sib
 
 
 @pytest.mark.parametrize("token", [engines.DRAFTER, engines.SCHEDULE])
-def test_failures_before_and_behind_a_step(fragile: Running, token: int) -> None:
+def test_failures_before_and_after_a_step(fragile: Running, token: int) -> None:
     with fragile.client() as client:
         with pytest.raises(InternalServerError) as failed:
             client.completions.create(**doomed(token))
@@ -224,7 +224,7 @@ def test_metrics_count_what_happened(sibyl: LLM) -> None:
         assert counted == accepted > 0
         decisions = [value for name, value in told.items() if "controller_decisions_total" in name]
         steps = told[f"soothsay:spec_decode_num_drafts_total{label}"]
-        assert steps <= sum(decisions) <= 2 * steps  # one of the two, or both
+        assert steps <= sum(decisions) <= 2 * steps  # a step chooses one drafter or both
         assert told['soothsay:http_requests_total{path="/v1/completions",status="200"}'] == 2
 
 
@@ -245,14 +245,13 @@ def test_every_request_is_a_line_in_the_log(running: Running, caplog: pytest.Log
 
 @contextmanager
 def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, Iterator[dict[str, Any]]]]:
-    """`soothsay serve sibyl` as a group of processes; its address, and the lines that it then logs."""
-    code = "from soothsay.cli import main; main()"
+    """Run `soothsay serve sibyl` as a process group. Yields it, its address, and its later log lines."""
     with subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "sibyl", "--port", "0", "--dtype", "float32", *options],
+        [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "float32", *options],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests run beside it
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests use the processor too
     ) as process:
         try:
             assert process.stderr is not None
@@ -274,7 +273,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) 
             with client.completions.create(**asked, stream=True) as stream:
                 parts = iter(stream)
                 text = next(parts).choices[0].text
-                os.killpg(process.pid, signal.SIGTERM)  # the engine's process too, as supervisors do
+                os.killpg(process.pid, signal.SIGTERM)  # signals the engine's process too, as supervisors do
                 text += "".join(chunk.choices[0].text for chunk in parts)
         assert text == meant
         assert [line["key"] for line in lines if line["event"] == "request" and "key" in line] == ["me"]
@@ -319,6 +318,6 @@ def test_commands_for_keys(tmp_path: Path) -> None:
 
 
 def _app() -> Any:
-    from soothsay.cli import app
+    from soothsay.cli.app import app
 
     return app

@@ -1,4 +1,4 @@
-"""The target's own answers: the engine's, in their own context, each once, whatever interrupts."""
+"""The target's own answers: they equal the engine's in the same context, and no interruption repeats one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, RequestError, SamplingParams, Tokenizer
 from soothsay.cli.train.data import data
-from soothsay.engine.sampling import derive_seed
+from soothsay.core.sampling import derive_seed
 from soothsay.errors import SoothsayError, TrainingError
 from soothsay.model.transformer import Transformer
-from soothsay.train.answers import Asked, Report, read_questions, write_answers
-from soothsay.train.data import read_examples
+from soothsay.train.answers import AnswersReport, NumberedMessages, read_unanswered, write_answers
+from soothsay.train.examples import read_examples
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 SAMPLED = SamplingParams(temperature=1, max_tokens=6, seed=5)
@@ -63,7 +63,7 @@ def lines(file: Path) -> dict[int, list[dict[str, str]]]:
 
 
 def alone(llm: LLM, number: int, params: SamplingParams) -> list[dict[str, str]]:
-    """A conversation by itself, one request after the other."""
+    """Answer one conversation by itself, one request after the other."""
     said: list[dict[str, str]] = []
     turn = 0
     for message in CONVERSATIONS[number]:
@@ -82,7 +82,7 @@ def alone(llm: LLM, number: int, params: SamplingParams) -> list[dict[str, str]]
 def test_every_turn_is_answered_behind_the_models_own_answers(
     params: SamplingParams, llm: LLM, prompts: Path, tmp_path: Path
 ) -> None:
-    asked, tally = read_questions(prompts)
+    asked, tally = read_unanswered(prompts)
     assert (tally.read, tally.bad) == (5, 0)
     out = tmp_path / "new" / "answers.jsonl"
     report = write_answers(llm, asked, out, params)
@@ -100,7 +100,7 @@ def test_every_turn_is_answered_behind_the_models_own_answers(
 def test_the_batch_is_kept_full_and_conversations_are_written_as_they_end(
     llm: LLM, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, _ = read_questions(prompts)
+    asked, _ = read_unanswered(prompts)
     out = tmp_path / "answers.jsonl"
     step, busy, written = llm.engine.step, list[int](), list[int]()
 
@@ -112,7 +112,7 @@ def test_the_batch_is_kept_full_and_conversations_are_written_as_they_end(
     monkeypatch.setattr(llm.engine, "step", watched)
     told: list[tuple[int, int, int]] = []
     report = write_answers(llm, asked, out, GREEDY, progress=lambda *state: told.append(state))
-    assert busy == sorted(busy, reverse=True)  # never one less than could be
+    assert busy == sorted(busy, reverse=True)  # as many as there are conversations left
     assert busy.count(2) > len(busy) * 0.6
     assert {0, 1, 2} <= {*written} <= {0, 1, 2, 3, 4}
     assert [(done, total) for done, total, _ in told] == [(done, 5) for done in range(6)]
@@ -121,7 +121,7 @@ def test_the_batch_is_kept_full_and_conversations_are_written_as_they_end(
 
 
 def test_no_drafter_changes_what_is_written(llm: LLM, prompts: Path, tmp_path: Path) -> None:
-    asked, _ = read_questions(prompts)
+    asked, _ = read_unanswered(prompts)
     drafted = LLM("sibyl", dtype="float32", drafter="prompt-lookup(min_ngram=1)", kv_tokens=4096)
     for params in (GREEDY, SAMPLED):
         plain, guessed = tmp_path / f"{params.temperature}", tmp_path / f"{params.temperature} drafted"
@@ -130,13 +130,13 @@ def test_no_drafter_changes_what_is_written(llm: LLM, prompts: Path, tmp_path: P
         assert lines(plain) == lines(guessed)
 
 
-# going on
+# resuming
 
 
 def test_an_interrupted_run_goes_on(
     llm: LLM, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, _ = read_questions(prompts)
+    asked, _ = read_unanswered(prompts)
     whole, out = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
     write_answers(llm, asked, whole, SAMPLED)
 
@@ -158,19 +158,19 @@ def test_an_interrupted_run_goes_on(
     assert out.read_bytes().startswith(before)
     assert lines(out) == lines(whole)
     complete = out.read_bytes()
-    assert write_answers(llm, asked, out, SAMPLED) == Report(before=5)
+    assert write_answers(llm, asked, out, SAMPLED) == AnswersReport(before=5)
     assert out.read_bytes() == complete
 
 
 def test_a_limit_takes_the_same_ones_first(llm: LLM, prompts: Path, tmp_path: Path) -> None:
-    asked, _ = read_questions(prompts)
+    asked, _ = read_unanswered(prompts)
     assert [one.number for one in asked] != sorted(one.number for one in asked)
     out = tmp_path / "answers.jsonl"
     assert write_answers(llm, asked, out, GREEDY, limit=2).written == 2
     assert {*lines(out)} == {one.number for one in asked[:2]}
     report = write_answers(llm, asked, out, GREEDY, limit=3)
     assert (report.before, report.written) == (2, 1)
-    assert write_answers(llm, asked, out, GREEDY, limit=1) == Report(before=1)
+    assert write_answers(llm, asked, out, GREEDY, limit=1) == AnswersReport(before=1)
     assert {*lines(out)} == {one.number for one in asked[:3]}
 
 
@@ -178,7 +178,7 @@ def test_a_limit_takes_the_same_ones_first(llm: LLM, prompts: Path, tmp_path: Pa
     "content",
     [
         b"a letter to my mother, without a line feed",
-        b'{"pro\n{',  # the last line might be ours, cut short, but not the one before
+        b'{"pro\n{',  # only the last line may be incomplete
         b'{"text": "other data"}\n',
         b'{"prompt": 0, "messages": [{"role": "user", "content": "Another question."}]}\n',
         b'{"prompt": 99, "messages": [{"role": "user", "content": "Hello!"}]}\n',
@@ -190,7 +190,7 @@ def test_a_limit_takes_the_same_ones_first(llm: LLM, prompts: Path, tmp_path: Pa
 )
 def test_other_files_are_not_touched(content: bytes, llm: LLM, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
-    asked, _ = read_questions(prompts)
+    asked, _ = read_unanswered(prompts)
     good = json.dumps({"prompt": 0, "messages": [user("Hello!"), answer("Yo")]}).encode() + b"\n"
     for line, before in ((1, b""), (2, good)):
         out.write_bytes(before + content)
@@ -201,7 +201,7 @@ def test_other_files_are_not_touched(content: bytes, llm: LLM, prompts: Path, tm
 
 @contextmanager
 def room(size: int) -> Iterator[None]:
-    """No file can grow beyond `size` bytes, as on a full disk."""
+    """Limit the size of files to `size` bytes, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -211,13 +211,13 @@ def room(size: int) -> Iterator[None]:
 
 
 def test_a_full_disk(llm: LLM, prompts: Path, tmp_path: Path) -> None:
-    asked, _ = read_questions(prompts)
+    asked, _ = read_unanswered(prompts)
     whole, out = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
     write_answers(llm, asked, whole, GREEDY)
     with room(whole.stat().st_size * 2 // 3), pytest.raises(TrainingError, match="make room"):
         write_answers(llm, asked, out, GREEDY)
-    assert not out.read_bytes().endswith(b"\n")  # the last line is cut short
-    tight = tmp_path / "tight.jsonl"  # only the very last line's end has no room
+    assert not out.read_bytes().endswith(b"\n")  # the last line is incomplete
+    tight = tmp_path / "tight.jsonl"  # there is no room for the last line's end
     with room(whole.stat().st_size - 3), pytest.raises(TrainingError, match="make room"):
         write_answers(llm, asked, tight, GREEDY)
     report = write_answers(llm, asked, out, GREEDY)
@@ -232,9 +232,9 @@ def test_a_full_disk(llm: LLM, prompts: Path, tmp_path: Path) -> None:
 
 def test_what_is_too_long_is_told(sibyl: LLM, tmp_path: Path) -> None:
     asked = [
-        Asked(0, (user("a " * 60),)),
-        Asked(1, (user("Hello!"), user("b " * 60))),
-        Asked(2, (user("Hello!"),)),
+        NumberedMessages(0, (user("a " * 60),)),
+        NumberedMessages(1, (user("Hello!"), user("b " * 60))),
+        NumberedMessages(2, (user("Hello!"),)),
     ]
     small = LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="none", max_context=60, kv_tokens=256)
     out = tmp_path / "answers.jsonl"
@@ -253,7 +253,7 @@ def test_models_without_a_template(tiny: Callable[..., Transformer], sibyl: LLM,
     for tokenizer in (None, Tokenizer(sibyl.tokenizer.backend)):
         llm = LLM(tiny(), tokenizer=tokenizer, drafter="none", kv_tokens=64)
         with pytest.raises(RequestError, match="no chat template"):
-            write_answers(llm, [Asked(0, (user("Hi"),))], tmp_path / "out.jsonl", GREEDY)
+            write_answers(llm, [NumberedMessages(0, (user("Hi"),))], tmp_path / "out.jsonl", GREEDY)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -262,17 +262,17 @@ def test_files_of_questions(tmp_path: Path) -> None:
     good: list[Any] = [{"messages": [user(f"{i}"), answer("?")]} for i in range(200)]
     bad: list[Any] = [{"text": "a text"}, {"messages": [answer("nobody asked")]}]
     file.write_text("\n".join(json.dumps(entry) for entry in [*bad, *good]))
-    asked, tally = read_questions(file)
+    asked, tally = read_unanswered(file)
     assert sorted(one.number for one in asked) == list(range(2, 202))
     assert all(one.messages == (user(f"{one.number - 2}"),) for one in asked)
     assert tally.bad == 2
     assert tally.named[0].startswith(f"{file}, line 1: nobody asks anything")
     file.write_text("\n".join(json.dumps(entry) for entry in bad))
     with pytest.raises(RequestError, match="2 of 2 entries cannot be used"):
-        read_questions(file)
+        read_unanswered(file)
     file.write_text("")
     with pytest.raises(RequestError, match="has no conversations"):
-        read_questions(file)
+        read_unanswered(file)
 
 
 # the command
@@ -289,7 +289,7 @@ def test_the_command(prompts: Path, tmp_path: Path, sibyl: LLM) -> None:
     assert first.exit_code == 0
     result = CliRunner().invoke(app, [*args, "--limit", "3"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    assert f"{out}: 3 conversations, 1 of them from before" in result.output
+    assert f"{out}: 3 conversations, 1 of them from earlier runs" in result.output
     assert "1 of 106 entries cannot be used" in result.output
     assert "line 110: not JSON" in result.output
     assert len(lines(out)) == 3

@@ -1,4 +1,4 @@
-"""Accepted tokens: what the engine does, counted by hand."""
+"""Accepted tokens, against a count by hand of what the engine does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prompts(sibyl: LLM) -> list[list[int]]:
 
 
 def answers(llm: LLM, prompts: Sequence[Sequence[int]], temperature: float, seed: int) -> list[list[int]]:
-    """One after the other."""
+    """Answers to the prompts, one after the other."""
     params = [
         SamplingParams(temperature=temperature, max_tokens=24, seed=seed + i) for i in range(len(prompts))
     ]
@@ -82,7 +82,7 @@ def test_it_can_be_repeated_and_a_drafter_is_new_each_time(llm: LLM, prompts: li
 
     class Looking(Drafter):
         def __new__(cls, target: Target) -> Drafter:  # type: ignore[misc]
-            from soothsay.drafters.prompt_lookup import PromptLookup
+            from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 
             built.append(PromptLookup(target))
             return built[-1]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from soothsay.model.transformer import Transformer
-from soothsay.train import new
-from soothsay.train.data import Example
+from soothsay.train import new_heads
+from soothsay.train.examples import Example
 from soothsay.train.heads import RecurrentRecipe, Seen
 from soothsay.train.sequences import Sequences, TrainingKernels
 
@@ -29,7 +29,7 @@ def seen(*examples: Example) -> Seen:
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_guesses_are_learned_where_an_answer_goes_on_two_tokens_further(share: float) -> None:
-    """Of each sequence a share, drawn anew; the shorter answer is filled up with other columns."""
+    """Each call draws a share of the columns. A shorter answer is filled up with other columns."""
     batch = seen(conversation(100, range(20, 30), range(60, 70)), conversation(90, range(80, 88)))
     places = [{*range(18, 28), *range(58, 68)}, {*range(78, 86)}]
     drawn = batch.anchors(share)
@@ -50,10 +50,10 @@ def test_where_nobody_answers_there_is_an_anchor_nevertheless() -> None:
 def test_answers_that_are_shorter_than_a_draft_teach_what_they_can(
     tiny: Callable[..., Transformer], regression: float
 ) -> None:
-    """No guess four further has a token of an answer: that is no loss, not one of nothing over nothing."""
+    """The answer has no fourth token, so the deepest draft tokens have a loss of 0, not 0 / 0."""
     target = Transformer(tiny(1).config, TrainingKernels())
     recipe = RecurrentRecipe(
-        target, new.eagle(target), lambda _: {}, lambda *_: None, depth=5, regression=regression
+        target, new_heads.eagle(target), lambda _: {}, lambda *_: None, depth=5, regression=regression
     )
     losses = recipe.losses([conversation(20, range(12, 14))], torch.Generator().manual_seed(0))
     assert all(value.isfinite() for value in losses.values())

@@ -23,7 +23,7 @@ def rows(count: int, size: int, *, seed: int, grad: bool = False) -> Tensor:
 def distilled(
     x: Tensor, w: Tensor, y: Tensor, u: Tensor, divergence: Divergence = "forward-kl"
 ) -> list[Tensor]:
-    """With the teacher's rows in another order, one of them never asked for."""
+    """`distillation` with the teacher's rows in reverse order, and one row that is not used."""
     teacher = (torch.cat([y.flip(0), y[:1]]) @ u.t()).log_softmax(-1)
     return list(distillation(x, w, teacher, torch.arange(len(y)).flip(0), divergence))
 
@@ -75,7 +75,7 @@ class TestDistillation:
         (gradient,) = torch.autograd.grad(loss, x)
         assert abs(loss.item()) < 1e-5
         assert agreement == 1
-        if divergence != "total-variation":  # whose slope is a sign, of rounding errors here
+        if divergence != "total-variation":  # its gradient is a sign, here that of rounding errors
             assert gradient.abs().max() < 1e-5
 
     def test_a_frozen_head_needs_no_gradient(self, divergence: Divergence) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from soothsay.config import ModelConfig, RopeConfig
-from soothsay.engine.batch import Batch, Rows
+from soothsay.core.batch import Batch, Rows
 from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
-from soothsay.train.data import Example
+from soothsay.train.examples import Example
 from soothsay.train.sequences import Sequences, TrainingKernels, compile_blocks
 
 CONFIG = ModelConfig(
@@ -100,7 +100,7 @@ def test_deeper_rows_have_the_tokens_and_positions_of_later_ones() -> None:
     deeper = batch.deeper(2, torch.tensor([[0, 3, 5]]))
     assert deeper.tokens.tolist() == [int(batch.tokens[i]) for i in (2, 5, 5)]
     assert deeper.positions.tolist() == [2, 5, 7]
-    assert deeper.slots.tolist() == [9, 10, 11]  # behind six rows and level 1's three
+    assert deeper.slots.tolist() == [9, 10, 11]  # after six rows of level 0 and three of level 1
 
 
 def test_gradients_flow_through_all_levels() -> None:
@@ -118,7 +118,7 @@ def test_gradients_flow_through_all_levels() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of torch's own tracing
 def test_compiled_blocks_compute_the_same_for_any_number_of_rows() -> None:
-    """Captured whole, and run as captured: what a compiler would make faster."""
+    """torch captures a block as one graph. It runs as captured, without being compiled."""
     training, _ = models()
     batches = [Sequences.of([example(6, 0)]), Sequences.of([example(9, 1), example(4, 2)])]
     expected = [training(batch)[0] for batch in batches]

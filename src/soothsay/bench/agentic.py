@@ -1,5 +1,7 @@
-"""What agents say, made from conversations: code given back with a name changed, and tool calls that differ
-in one argument. Where answers repeat what was said before, drafters that look things up are at their best.
+"""`soothsay bench agentic`: makes questions as coding agents ask them.
+
+Episodes repeat code with one name changed, or repeat a tool call with one argument changed. Answers repeat
+earlier text, which favours lookup drafters.
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soothsay.bench.spec.questions import Question
+from soothsay.core.answer import FinishReason
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
 from soothsay.corpus import Tally, read_entries
-from soothsay.drafters import Drafter
-from soothsay.engine.answer import FinishReason
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
+from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message, Tokenizer
 
 EDITS, CALLS = "edits", "calls"
 
 RENAMES = 2
-"""Edits asked for in an episode, each of the code as the one before has left it."""
+"""Number of edits in an episode. Each edit starts from the code after the edit before."""
 
 TURNS = 4
-"""Tool calls in an episode."""
+"""Number of tool calls in an episode."""
 
 TOOLS = {
     "find_bus": ("origin", "destination", "date", "passengers"),
@@ -44,24 +46,23 @@ _LONGEST_CODE = 900  # characters, so that an episode fits into the contexts of 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A conversation in which an agent does just what it is told."""
+    """A conversation in which the assistant does exactly what the user asks."""
 
     task: str
     messages: tuple[Message, ...]
-    """User and assistant in turn, the assistant last. What a model would really say may be something else."""
+    """Messages of user and assistant in turn, ending with the assistant. A model may answer otherwise."""
 
     @property
     def question(self) -> Question:
-        """What the user says, for a model to answer in its own way."""
+        """The user's messages alone, as a question for a model."""
         return Question(self.task, tuple(m["content"] for m in self.messages if m["role"] == "user"))
 
 
 def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
-    """Episodes of both tasks, from a file of conversations; see `soothsay.corpus.read_entries`. The same seed
-    gives the same.
+    """Make episodes of both tasks from a file of conversations; see `soothsay.corpus.read_entries`.
 
-    Code comes from the answers in the file; so do places, and what the tools say, which are sentences of
-    other conversations.
+    Code, places and the tools' results (sentences) are taken from the answers in the file. The episodes are a
+    function of the file and the seed.
 
     Raises `RequestError` if the file cannot be read, or has too little code or too few places.
     """
@@ -90,19 +91,19 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
 
 
 class Steps(NamedTuple):
-    """What a drafter would do, behind each answer's first step."""
+    """Tokens and steps of a replay, without each answer's first step."""
 
     tokens: int
     steps: int
 
     @property
     def accepted(self) -> float:
-        """Tokens a step, the bonus token counted."""
+        """Tokens a step, with the bonus token."""
         return self.tokens / self.steps if self.steps else 0.0
 
 
 def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
-    """Write what the users say as a file that `read_questions` reads."""
+    """Write the users' messages to a file that `read_questions` reads."""
     with path.open("w", encoding="utf-8") as file:
         for number, episode in enumerate(episodes):
             question = episode.question
@@ -113,11 +114,10 @@ def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
 def replay(
     drafter: Drafter, episodes: Sequence[Episode], tokenizer: Tokenizer, nodes: int
 ) -> dict[str, Steps]:
-    """What a drafter that only looks at tokens would do for a model that answers as the episodes do: each
-    answer is taken as known, so that no model is needed.
+    """Count the steps that a drafter needs if the model answers exactly as the episodes do.
 
-    Turns come one after the other; what ended before may help the drafter. As elsewhere, the first step of an
-    answer is not counted.
+    No model runs: the answers are known. So the drafter must look at tokens only. Turns come one after the
+    other, and earlier turns may help the drafter. The first step of an answer is not counted.
 
     Args:
         drafter: not used by anything else.
@@ -147,14 +147,14 @@ def replay(
 
 
 def _cut(code: str) -> str:
-    """Whole lines, not too many."""
+    """Cut code to whole lines with at most `_LONGEST_CODE` characters."""
     while len(code) > _LONGEST_CODE:
         code = code[: code.rindex("\n")]
     return code.partition("\n```")[0].rstrip()
 
 
 def _names(code: str) -> list[str]:
-    """Names that occur more than once, so that renaming means something."""
+    """Return the names that occur more than once; renaming others would change one place only."""
     found = _NAME.findall(code)
     return sorted({name for name in found if found.count(name) > 1})
 

@@ -1,4 +1,4 @@
-"""`soothsay bench decode`: plain against transformers, speculation against plain, a batch against one."""
+"""`soothsay bench decode`: us and transformers, speculation and plain decoding, a batch and one request."""
 
 from __future__ import annotations
 
@@ -6,33 +6,20 @@ import importlib.util
 import os
 from dataclasses import dataclass
 
-from soothsay.bench.measure import Contender, Rates, interleave
+from soothsay.bench.measure import Rates, Workload, interleave
+from soothsay.bench.texts import PASSAGE, QUESTION, TOPICS
 from soothsay.config import DType
-from soothsay.engine.params import SamplingParams
+from soothsay.core.params import SamplingParams
 from soothsay.llm import LLM
-
-QUESTION = "Tell me a story about a river, a bridge and a town."
-PASSAGE = (
-    "The river Alder rises in the hills north of Marden and flows for forty miles through farmland before "
-    "it meets the sea at Kelby. In spring the river floods the low meadows, and farmers move their cattle "
-    "to higher ground. The bridge at Marden was built in 1887 by the county to replace a wooden bridge "
-    "that had been washed away twice. Today the bridge carries more traffic than the county ever planned "
-    "for, and the council wants to build a second bridge two miles downstream. Farmers say that a second "
-    "bridge would cut through the low meadows, and that the river would flood the road in spring."
-)
-TOPICS = (
-    "cats dogs fish birds cows pigs rats bats trees rain snow wind fire iron gold salt sand wool silk "
-    "corn rice milk bread soup tea cups maps ships roads bells clocks stars"
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One question asked of the machine, and its answer."""
+class RateComparison:
+    """Rates of contenders that do the same work."""
 
     title: str
     rates: Rates
-    base: str  # the contender that the others are measured against
+    base: str  # the contender that the others are compared with
 
 
 def bench_decode(
@@ -42,14 +29,14 @@ def bench_decode(
     tokens: int = 128,
     rounds: int = 7,
     batch: int = 16,
-) -> list[Comparison]:
+) -> list[RateComparison]:
     """Measure greedy decoding of a model with a chat template, side by side.
 
     Args:
         model: what `LLM` takes.
-        dtype: for every contender alike.
-        tokens: made in each run; end tokens are ignored so that all make as many.
-        rounds: how often each contender is timed.
+        dtype: element type, equal for all contenders.
+        tokens: tokens of each run; end tokens are ignored, so that all runs are equally long.
+        rounds: number of times that each contender is timed.
         batch: requests in the batch comparison.
     """
     llm = LLM(model, dtype=dtype, drafter="none", prefix_caching=False)
@@ -58,20 +45,20 @@ def bench_decode(
     def chat(*texts: str) -> list[list[int]]:
         return [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts]
 
-    def ours(prompts: list[list[int]], drafter: str = "none") -> Contender:
+    def ours(prompts: list[list[int]], drafter: str = "none") -> Workload:
         return lambda: sum(len(r.token_ids) for r in llm.generate(prompts, params, drafter=drafter))
 
     question, passage = chat(QUESTION), chat(f"Summarize the following passage.\n\n{PASSAGE}")
     many = chat(*(f"Tell me a story about {topic}." for topic in TOPICS.split()[:batch]))
-    plain: dict[str, Contender] = {"soothsay": ours(question)}
+    plain: dict[str, Workload] = {"soothsay": ours(question)}
     if importlib.util.find_spec("transformers") and os.path.isdir(_directory(model)):
         plain = {"transformers": _transformers(model, llm, question[0], tokens), **plain}
     drafted = {"plain": ours(passage), "prompt lookup": ours(passage, "prompt-lookup")}
     batched = {"batch of 1": ours(many[:1]), f"batch of {batch}": ours(many)}
     return [
-        Comparison("plain decoding, batch 1", interleave(plain, rounds), next(iter(plain))),
-        Comparison("a passage to summarize, batch 1", interleave(drafted, rounds), "plain"),
-        Comparison("plain decoding, throughput", interleave(batched, rounds), "batch of 1"),
+        RateComparison("plain decoding, batch 1", interleave(plain, rounds), next(iter(plain))),
+        RateComparison("a passage to summarize, batch 1", interleave(drafted, rounds), "plain"),
+        RateComparison("plain decoding, throughput", interleave(batched, rounds), "batch of 1"),
     ]
 
 
@@ -81,8 +68,8 @@ def _directory(model: str) -> str:
     return str(open_checkpoint(model).path)
 
 
-def _transformers(model: str, llm: LLM, prompt: list[int], tokens: int) -> Contender:
-    """The same weights, threads and dtype in transformers' `generate`."""
+def _transformers(model: str, llm: LLM, prompt: list[int], tokens: int) -> Workload:
+    """Return transformers' `generate` with the same weights, threads and dtype as a workload."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

@@ -1,58 +1,49 @@
-"""A server that speaks OpenAI's protocol answers the same questions in streams, timed here."""
+"""A server that speaks OpenAI's protocol as a contender of `soothsay bench spec`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
-from soothsay.bench.client import TIMEOUT, Client, Reply
-from soothsay.bench.spec.contenders import Answer, Asked, Run
+from soothsay.bench.chat_client import TIMEOUT, ChatClient, TimedReply
+from soothsay.bench.spec.contenders import AskedTurn, RunTimes, TurnAnswer
 
 
 class Endpoint:
     """A model on a server. See `soothsay.bench.spec.contenders.Contender`.
 
-    Tokens are those of the server's `usage`, or else its pieces of text are counted. It lays conversations
-    out by itself and may have another tokenizer, so answers are not compared with ours, and rates only as far
-    as its tokens are like ours. Whether it caches prefixes is its own affair.
+    Tokens are counted by the server's `usage`, or else its pieces of text are counted. The server applies its
+    own chat template and tokenizer, so answers are not compared with ours. Rates compare only as far as its
+    tokens are like ours. The benchmark cannot control the server's prefix cache.
 
     Args:
-        url: up to where `/chat/completions` follows, such as "http://localhost:8000/v1".
-        model: as the server calls it.
-        key: sent as the bearer's token; empty: none.
-        timeout: in seconds.
+        url: the server's address, up to where `/chat/completions` follows: "http://localhost:8000/v1".
+        model: the server's name for the model.
+        key: sent as the bearer token; empty: none.
+        timeout: seconds without a byte after which a request fails.
 
-    Raises `SoothsayError` if `url` is none; `answer` does if the server cannot be reached or refuses.
+    Raises `SoothsayError` if `url` is not an address; so does `answer` if the server cannot be reached or
+    refuses a request.
     """
 
     def __init__(self, url: str, model: str, key: str = "", timeout: float = TIMEOUT):
-        self._client = Client(url, model, key, timeout)
+        self._client = ChatClient(url, model, key, timeout)
         self.name = self._client.name
 
     def reset(self) -> None:
-        """Nothing can be done about what a server remembers."""
+        """Do nothing: a client cannot make a server forget."""
 
-    def answer(self, asked: Sequence[Asked]) -> tuple[Run, list[Answer] | None]:
-        """All at once, each over a connection of its own, which is there before the clock starts."""
+    def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
+        """Send all questions at once. Connections are made before the clock starts."""
         return asyncio.run(self._answer(asked)), None
 
-    async def _answer(self, asked: Sequence[Asked]) -> Run:
-        with ExitStack() as stack:
-            connections = []
-            for _ in asked:
-                connections.append(await self._client.connect())
-                stack.callback(connections[-1].close)
-            begin = asyncio.get_running_loop().time()
-            replies = await asyncio.gather(
-                *(
-                    self._client.ask(_body(one), connection)
-                    for one, connection in zip(asked, connections, strict=True)
-                )
-            )
+    async def _answer(self, asked: Sequence[AskedTurn]) -> RunTimes:
+        connected = asyncio.Barrier(len(asked))
+        replies = await asyncio.gather(*(self._client.ask(_body(one), connected.wait) for one in asked))
+        begin = min(reply.begin for reply in replies)
         prefilled = max(reply.pieces[0] if reply.pieces else reply.end for reply in replies)
-        return Run(
+        return RunTimes(
             answers=len(asked),
             different=None,
             tokens=sum(reply.tokens for reply in replies),
@@ -62,7 +53,7 @@ class Endpoint:
         )
 
 
-def _body(asked: Asked) -> dict[str, Any]:
+def _body(asked: AskedTurn) -> dict[str, Any]:
     return {
         "messages": list(asked.messages),
         "temperature": asked.params.temperature,
@@ -71,7 +62,7 @@ def _body(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _tokens_by(reply: Reply, moment: float) -> int:
-    """Tokens that had come; if a piece has several, all are taken to have as many."""
+def _tokens_by(reply: TimedReply, moment: float) -> int:
+    """Estimate the tokens that had come by `moment`, with equally many tokens in every piece."""
     there = sum(when <= moment for when in reply.pieces)
     return round(reply.tokens * there / len(reply.pieces)) if reply.pieces else reply.tokens

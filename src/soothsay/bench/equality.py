@@ -1,4 +1,4 @@
-"""Is the guarantee kept on this model, with these prompts? Every answer is compared with plain decoding's."""
+"""Checks the guarantee on a model: compares answers with drafters to those of plain decoding."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from itertools import zip_longest
 from typing import Literal
 
 from soothsay.config import EngineConfig
-from soothsay.drafters import Drafter, DrafterSpec, Observation, build_drafter
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
-from soothsay.engine.sampling import Nodes, perturb
-from soothsay.engine.tree import DraftTree
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.sampling import Nodes, perturb
+from soothsay.drafters.base import Drafter, Observation
+from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError
 from soothsay.llm import LLM
+from soothsay.model.kernels import Kernels
 from soothsay.result import Result
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A token of an answer, and what it was drawn from. Equal if the token and all bits of the logits are."""
+    """A token of an answer and its logits. Equal if the token and all bits of the logits are equal."""
 
     token: int
-    digest: bytes  # of the whole row of the target's logits, V float32
+    digest: bytes  # hash of the whole row of the target's logits, [V] float32
     margin: float = field(compare=False)
-    """How far the best score stands above the second: logits at temperature 0, else with noise and sampling
-    parameters."""
+    """Best score minus second best. Scores are the logits, above temperature 0 after sampling parameters and
+    noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A place where two answers differ."""
+    """A position at which two answers differ."""
 
     position: int  # in the answer, from 0
     plain: Emitted | None  # None: the answer had ended
@@ -42,8 +44,8 @@ class Difference:
 
     @property
     def what(self) -> Literal["logits", "token", "both", "end"]:
-        """What differs. "logits": their bits alone. "token": it alone, drawn or accepted in another way from
-        the same row. "end": one of the answers had ended.
+        """What differs: "logits" (bits only), "token" (drawn or accepted differently), "both",
+        or "end" (one answer had ended).
         """
         if self.plain is None or self.drafted is None:
             return "end"
@@ -56,19 +58,19 @@ class Difference:
 class Divergence:
     """An answer that is not plain decoding's."""
 
-    prompt: int  # its index among those given
+    prompt: int  # index
     drafter: str
-    first: Difference  # where token or bits first differ
-    token: Difference | None  # where the tokens first do: the same place, a later one, or nowhere
+    first: Difference  # the first difference of token or bits
+    token: Difference | None  # the first difference of tokens, if there is one
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DrafterCheck:
     """One drafter's answers against plain decoding's."""
 
     drafter: str
     prompts: int
-    tokens: int  # emitted, and compared
+    tokens: int  # emitted and compared
     steps: int  # forward passes that emitted them
     divergences: tuple[Divergence, ...]
 
@@ -79,16 +81,16 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EqualityReport:
     """What `compare` found."""
 
-    comparisons: tuple[Comparison, ...]
-    skipped: int  # prompts that the context, or the KV pool, has no room for
-    seed: int  # of the first prompt; each later one has the next
+    comparisons: tuple[DrafterCheck, ...]
+    skipped: int  # prompts that do not fit into the context or the KV pool
+    seed: int  # the first prompt's; prompt i has seed + i
 
     @property
     def divergences(self) -> list[Divergence]:
-        """All of them; an empty list is what was promised."""
+        """All divergences. The guarantee says that there are none."""
         return [divergence for comparison in self.comparisons for divergence in comparison.divergences]
 
 
@@ -99,30 +101,30 @@ def compare(
     params: SamplingParams,
     *,
     advance: Callable[[int], None] = lambda tokens: None,
-) -> Report:
-    """Answer every prompt plainly and with each drafter, and compare token by token.
+) -> EqualityReport:
+    """Answer every prompt by plain decoding and with each drafter, and compare token by token.
 
-    Plainly means on an engine of its own: alone, without a drafter, without prefix caching. The others run on
-    `llm` as it is configured, all together: requests of all drafters, and of none, come and go beside each
-    other, and find each other's prompts in the prefix cache. Where `none` differs too, it is not the drafter.
+    Plain decoding runs each prompt alone, on a separate engine without drafter and prefix caching. All other
+    requests run together on `llm` as it is configured, with each drafter and with `none`, and share the
+    prefix cache. If `none` differs too, the drafter is not the cause.
 
-    What is compared at each position is the token and a digest of the whole row of logits that it was drawn
-    from, as the target gave it: a single bit of any of its V float32 values shows.
+    At each position the token and a hash of the whole row of its logits, [V] float32, are compared, so one
+    different bit is found.
 
     Args:
-        llm: the model, and the engine that is checked.
+        llm: the model, and the engine to check.
         prompts: token ids.
-        drafters: by the name that the report calls them.
-        params: for all prompts; each has a seed of its own, counted up from theirs.
-        advance: called after each answer with its number of tokens: one answer of each prompt plainly, one
-            without a drafter in the batch, and one of each drafter.
+        drafters: by their names in the report.
+        params: for all prompts; prompt i gets the seed plus i.
+        advance: called after each answer with its number of tokens. Each prompt has an answer by plain
+            decoding, one by `none`, and one by each drafter.
 
     Raises:
-        RequestError: a prompt or a parameter cannot be, or no prompt fits.
-        DrafterError: a drafter is unknown or does not fit.
+        RequestError: a prompt or a parameter is invalid, or no prompt fits.
+        DrafterError: a drafter is unknown or does not fit the model.
     """
     witnesses = {
-        name: _Witness(build_drafter(spec, llm.engine.target), advance)
+        name: _Witness(build_drafter(spec, llm.engine.target), advance, llm.engine.model.kernels)
         for name, spec in ({"none": "none"} | dict(drafters)).items()
     }
     kept = [
@@ -142,7 +144,7 @@ def compare(
         results = mixed[name]
         found = [_find(i, name, plain[i], witness.answer(asked[i], results[i])) for i in kept]
         comparisons.append(
-            Comparison(
+            DrafterCheck(
                 name,
                 prompts=len(kept),
                 tokens=sum(result.stats.emitted for result in results.values()),
@@ -150,52 +152,48 @@ def compare(
                 divergences=tuple(divergence for divergence in found if divergence is not None),
             )
         )
-    return Report(tuple(comparisons), skipped=len(prompts) - len(kept), seed=seed)
+    return EqualityReport(tuple(comparisons), skipped=len(prompts) - len(kept), seed=seed)
 
 
-class _Witness(Drafter):
-    """Guesses as another drafter does, and notes what each emitted token was drawn from.
+class _Witness(DrafterProxy):
+    """Notes the row of logits that each emitted token was drawn from.
 
-    Drafters are shown the logits of every node, so that no part of the engine needs to know of this. A
-    request is known by its seed.
+    The engine shows a drafter the logits of every node, so it needs no other hook. Notes are kept by the
+    request's seed.
     """
 
-    def __init__(self, drafter: Drafter, advance: Callable[[int], None]):
-        self.drafter, self.advance = drafter, advance
-        self.taps, self.max_nodes = drafter.taps, drafter.max_nodes
+    def __init__(self, drafter: Drafter, advance: Callable[[int], None], kernels: Kernels):
+        super().__init__(drafter)
+        self.advance, self.kernels = advance, kernels
         self._notes: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
 
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """The other's guesses."""
-        return self.drafter.propose(requests)
-
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Note the rows on the accepted path: token i of a verdict was drawn from the i-th of them."""
+        """Note the rows of the accepted path. Token i of a verdict was drawn from row i of the path."""
         for seen in observations:
             if seen.tree is None or seen.logits is None or seen.verdict is None:
                 continue
             path = [0, *seen.verdict.path]
             rows = seen.logits[path]  # [emitted, V]
-            best = perturb(rows, [Nodes(seen.request, seen.tree, path)]).topk(2).values
+            best = perturb(rows, [Nodes(seen.request, seen.tree, path)], self.kernels).topk(2).values
             digests = [hashlib.blake2b(row, digest_size=16).digest() for row in rows.cpu().numpy()]
             self._notes[seen.request.seed] += zip(digests, (best[:, 0] - best[:, 1]).tolist(), strict=True)
         self.drafter.observe(observations)
 
     def release(self, request: Request) -> None:
-        """Tell that a request has ended; a preempted one comes again."""
+        """Report the end of a request. A preempted request has not ended: it runs again later."""
         if request.finish_reason is not None:
             self.advance(request.num_output)
         self.drafter.release(request)
 
     def answer(self, params: SamplingParams, result: Result) -> list[Emitted]:
-        """The tokens of a result with what was noted; the last step may have drawn more than was emitted."""
+        """Pair the tokens of a result with the notes. The last step may have drawn more than was emitted."""
         notes = self._notes[params.seed or 0]
         tokens = result.token_ids
         return [Emitted(token, *note) for token, note in zip(tokens, notes[: len(tokens)], strict=True)]
 
 
 def _most_tokens(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> int:
-    """Tokens of prompt and answer that a request may come to have."""
+    """Return the largest number of tokens of prompt and answer together."""
     context = llm.config.max_context or 0
     if params.max_tokens is None:
         return min(context, llm.config.kv_tokens or 0)
@@ -208,7 +206,7 @@ def _answer_plainly(
     params: Mapping[int, SamplingParams],
     advance: Callable[[int], None],
 ) -> dict[int, list[Emitted]]:
-    """One prompt after the other, each as if there had been no other."""
+    """Answer the prompts one after the other, on a new engine that shares nothing between them."""
     config = replace(
         llm.config,
         max_rows=EngineConfig.max_rows,
@@ -217,7 +215,7 @@ def _answer_plainly(
     )
     alone = LLM(llm.model, drafter="none", tokenizer=llm.tokenizer, config=config)
     alone.eos_ids = llm.eos_ids
-    witness = _Witness(build_drafter("none", alone.engine.target), advance)
+    witness = _Witness(build_drafter("none", alone.engine.target), advance, alone.engine.model.kernels)
     return {
         i: witness.answer(params[i], alone.generate(prompt, params[i], drafter=witness))
         for i, prompt in prompts.items()
@@ -230,7 +228,7 @@ def _answer_mixed(
     params: Mapping[int, SamplingParams],
     witnesses: Mapping[str, _Witness],
 ) -> dict[str, dict[int, Result]]:
-    """Each prompt with all drafters in turn; who comes first, and finds nothing cached, changes."""
+    """Answer each prompt with all drafters in one batch. The drafter that meets an empty cache rotates."""
     names = list(witnesses)
     order = []
     for turn, i in enumerate(prompts):

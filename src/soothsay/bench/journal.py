@@ -1,4 +1,4 @@
-"""Measurements in a file of JSON lines, each written as soon as it is there, that a later run continues."""
+"""Keeps measurements in a file of JSON lines, which a later run continues."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from soothsay.errors import SoothsayError
+from soothsay.files import write_bytes
 
 
 class Journal:
-    """Entries behind a first line that says under which conditions they were measured.
+    """A list of entries, and the conditions under which they were measured.
 
-    A last line that was cut short is dropped.
+    In the file the conditions are the first line. An entry is written when it is added. An incomplete last
+    line, which a crash may leave, is dropped.
 
     Args:
-        conditions: what makes entries comparable; as JSON has it.
-        path: of the file; one that is there is continued. None keeps entries in memory only.
+        conditions: JSON values that must be equal for entries to be comparable.
+        path: the file; an existing file is continued. None: keep entries in memory only.
 
     Raises:
-        SoothsayError: the file is of other conditions, or of something else.
+        SoothsayError: the file has other conditions, or holds something else.
     """
 
     def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
@@ -35,11 +37,11 @@ class Journal:
             both = {**conditions, **before}
             if differ := [key for key in both if before.get(key) != self.conditions.get(key)]:
                 raise SoothsayError(f"{path} is of another run: other {', '.join(differ)}; give a new file")
-        path.write_bytes(whole or json.dumps(self.conditions).encode() + b"\n")
+        write_bytes(path, whole or json.dumps(self.conditions).encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """What a file holds. Raises `SoothsayError` if it is no journal or cannot be read."""
+        """Read a file. Raises `SoothsayError` if it is not a journal or cannot be read."""
         try:
             whole = _whole_lines(path)
         except OSError as error:
@@ -52,7 +54,7 @@ class Journal:
         return journal
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Keep an entry, in the file too."""
+        """Append an entry, also to the file."""
         self.entries.append(dict(entry))
         if self._path is not None:
             with self._path.open("a") as file:

@@ -1,4 +1,4 @@
-"""How everything here is timed: contenders take turns, so that a machine's moods hit all of them alike."""
+"""Times contenders in turns, so that changes in the machine's speed affect all of them alike."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-Contender = Callable[[], int]
-"""Does the work once and returns how many tokens it made."""
+Workload = Callable[[], int]
+"""A function that does some work once and returns the number of tokens that it made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens a second of each contender, round by round."""
+    """Tokens a second, by contender and round."""
 
     rounds: Mapping[str, list[float]]
 
     def median(self, name: str) -> float:
-        """A contender's median rate."""
+        """Return the median rate of a contender."""
         return statistics.median(self.rounds[name])
 
     def ratio(self, name: str, against: str) -> float:
-        """The median over rounds of one rate over another."""
+        """Return the median over rounds of one contender's rate over another's in the same round."""
         pairs = zip(self.rounds[name], self.rounds[against], strict=True)
         return statistics.median(own / other for own, other in pairs)
 
 
-def interleave(contenders: Mapping[str, Contender], rounds: int) -> Rates:
-    """Run each contender once unmeasured, then `rounds` times in turn; each round begins with another."""
+def interleave(contenders: Mapping[str, Workload], rounds: int) -> Rates:
+    """Run each contender once without timing, then `rounds` times in turn. Who starts rotates."""
     names = list(contenders)
     for name in names:
         contenders[name]()

@@ -1,4 +1,4 @@
-"""Prompts from files: JSON lines of conversations, of Spec-Bench questions or of texts, and plain text."""
+"""Reads prompts from files: JSON lines of conversations, Spec-Bench questions or texts, and plain text."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class PromptEntry:
     """One prompt of a file."""
 
     prompt: str | tuple[Message, ...]  # text as it stands, or a conversation for the chat template
-    category: str = ""  # what kind of task it is; empty: the file does not say
-    id: str = ""  # what to call it: the file's own name for it, or its line
+    category: str = ""  # kind of task; empty: unknown
+    id: str = ""  # the file's identifier of it, or its line
 
     @property
     def task(self) -> str:
-        """Of Spec-Bench's six: MT-bench's categories are one, "conversation"."""
+        """Spec-Bench's task: the category, or "conversation" for MT-bench's categories."""
         return "conversation" if self.category in MT_BENCH else self.category
 
 
 def read_prompts(path: Path) -> list[PromptEntry]:
-    """The prompts of a file, in its order; blank lines count for nothing.
+    """Read the prompts of a file, in order. Blank lines are skipped.
 
-    A `.txt` file has one prompt a line. Any other file has one JSON object a line, with the first of these
-    that is there:
+    A `.txt` file has one prompt in each line. Any other file has one JSON object in each line, of which the
+    first of these fields is read:
 
     - `messages`: a conversation, `[{"role": ..., "content": ...}, ...]`;
-    - `turns`: what a user says in turn, as in Spec-Bench (Xia et al. 2024, arXiv 2401.07851); the first is
-      taken;
+    - `turns`: the user's messages, as in Spec-Bench (Xia et al. 2024, arXiv 2401.07851); the first one is
+      the prompt;
     - `prompt`: text.
 
     `category` (or `task`) and `question_id` (or `id`) are kept where they are given.
@@ -71,9 +71,9 @@ def read_prompts(path: Path) -> list[PromptEntry]:
 
 
 def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
-    """At most `limit` of the entries, in their order: evenly spread, category by category.
+    """Return at most `limit` entries in their order, evenly spread over each category.
 
-    Every category that has at least its share of the file, one in `limit`, is met.
+    Every category with at least one entry in `limit` is represented.
     """
     if limit >= len(entries):
         return list(entries)
@@ -85,9 +85,9 @@ def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
 
 
 def encode(entry: PromptEntry, llm: LLM) -> list[int]:
-    """Token ids of an entry: a conversation in the model's chat template, text as it stands.
+    """Return the token ids of an entry: a conversation in the model's chat template, or text as it is.
 
-    Where the model has no template, a conversation is the text of its messages, a blank line between them.
+    Without a chat template, a conversation is the text of its messages with blank lines between them.
 
     Raises `RequestError` if the model has no tokenizer, or its template refuses the conversation.
     """

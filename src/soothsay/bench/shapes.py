@@ -1,4 +1,4 @@
-"""Models of a given shape with random weights: what a pass costs does not depend on what it says."""
+"""Models of a given shape with random weights, to measure the time of a pass without a real model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soothsay.bench.grown_shape import SHAPES, read_sizes
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import Reader
-from soothsay.model.shape import SHAPES, read_sizes
+from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
 
 _NOISE = 1_000_003
-"""Random numbers that all tensors share. A prime, so that no row is another's copy."""
+"""Number of random values that all tensors share. A prime, so that no row is a copy of another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LlamaShape:
     """The sizes of a Llama. The default has 1.1B parameters, 1.03B of them in linear layers."""
 
     layers: int = 22
@@ -34,12 +34,12 @@ class Shape:
     vocab: int = 32_000
 
     @classmethod
-    def parse(cls, text: str) -> Shape:
-        """`"1.1B"`, another size that models are grown to, or `"layers=22,hidden=2048"`.
+    def parse(cls, text: str) -> LlamaShape:
+        """Parse `"1.1B"`, the name of a shape that models are grown to, or `"layers=22,hidden=2048"`.
 
-        What is not named is as in 1.1B.
+        Sizes that are not given are those of 1.1B.
 
-        Raises `ModelError` for an unknown name, and for numbers that make no model.
+        Raises `ModelError` for an unknown name, and for impossible numbers.
         """
         if text == "1.1B":
             return cls()
@@ -58,13 +58,13 @@ class Shape:
 
 
 class RandomCheckpoint:
-    """A Llama with an untied head and random bfloat16 weights that are made when they are read.
+    """A Llama with an untied head and random bfloat16 weights, which are made when they are read.
 
     Weights have the standard deviation `1 / sqrt(in)` and norms are ones, so that values neither grow nor
-    vanish on their way. Equal seeds give equal weights, in any order of reading.
+    vanish from layer to layer. Equal seeds give equal weights, in any order of reading.
     """
 
-    def __init__(self, shape: Shape, seed: int = 0):
+    def __init__(self, shape: LlamaShape, seed: int = 0):
         self.path = Path(f"random-{shape.layers}x{shape.hidden}")
         self.eos_ids: tuple[int, ...] = ()
         self.config: dict[str, Any] = {
@@ -91,12 +91,12 @@ class RandomCheckpoint:
         yield self._make
 
     def stored(self) -> Iterator[tuple[str, int]]:
-        """Of each tensor, its dtype and its number of elements."""
+        """The dtype and the number of elements of each tensor."""
         for shape in self._shapes.values():
             yield "bfloat16", math.prod(shape)
 
     def tokenizer(self) -> Tokenizer | None:
-        """There is none."""
+        """None: there is no tokenizer."""
         return None
 
     def _make(self, name: str) -> Tensor:
@@ -108,7 +108,7 @@ class RandomCheckpoint:
         return noise.repeat(-(-count // _NOISE))[:count].view(shape)
 
 
-def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes `[out, in]`, as Hugging Face writes a Llama."""
     keys = shape.hidden // shape.heads * shape.kv_heads
     block = {

@@ -1,7 +1,7 @@
-"""`soothsay bench step`: what one forward pass costs by its number of rows, beside what it must cost.
+"""`soothsay bench step`: the time of a forward pass by its number of rows, and a lower bound of it.
 
-Speculation lives on t(M), the time to verify M rows, being little more than t(1). Its floor is the time to
-read the weights once, or the time of the arithmetic, whichever is longer.
+Speculation pays because t(M), the time to verify M rows, is little more than t(1). The lower bound ("floor")
+is the time to read the weights once or the time of the arithmetic, whichever is longer.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from soothsay.bench.measure import Contender, interleave
-from soothsay.bench.shapes import RandomCheckpoint, Shape
+from soothsay.bench.measure import Rates, Workload, interleave
+from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
 from soothsay.config import DType
-from soothsay.engine.timing import Layout, Step, filled_cache
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
+from soothsay.model.pass_times import Layout, VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
 
 PRODUCT_ROWS = 256
-"""Rows of the product that tells the rate of arithmetic: enough that reading its weights is a trifle."""
+"""Rows of the product that measures the arithmetic rate: so many that reading the weights hardly counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a pass has to do at least, whoever does it."""
+    """The least work of a pass."""
 
     bytes: int
-    """Read: the weights of all linear layers, scales included, and keys and values of the context."""
+    """Bytes read: weights and scales of all linear layers, and keys and values of the context."""
 
     operations: int
-    """Of linear layers and attention; a product and its sum are two."""
+    """Operations of linear layers and attention; a multiplication and an addition are two."""
 
     @classmethod
     def of(cls, model: Transformer, rows: int, context: int) -> Work:
-        """A pass of `rows` rows. Of mixtures of experts it counts all experts."""
+        """Return the work of a pass of `rows` rows. Mixtures of experts count with all experts."""
         c, layers = model.config, linear_layers(model)
         keys = sum(context if window is None else min(window, context) for window in c.windows)
         kv = 2 * c.num_kv_heads * c.head_dim * model.dtype.itemsize * keys
@@ -48,12 +48,12 @@ class Work:
         )
 
     def floor(self, bandwidth: float, rate: float) -> float:
-        """Seconds, at so many bytes and operations a second: the longer of both."""
+        """Return the lower bound in seconds, for rates in bytes and operations a second."""
         return max(self.bytes / bandwidth, self.operations / rate)
 
 
 def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
-    """Every linear layer with its shape `[out, in]`, which the kinds themselves do not all tell."""
+    """Return every linear layer with its shape `[out, in]`, which not all kinds of layers store."""
     with torch.device("meta"):
         plain = Transformer(model.config)
     return [
@@ -64,14 +64,14 @@ def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
 
 
 def held_bytes(layer: nn.Module) -> int:
-    """Bytes of all tensors of a linear layer, which a pass reads once: weights, scales, zeros, bias."""
+    """Return the bytes of all tensors of a linear layer: weights, scales, zeros, bias."""
     attributes = [value for value in vars(layer).values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers(), *attributes))
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One point of t(M)."""
+    """The time of passes with one number of rows."""
 
     dtype: str
     context: int
@@ -85,11 +85,11 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """All that was measured in one run."""
+    """The measurements of one run."""
 
     model: str
     layout: Layout
-    kernels: str  # between linear layers
+    kernels: str  # of the operations between linear layers
     threads: int
     rounds: int
     bandwidth: float  # bytes a second, read
@@ -98,7 +98,7 @@ class StepReport:
 
 
 def bench_step(
-    model: str | Shape,
+    model: str | LlamaShape,
     *,
     dtypes: Sequence[DType] = ("auto",),
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
@@ -107,60 +107,66 @@ def bench_step(
     layout: Layout = "chain",
     read_bytes: int = 2**30,
 ) -> StepReport:
-    """Measure t(M) in every dtype at every context, all of them in turn.
+    """Measure t(M) in every dtype at every context, all in turns.
 
     Args:
         model: what `LLM` takes, or a shape, which gets random weights.
-        dtypes: of linear layers; the model is loaded once for each.
-        rows: sizes M of the tree; one row is always measured too.
-        contexts: tokens before the tree.
-        rounds: how often each is timed; times are medians. The memory's and the arithmetic's rates are the
-            best of these rounds, measured among them.
-        layout: of the trees.
-        read_bytes: size of the buffer that tells the memory's rate, much larger than the caches.
+        dtypes: element types of linear layers; the model is loaded once for each.
+        rows: numbers of rows M; 1 is always measured too.
+        contexts: numbers of tokens before the rows.
+        rounds: number of times that each pass is timed; times are medians. The rates of memory and arithmetic
+            are the best of these rounds.
+        layout: shape of the trees.
+        read_bytes: size of the buffer that measures the memory rate, much larger than the CPU's caches.
     """
-    checkpoint = RandomCheckpoint(model) if isinstance(model, Shape) else open_checkpoint(model)
+    checkpoint = RandomCheckpoint(model) if isinstance(model, LlamaShape) else open_checkpoint(model)
     rows = sorted({1, *rows})
     models = {str(dtype): load_model(checkpoint, dtype) for dtype in dtypes}
-    contenders: dict[str, Contender] = {"read": reading(read_bytes)}
+    contenders: dict[str, Workload] = {"read": reading(read_bytes)}
     for dtype, loaded in models.items():
         contenders[f"{dtype} product"] = multiplying(loaded)
         cache = filled_cache(loaded, max(contexts) + max(rows))
         for context in contexts:
             for count in rows:
                 contenders[f"{dtype} {context} {count}"] = _passes(
-                    Step(loaded, cache, count, context, layout)
+                    VerifyPass(loaded, cache, count, context, layout)
                 )
     rates = interleave(contenders, rounds)
-    bandwidth = max(rates.rounds["read"])
     arithmetic = {dtype: max(rates.rounds[f"{dtype} product"]) for dtype in models}
-
-    def point(dtype: str, context: int, count: int) -> StepTime:
-        name, work = f"{dtype} {context} {count}", Work.of(models[dtype], count, context)
-        return StepTime(
-            dtype=dtype,
-            context=context,
-            rows=count,
-            ms=1e3 / rates.median(name),
-            ratio=rates.ratio(f"{dtype} {context} 1", name),
-            floor_ms=1e3 * work.floor(bandwidth, arithmetic[dtype]),
-            bytes=work.bytes,
-            operations=work.operations,
-        )
-
     return StepReport(
         model=str(checkpoint.path),
         layout=layout,
         kernels=next(iter(models.values())).kernels.name,
         threads=torch.get_num_threads(),
         rounds=rounds,
-        bandwidth=bandwidth,
+        bandwidth=max(rates.rounds["read"]),
         rates=arithmetic,
-        times=[point(dtype, context, count) for dtype in models for context in contexts for count in rows],
+        times=[
+            _step_time(rates, loaded, dtype, context, count)
+            for dtype, loaded in models.items()
+            for context in contexts
+            for count in rows
+        ],
     )
 
 
-def _passes(step: Step) -> Contender:
+def _step_time(rates: Rates, model: Transformer, dtype: str, context: int, rows: int) -> StepTime:
+    """Sum up the rounds of one kind of pass. Its lower bound is at the best rates of the whole run."""
+    name, work = f"{dtype} {context} {rows}", Work.of(model, rows, context)
+    bandwidth, arithmetic = max(rates.rounds["read"]), max(rates.rounds[f"{dtype} product"])
+    return StepTime(
+        dtype=dtype,
+        context=context,
+        rows=rows,
+        ms=1e3 / rates.median(name),
+        ratio=rates.ratio(f"{dtype} {context} 1", name),
+        floor_ms=1e3 * work.floor(bandwidth, arithmetic),
+        bytes=work.bytes,
+        operations=work.operations,
+    )
+
+
+def _passes(step: VerifyPass) -> Workload:
     def run() -> int:
         step()
         return 1
@@ -168,8 +174,8 @@ def _passes(step: Step) -> Contender:
     return run
 
 
-def reading(size: int) -> Contender:
-    """Reads so many bytes of float32 from memory, on all threads."""
+def reading(size: int) -> Workload:
+    """Return a workload that reads `size` bytes of float32 on all threads."""
     data = torch.ones(size // 4)
 
     def run() -> int:
@@ -179,8 +185,8 @@ def reading(size: int) -> Contender:
     return run
 
 
-def multiplying(model: Transformer) -> Contender:
-    """Counts operations of a product of many rows with the largest linear layer of the first block."""
+def multiplying(model: Transformer) -> Workload:
+    """Return a workload that multiplies many rows by the largest linear layer of the first block."""
     block = model.get_submodule("blocks.0")
     layer, shape = max(
         (pair for pair in linear_layers(model) if pair[0] in set(block.modules())),

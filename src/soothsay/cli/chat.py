@@ -1,4 +1,4 @@
-"""`soothsay chat`: a conversation in the terminal."""
+"""`soothsay chat`: a conversation with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from soothsay.cli.options import (
     TopKOption,
     TopPOption,
 )
-from soothsay.cli.terminal import ACCEPTED, load_llm, report, right_guesses, summary
+from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, summary
 from soothsay.errors import RequestError, SoothsayError
 
 if TYPE_CHECKING:
-    from soothsay.drafters import DrafterSpec
-    from soothsay.engine.params import SamplingParams
+    from soothsay.core.params import SamplingParams
+    from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
     from soothsay.result import Choice
     from soothsay.tokenizer import Message
 
 ANSWER_SHARE = 4
-"""One part in so many of the context is kept free for the answer; older turns make room for it."""
+"""The answer gets one part in `ANSWER_SHARE` of the context. Old turns are dropped to make room for it."""
 
 
 def chat(
     model: ModelOption = "sibyl",
     drafter: DrafterOption = "auto",
-    system: Annotated[str, typer.Option("--system", help="What the model is told before all else.")] = "",
+    system: Annotated[str, typer.Option("--system", help="The system message.")] = "",
     show_drafted: Annotated[
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
     ] = False,
@@ -59,8 +59,8 @@ def chat(
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
 ) -> None:
-    """Talk with a model. /help lists what can be changed on the way."""
-    from soothsay.engine.params import SamplingParams
+    """Talk with a model. /help lists the commands within a conversation."""
+    from soothsay.core.params import SamplingParams
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
@@ -74,15 +74,15 @@ def chat(
 
 
 class Conversation:
-    """What has been said, and how to go on.
+    """A conversation: its turns so far, and the settings of the next answer.
 
     Args:
-        llm: who answers.
-        params: how; commands replace it.
-        drafter: who guesses; a command replaces it.
-        console: where answers go.
-        system: the system message; empty for none.
-        colour: whether accepted draft tokens are coloured.
+        llm: the model.
+        params: sampling parameters. /temperature changes them.
+        drafter: the drafter. /drafter changes it.
+        console: prints the answers.
+        system: the system message; empty: none. /system changes it.
+        colour: whether to colour accepted draft tokens. /colour changes it.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Conversation:
     ):
         self.llm, self.params, self.drafter, self.console = llm, params, drafter, console
         self.system, self.colour = system, colour
-        self.turns: list[tuple[str, str]] = []  # (what the user said, the answer)
-        self.last: tuple[Choice, float] | None = None  # with its seconds
-        self.open = True
+        self.turns: list[tuple[str, str]] = []  # (message of the user, answer)
+        self.last: tuple[Choice, float] | None = None  # the last answer, and its seconds
+        self.open = True  # until the user leaves
         self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
-            "/help": (self._help, "", "this list"),
-            "/reset": (self._reset, "", "forget the conversation, but not the system message"),
+            "/help": (self._help, "", "show this list"),
+            "/reset": (self._reset, "", "forget the conversation, but keep the system message"),
             "/system": (self._system, "TEXT", "set the system message; without TEXT, remove it"),
-            "/temperature": (self._temperature, "X", "0: always the likeliest token"),
-            "/drafter": (self._drafter, "SPEC", "another drafter, such as none or prompt-lookup"),
-            "/colour": (self._colour, "", "show accepted draft tokens in colour, or stop it"),
-            "/stats": (self._stats, "", "numbers of the last answer"),
+            "/temperature": (self._temperature, "X", "set the temperature; 0: always the most likely token"),
+            "/drafter": (self._drafter, "SPEC", "use another drafter, for example none or prompt-lookup"),
+            "/colour": (self._colour, "", "turn colours of accepted draft tokens on or off"),
+            "/stats": (self._stats, "", "show statistics of the last answer"),
             "/quit": (self._quit, "", "leave, like Ctrl-D"),
         }
 
@@ -115,7 +115,9 @@ class Conversation:
         """Read and answer until the user leaves."""
         interactive = sys.stdin.isatty()
         if interactive:
-            with contextlib.suppress(ImportError):  # editing and history, where the platform has it
+            with contextlib.suppress(
+                ImportError
+            ):  # gives `input` editing and history, if the platform has it
                 import readline  # noqa: F401
         while self.open:
             try:
@@ -130,7 +132,7 @@ class Conversation:
                 report(error)
 
     def handle(self, line: str) -> None:
-        """Obey a command, or answer. Raises `SoothsayError` where that is not possible."""
+        """Run a command, or answer a message. Raises `SoothsayError`."""
         name, _, rest = line.partition(" ")
         if not line.startswith("/"):
             if line:
@@ -138,7 +140,7 @@ class Conversation:
         elif name in self._commands:
             self._commands[name][0](rest.strip())
         else:
-            raise RequestError(f"there is no command {name}; /help lists those there are")
+            raise RequestError(f"there is no command {name}; /help lists all commands")
 
     def _answer(self, text: str) -> None:
         ids, dropped = self._prompt(text)
@@ -168,31 +170,31 @@ class Conversation:
         return min(self.llm.config.max_context or 0, self.llm.config.kv_tokens or 0)
 
     def _prompt(self, text: str) -> tuple[list[int], int]:
-        """Token ids of the conversation and `text`, and how many of the oldest turns had to go."""
+        """Token ids of the conversation and `text`, and how many of the oldest turns were dropped."""
         room = self._context - self._context // ANSWER_SHARE
         for dropped in range(len(self.turns)):
             ids = self.llm.chat_prompt(self._messages(text, dropped))
             if len(ids) <= room:
                 return ids, dropped
-        # `text` alone: whether it is too long is for the engine to say
+        # without any turns: if this is too long, the engine raises the error
         return self.llm.chat_prompt(self._messages(text, len(self.turns))), len(self.turns)
 
     def _messages(self, text: str, first: int) -> list[Message]:
         """The system message, the turns from `first` on, and `text`."""
-        said = [("system", self.system)] if self.system else []
+        pairs = [("system", self.system)] if self.system else []
         for question, answer in self.turns[first:]:
-            said += [("user", question), ("assistant", answer)]
-        return [{"role": role, "content": content} for role, content in [*said, ("user", text)]]
+            pairs += [("user", question), ("assistant", answer)]
+        return [{"role": role, "content": content} for role, content in [*pairs, ("user", text)]]
 
     def _say(self, text: str, style: str = "dim") -> None:
         self.console.print(Text(text, style))
 
     def _help(self, _: str) -> None:
         table = Table.grid(padding=(0, 2))
-        for name, (_command, argument, what) in self._commands.items():
-            table.add_row(f"{name} {argument}", Text(what, "dim"))
+        for name, (_command, argument, description) in self._commands.items():
+            table.add_row(f"{name} {argument}", Text(description, "dim"))
         self.console.print(table)
-        self._say("Ctrl-C stops an answer, and leaves at the prompt.")
+        self._say("Ctrl-C stops an answer. At the prompt, it leaves.")
 
     def _reset(self, _: str) -> None:
         self.turns.clear()
@@ -211,24 +213,24 @@ class Conversation:
         self._say(f"temperature {temperature:g}")
 
     def _drafter(self, spec: str) -> None:
-        from soothsay.drafters import build_drafter
+        from soothsay.drafters.registry import build_drafter
 
         self.drafter = build_drafter(spec, self.llm.engine.target)
         self._say(f"drafter {spec}")
 
     def _colour(self, _: str) -> None:
         self.colour = not self.colour
-        look = f"are shown in {ACCEPTED}" if self.colour else "look like the rest"
-        self._say(f"accepted draft tokens {look}")
+        style = f"are shown in {ACCEPTED}" if self.colour else "have no colour"
+        self._say(f"accepted draft tokens {style}")
 
     def _stats(self, _: str) -> None:
         if self.last is None:
-            raise RequestError("/stats tells of the last answer, and there is none yet")
+            raise RequestError("/stats shows the last answer's statistics, and there is none yet")
         choice, seconds = self.last
         stats = choice.stats
         self._say(
-            f"{summary(stats, seconds)}\n{stats.drafted} tokens drafted, {stats.accepted} of them accepted\n"
-            f"{right_guesses(stats)}\nseed {choice.seed}"
+            f"{summary(stats, seconds)}\n{stats.drafted} draft tokens, {stats.accepted} of them accepted\n"
+            f"{acceptance_summary(stats)}\nseed {choice.seed}"
         )
 
     def _quit(self, _: str) -> None:
@@ -237,15 +239,15 @@ class Conversation:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Within, a first Ctrl-C only sets the event, so that no step is cut in half; a second one raises."""
+    """Let the first Ctrl-C only set the event, so that no step is interrupted. A second one raises."""
     pressed = threading.Event()
 
-    def note(_signal: int, _frame: FrameType | None) -> None:
+    def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
         if pressed.is_set():
             raise KeyboardInterrupt
         pressed.set()
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield pressed
     finally:

@@ -1,4 +1,4 @@
-"""`soothsay datastore build | info`: texts in which the drafter `rest` looks up what is said next."""
+"""`soothsay datastore build | info`: files of texts in which the drafter `rest` looks up continuations."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rich.text import Text
 
 from soothsay.cli.terminal import notice
 
-datastore = typer.Typer(help="Stores of texts for the drafter 'rest'.", no_args_is_help=True)
+datastore = typer.Typer(help="Datastores for the drafter 'rest'.", no_args_is_help=True)
 
 
 @datastore.command()
 def build(
-    model: Annotated[str, typer.Argument(help="The model to draft for; its tokenizer reads the texts.")],
+    model: Annotated[str, typer.Argument(help="The model to draft for. Its tokenizer encodes the texts.")],
     files: Annotated[
         list[Path],
         typer.Argument(
             exists=True,
-            help="JSON lines with 'messages' or 'text' (may be .gz), plain text, a datasets directory. Best: "
-            "what the model itself has said, see 'train data'.",
+            help="JSON lines with 'messages' or 'text' (optionally .gz), text, or a datasets directory. "
+            "Best are answers of the model itself, see 'soothsay train data'.",
         ),
     ],
     out: Annotated[
@@ -36,23 +36,23 @@ def build(
             "--out",
             "-o",
             dir_okay=False,
-            help="The file to write. Beside the model's weights, as drafters/rest.store, it is found without "
-            "being named.",
+            help="The file to write. As drafters/rest.store in the model's directory, it is found without a "
+            "path.",
         ),
     ],
 ) -> None:
-    """Build a store of texts. Conversations are laid out by the model's chat template."""
+    """Build a datastore from texts. Conversations are formatted by the model's chat template."""
     with notice(f"opening {model} ..."):
-        from soothsay.drafters.datastore import write_datastore
+        from soothsay.drafters.lookup.datastore import write_datastore
         from soothsay.errors import RequestError
         from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.train.data import read_examples
+        from soothsay.train.examples import read_examples
 
         tokenizer = open_checkpoint(model).tokenizer()
     if tokenizer is None:
-        raise RequestError(f"{model} has no tokenizer, so that no text can be read for it")
+        raise RequestError(f"{model} has no tokenizer, so texts cannot be encoded for it")
     with notice("reading the texts ..."):
-        examples, skipped = read_examples(files, tokenizer, _WHOLE)
+        examples, skipped = read_examples(files, tokenizer, _NO_LIMIT)
     if str(skipped):
         Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(skipped)
     with _progress() as progress:
@@ -65,13 +65,13 @@ def build(
 
 @datastore.command()
 def info(
-    file: Annotated[Path, typer.Argument(help="A store.")],
+    file: Annotated[Path, typer.Argument(help="A datastore.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Tell whether the store fits this model.")
+        str | None, typer.Option("--model", "-m", help="Check whether the datastore fits this model.")
     ] = None,
 ) -> None:
-    """Show what a store holds."""
-    from soothsay.drafters.datastore import Datastore, check_tokenizer
+    """Show what a datastore holds."""
+    from soothsay.drafters.lookup.datastore import Datastore, check_tokenizer
     from soothsay.model.checkpoint import open_checkpoint
 
     store = Datastore(file)
@@ -91,13 +91,13 @@ def info(
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-_WHOLE = 2**62
-"""Tokens of a document: all of them."""
+_NO_LIMIT = 2**62
+"""Limit of tokens in a document: none."""
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, to be called with the tokens sorted and in all. Only a terminal sees it."""
+    """Show a progress bar on a terminal's stderr. Yields a function of (tokens done, tokens in total)."""
     console = Console(stderr=True)
     columns = (
         TextColumn("sorting"),

@@ -1,4 +1,4 @@
-"""`soothsay demo`: real prompts, decoded plainly and by every drafter, side by side."""
+"""`soothsay demo`: compares plain decoding with several drafters on real prompts."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
 from soothsay.errors import DrafterError
 
 if TYPE_CHECKING:
-    from soothsay.drafters import DrafterSpec
-    from soothsay.engine.answer import Piece, SpeculationStats
+    from soothsay.core.answer import Piece, SpeculationStats
+    from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
 
 SHOWN_CHARACTERS = 240
-SHOWN_LINES = 6
-"""Of a prompt and of an answer, at most."""
+"""Limit of characters shown of a prompt and of an answer."""
 
-SHOWN = ("auto", "suffix", "mtp")
-"""Drafters that a first look compares: the controller, one that looks things up, one that was trained."""
+SHOWN_LINES = 6
+"""Limit of lines shown of a prompt and of an answer."""
+
+DRAFTERS = ("auto", "suffix", "mtp")
+"""Drafters compared by default: the controller, one that looks up text, and one that was trained."""
 
 PATIENCE = 30.0
-"""Seconds after which no further round is begun, so that a slow machine is done in about a minute too."""
+"""Seconds after which no new round begins, so that a slow machine also ends after about a minute."""
 
 UNSTEADY = 1.5
-"""Where the median round takes longer than the fastest by this factor, the machine is not quiet."""
+"""The machine counts as busy if the median round takes this many times as long as the fastest one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One answer and the time it took."""
+class DemoAnswer:
+    """One answer, and the time it took."""
 
     pieces: list[Piece]
     stats: SpeculationStats
@@ -51,36 +53,36 @@ class Run:
 
     @property
     def tokens(self) -> list[int]:
-        """The answer's tokens, an end token included."""
+        """The answer's tokens, including an end token."""
         return [piece.token for piece in self.pieces]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A task decoded with one drafter, repeatedly."""
+class DemoEntry:
+    """All answers to one task with one drafter, one a round."""
 
     task: Task
     drafter: str
-    runs: list[Run]
+    answers: list[DemoAnswer]
 
     @property
     def seconds(self) -> float:
-        """Of the median run."""
-        return median(run.seconds for run in self.runs)
+        """Median time of an answer."""
+        return median(answer.seconds for answer in self.answers)
 
     @property
     def rate(self) -> float:
         """Tokens a second."""
-        return len(self.runs[0].pieces) / self.seconds
+        return len(self.answers[0].pieces) / self.seconds
 
     @property
     def stats(self) -> SpeculationStats:
-        """What speculation did in the first run."""
-        return self.runs[0].stats
+        """Statistics of the first answer."""
+        return self.answers[0].stats
 
-    def equals(self, plain: Entry) -> bool:
-        """Whether every run says exactly what plain decoding says."""
-        return all(run.tokens == plain.runs[0].tokens for run in self.runs)
+    def equals(self, plain: DemoEntry) -> bool:
+        """Whether every answer has the tokens of plain decoding."""
+        return all(answer.tokens == plain.answers[0].tokens for answer in self.answers)
 
 
 def demo(
@@ -90,34 +92,34 @@ def demo(
         typer.Option(
             "--drafter",
             "-d",
-            show_default="auto, suffix and mtp, as the model has them",
-            help="Compare this one; may be given repeatedly.",
+            show_default="those of auto, suffix and mtp that fit the model",
+            help="A drafter to compare. Can be repeated.",
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of an answer, at most.")
+        int, typer.Option("--max-tokens", "-n", min=1, help="Limit of tokens in an answer.")
     ] = 96,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; times are the median of them.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds. Times are the median over them.")] = 5,
     dtype: DTypeOption = "auto",
 ) -> None:
     """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
     if PLAIN in (drafter or ()):
-        raise typer.BadParameter(f"{PLAIN!r} decodes plainly, which is what the others are compared with")
-    llm = load_llm(model, dtype=dtype, prefix_caching=False)  # each answer begins with the whole prompt
-    names = list(dict.fromkeys(drafter)) if drafter else _guessing(llm)
+        raise typer.BadParameter(f"{PLAIN!r} is plain decoding, which is what the others are compared with")
+    llm = load_llm(model, dtype=dtype, prefix_caching=False)  # so that every answer prefills its prompt
+    names = list(dict.fromkeys(drafter)) if drafter else _default_drafters(llm)
     console = Console(highlight=False)
     console.print()
     console.print(
         Text.assemble(
             (model, "bold"),
             f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. ",
-            "Tokens that a drafter had guessed are in ",
+            "Accepted draft tokens are in ",
             (ACCEPTED, ACCEPTED),
             ".",
         )
     )
     if model == "sibyl":
-        console.print("It is a toy of 15 million parameters, and answers like one.", style="dim")
+        console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
     console.print()
     entries = _measure_with_progress(llm, names, max_tokens, repeats)
     for task in TASKS:
@@ -127,9 +129,9 @@ def demo(
         raise typer.Exit(1)
 
 
-def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> Run:
-    """Answer `task` once."""
-    from soothsay.engine.params import SamplingParams
+def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> DemoAnswer:
+    """Answer a task once."""
+    from soothsay.core.params import SamplingParams
 
     params = SamplingParams(temperature=task.temperature, seed=task.seed, max_tokens=max_tokens)
     template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
@@ -137,54 +139,54 @@ def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> Run:
     begin = time.perf_counter()
     stream = llm.stream(prompt, params, drafter=drafter)
     pieces = list(stream)
-    return Run(pieces, stream.choice.stats, time.perf_counter() - begin)
+    return DemoAnswer(pieces, stream.choice.stats, time.perf_counter() - begin)
 
 
 def measure(
     llm: LLM, names: Sequence[str], max_tokens: int, repeats: int, advance: Callable[[], None]
-) -> list[Entry]:
-    """Every task, plainly and with each drafter in turn, so that a noisy machine disturbs all alike.
+) -> list[DemoEntry]:
+    """Answer every task, plainly and with each drafter, in each round. Calls `advance` after each answer.
 
-    Drafters are made anew for each round: what they learn in it from earlier prompts they may use, but none
-    sees a prompt twice. `advance` is called after each run.
+    Drafters take turns, so that a noisy machine disturbs all of them equally. Each round builds new drafters:
+    they can learn from earlier prompts of the round, but never see a prompt twice.
     """
-    from soothsay.drafters import build_drafter
+    from soothsay.drafters.registry import build_drafter
 
-    entries = [Entry(task, name, []) for task in TASKS for name in (PLAIN, *names)]
+    entries = [DemoEntry(task, name, []) for task in TASKS for name in (PLAIN, *names)]
     begin = time.perf_counter()
     for number in range(repeats):
         if number and time.perf_counter() - begin > PATIENCE:
             break
         specs = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
         for entry in entries:
-            entry.runs.append(decode(llm, entry.task, specs[entry.drafter], max_tokens))
+            entry.answers.append(decode(llm, entry.task, specs[entry.drafter], max_tokens))
             advance()
     return entries
 
 
-def _guessing(llm: LLM) -> list[str]:
-    """Those of `SHOWN` that there are for the model."""
-    built = try_drafters(llm.engine.target, SHOWN)
+def _default_drafters(llm: LLM) -> list[str]:
+    """Those of `DRAFTERS` that fit the model."""
+    built = try_drafters(llm.engine.target, DRAFTERS)
     return [name for name, one in built.items() if not isinstance(one, DrafterError)]
 
 
-def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[Entry]:
-    decode(llm, TASKS[0], PLAIN, 8)  # kernels are chosen at their first use
+def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
+    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
     console = Console(stderr=True)
     total = repeats * len(TASKS) * (1 + len(names))
     columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers"))
-    with Progress(  # drawn between the answers, not while one is timed
+    with Progress(  # without refreshes in the background, which would disturb the timing of answers
         *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as progress:
         bar = progress.add_task("decoding", total=total)
         return measure(llm, names, max_tokens, repeats, lambda: progress.update(bar, advance=1, refresh=True))
 
 
-def _show_answer(console: Console, task: Task, entries: Sequence[Entry]) -> None:
-    """The prompt, and the answer with the guesses of the drafter that had most of them right."""
+def _show_answer(console: Console, task: Task, entries: Sequence[DemoEntry]) -> None:
+    """Show the prompt, and the answer of the drafter with the greatest acceptance length."""
     best = max(entries, key=lambda entry: entry.stats.mean_accepted)
     answer = Text()
-    for piece in best.runs[0].pieces:
+    for piece in best.answers[0].pieces:
         answer.append(piece.text, ACCEPTED if piece.drafted else "")
     at = f", temperature {task.temperature:g}" if task.temperature else ""
     prompt = Text(" ".join(task.prompt.split()), "dim")
@@ -194,13 +196,13 @@ def _show_answer(console: Console, task: Task, entries: Sequence[Entry]) -> None
 
 
 def _shortened(text: Text) -> Text:
-    """At most `SHOWN_LINES` lines and `SHOWN_CHARACTERS` characters of a text."""
+    """The first `SHOWN_LINES` lines and `SHOWN_CHARACTERS` characters of a text."""
     first = Text("\n").join(text.split("\n", allow_blank=True)[:SHOWN_LINES])[:SHOWN_CHARACTERS]
     return first if len(first) == len(text) else first + Text(" ...", "dim")
 
 
-def _table(entries: Sequence[Entry]) -> Table:
-    note = "accepted: tokens a step, counting the one that every step gives"
+def _table(entries: Sequence[DemoEntry]) -> Table:
+    note = "accepted: tokens a step, including the bonus token"
     table = Table(box=box.SIMPLE_HEAD, caption=note, caption_justify="left", padding=(0, 1))
     for heading in ("task", "drafter"):
         table.add_column(heading)
@@ -224,8 +226,8 @@ def _table(entries: Sequence[Entry]) -> Table:
     return table
 
 
-def _show_verdict(console: Console, entries: Sequence[Entry]) -> bool:
-    """The result over all tasks. Returns whether every answer is what plain decoding says."""
+def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
+    """Show the result over all tasks. Returns whether all answers equal those of plain decoding."""
     plain = [entry for entry in entries if entry.drafter == PLAIN]
     differing = [entry for entry in entries if not entry.equals(_plain(entries, entry))]
     for entry in differing:
@@ -234,20 +236,21 @@ def _show_verdict(console: Console, entries: Sequence[Entry]) -> bool:
         console.print(Text.assemble(alarm, what, " This must never happen: please report it."))
     if not differing:
         same = ("Every answer is the same as plain decoding's, token for token", "bold")
-        console.print(Text.assemble(("✓ ", "bold green"), same, f", in {len(plain[0].runs)} rounds."))
+        console.print(Text.assemble(("✓ ", "bold green"), same, f", in {len(plain[0].answers)} rounds."))
     for name in dict.fromkeys(entry.drafter for entry in entries if entry.drafter != PLAIN):
         mine = [entry for entry in entries if entry.drafter == name]
         speedup = sum(entry.seconds for entry in plain) / sum(entry.seconds for entry in mine)
         tokens, steps = sum(entry.stats.emitted for entry in mine), sum(entry.stats.steps for entry in mine)
         result = f" over all prompts: {speedup:.2f}x as fast as plain, {tokens / steps:.2f} tokens a step"
         console.print(Text.assemble("  ", (name, "bold"), result))
-    rounds = [sum(seconds) for seconds in zip(*([run.seconds for run in e.runs] for e in plain), strict=True)]
+    rounds = [sum(entry.answers[i].seconds for entry in plain) for i in range(len(plain[0].answers))]
     if median(rounds) > UNSTEADY * min(rounds):
-        console.print("Times differ much between rounds: the machine is busy with else.", style="yellow")
+        message = "Times differ a lot between rounds: the machine is busy with something else."
+        console.print(message, style="yellow")
     console.print()
     return not differing
 
 
-def _plain(entries: Sequence[Entry], entry: Entry) -> Entry:
-    """The plain entry of the same task."""
+def _plain(entries: Sequence[DemoEntry], entry: DemoEntry) -> DemoEntry:
+    """The entry of plain decoding for the same task."""
     return next(other for other in entries if other.task is entry.task and other.drafter == PLAIN)

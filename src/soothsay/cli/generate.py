@@ -1,4 +1,4 @@
-"""`soothsay generate`: one prompt, one answer, as plain text on stdout."""
+"""`soothsay generate`: answers one prompt as plain text on stdout."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from soothsay.cli.options import (
     TopKOption,
     TopPOption,
 )
-from soothsay.cli.terminal import load_llm, right_guesses, summary
+from soothsay.cli.terminal import acceptance_summary, load_llm, summary
 
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; '-', or nothing in a pipe, reads it from stdin.")
+        str | None,
+        typer.Argument(help="The prompt. '-' reads it from stdin, as does a pipe without a prompt."),
     ] = None,
     file: Annotated[
         Path | None,
@@ -45,18 +46,18 @@ def generate(
     min_p: MinPOption = 0.0,
     seed: SeedOption = None,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End before this text; may be given repeatedly.")
+        list[str] | None, typer.Option("--stop", help="End the answer before this text. Can be repeated.")
     ] = None,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
     stats: Annotated[
         bool | None,
-        typer.Option("--stats/--no-stats", show_default="in a terminal", help="Show numbers on stderr."),
+        typer.Option("--stats/--no-stats", show_default="in a terminal", help="Show statistics on stderr."),
     ] = None,
 ) -> None:
-    """Answer one prompt. The text streams to stdout, and nothing else does."""
+    """Answer one prompt. Only the answer goes to stdout, as a stream."""
     text = _read_prompt(prompt, file)
-    from soothsay.engine.params import SamplingParams
+    from soothsay.core.params import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,
@@ -81,11 +82,11 @@ def generate(
     console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
     if stats or (stats is None and console.is_terminal):
         ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if temperature else "")
-        console.print(summary(choice.stats, seconds), right_guesses(choice.stats), ending, sep="\n")
+        console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from wherever it is. The newline that ends a file or a pipe is not part of it."""
+    """The prompt from the argument, a file or stdin, without the last newline of a file or stdin."""
     if file is not None:
         if prompt is not None:
             raise typer.BadParameter("give a prompt or --file, not both")

@@ -1,4 +1,4 @@
-"""`soothsay grow`: a larger model that says the same, to measure speed with."""
+"""`soothsay grow`: make a larger model with the same outputs, for speed benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from soothsay.cli.terminal import notice
-from soothsay.config import ModelConfig
+from soothsay.model.families import parse_model_config
 
 
 def grow(
@@ -33,15 +33,16 @@ def grow(
 ) -> None:
     """Make a larger model that says the same, for speed benchmarks.
 
-    Real predictions, and so a real drafter's real acceptance, at a large model's cost.
+    It makes real predictions, so drafters have their real acceptance, at a large model's cost. Drafters
+    beside the model come along, fitted to the larger one.
     """
     with notice(f"opening {model} ..."):
+        from soothsay.bench.grow import grow as grow_model
+        from soothsay.bench.grown_shape import GrownShape
         from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.model.grow import grow as grow_model
-        from soothsay.model.shape import Shape
 
         checkpoint = open_checkpoint(model)
-        wanted = Shape.parse(shape, ModelConfig.from_hf(checkpoint.config))
+        wanted = GrownShape.parse(shape, parse_model_config(checkpoint.config))
     with _progress() as progress:
         grown = grow_model(checkpoint, wanted, out, source=model, progress=progress)
     s, target = grown.shape, grown.path
@@ -49,6 +50,8 @@ def grow(
         f"{target}: {grown.parameters:,} parameters, {decimal(grown.bytes)}",
         f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward, {s.heads} heads, "
         f"{s.kv_heads} for keys and values",
+        *([f"drafters: {', '.join(grown.drafters.written)}"] if grown.drafters.written else []),
+        *(f"left out: {reason}" for reason in grown.drafters.refused),
         f"It computes what {model} computes. Try:",
         f"  soothsay bench step {target}",
         f'  soothsay generate "Once upon a time" --model {target} --drafter "draft-model(model={model})"',
@@ -58,7 +61,7 @@ def grow(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, to be called with the bytes done and in all. Only a terminal sees it."""
+    """Show a progress bar on stderr, on terminals only. Gives a function of the bytes done and in all."""
     console = Console(stderr=True)
     columns = (
         TextColumn("growing"),

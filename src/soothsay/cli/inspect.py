@@ -1,4 +1,4 @@
-"""`soothsay inspect`: what a model is and needs, from its configuration and headers alone."""
+"""`soothsay inspect`: show what a model is and needs, from its configuration and headers alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice
 from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError
+from soothsay.model.families import parse_model_config
 
 if TYPE_CHECKING:
-    from soothsay.drafters import Target
-    from soothsay.drafters.checkpoints import StoredHead
+    from soothsay.drafters.base import Target
+    from soothsay.drafters.heads.checkpoints.stored import StoredHead
     from soothsay.model.checkpoint import Checkpoint
     from soothsay.model.transformer import Transformer
     from soothsay.tokenizer import Tokenizer
@@ -57,12 +58,12 @@ def inspect(
     with notice(f"inspecting {model} ..."):
         import torch
 
-        from soothsay.drafters import Target
+        from soothsay.drafters.base import Target
         from soothsay.model.checkpoint import open_checkpoint
         from soothsay.model.transformer import Transformer
 
         checkpoint = open_checkpoint(model)
-        config, tokenizer = ModelConfig.from_hf(checkpoint.config), checkpoint.tokenizer()
+        config, tokenizer = parse_model_config(checkpoint.config), checkpoint.tokenizer()
         with torch.device("meta"):
             shapes = Transformer(config)
         context = context or config.max_positions
@@ -140,13 +141,16 @@ def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: in
     yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
     token = model.config.kv_bytes_per_token(mode.dtype.itemsize)
     one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
-    many = f"\n{decimal(token * context * requests)} for {requests} such requests"
+    many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
     yield "KV cache", one + (many if requests > 1 else "")
 
 
 def _drafters(target: Target, asked: str | None) -> Rows:
-    """What can be had for a target without weights. Raises `DrafterError` if the one asked for cannot."""
-    from soothsay.drafters import REGISTRY, build_drafter
+    """Yield the drafters that can be built for a target without weights.
+
+    Raises `DrafterError` if one drafter is asked for and it cannot be built.
+    """
+    from soothsay.drafters.registry import REGISTRY, build_drafter
 
     if asked and asked not in REGISTRY and Path(asked).expanduser().is_dir():
         yield from _trained(target, asked)
@@ -163,8 +167,8 @@ def _drafters(target: Target, asked: str | None) -> Rows:
 
 
 def _trained(target: Target, path: str) -> Rows:
-    """A trained drafter, its weights left unread. Raises `DrafterError` if it does not fit."""
-    from soothsay.drafters.checkpoints import open_head
+    """Facts about a trained drafter, whose weights are not read. Raises `DrafterError` if it does not fit."""
+    from soothsay.drafters.heads.checkpoints.directory import open_head
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -176,12 +180,15 @@ def _trained(target: Target, path: str) -> Rows:
 
 
 def _facts(found: StoredHead, path: str) -> Rows:
-    config = found.fit.config  # the target's, or that of the model which it was grown from
+    config, view = found.fit.config, found.fit.view
     yield "drafter", f"{found.method}: {found.layout}"
     yield "its weights", f"{_short(found.parameters)} parameters, stored as {found.dtype}"
     taps = [f"what goes into layer {tap}" for tap in found.head.taps if tap < config.num_layers]
     taps += ["what comes out of the last layer"] * (config.num_layers in found.head.taps)
     yield "reads", ", ".join(taps)
+    if view is not None:
+        part = f"the first {view.size:,} of {view.target_hidden_size:,} dimensions"
+        yield "view", f"{part}, with an embedding and output head of its own"
     if found.draft_vocabulary is not None:
         yield "can say", f"{found.draft_vocabulary:,} of {config.vocab_size:,} tokens"
     methods = ("eagle", "eagle2") if found.method == "eagle" else (found.method,)
@@ -189,7 +196,7 @@ def _facts(found: StoredHead, path: str) -> Rows:
 
 
 def _short(count: int) -> str:
-    """15735168 -> 15.7M."""
+    """Format a number with a unit: 15735168 is "15.7M"."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"

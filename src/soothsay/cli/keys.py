@@ -1,4 +1,4 @@
-"""`soothsay keys add | list | remove`: who may ask a server."""
+"""`soothsay keys add | list | remove`: API keys of a server."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from rich.table import Table
 keys = typer.Typer(help="API keys of a server.", no_args_is_help=True)
 
 FileOption = Annotated[
-    Path, typer.Option("--file", "-f", dir_okay=False, help="Where the keys' hashes are kept.")
+    Path, typer.Option("--file", "-f", dir_okay=False, help="The file with the hashes of the keys.")
 ]
 
 
 @keys.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Whose key it is; the log tells it.")],
+    name: Annotated[str, typer.Argument(help="A name for the key. The log shows it.")],
     file: FileOption = Path("api-keys.json"),
     requests: Annotated[
         int | None,
-        typer.Option("--requests-per-minute", min=1, show_default="no limit", help="Requests a minute."),
+        typer.Option(
+            "--requests-per-minute", min=1, show_default="no limit", help="Limit of requests a minute."
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
-            "--tokens-per-minute", min=1, show_default="no limit", help="Tokens read and said a minute."
+            "--tokens-per-minute",
+            min=1,
+            show_default="no limit",
+            help="Limit of tokens a minute, in prompts and answers.",
         ),
     ] = None,
 ) -> None:
-    """Make a key and print it. It cannot be shown again: the file holds its hash."""
-    from soothsay.server.keys import add_key
+    """Make a key and print it. It cannot be printed again: the file holds only its hash."""
+    from soothsay.server.api_keys import add_key
 
     print(add_key(file, name, requests, tokens))
 
 
 @keys.command(name="list")
 def show(file: FileOption = Path("api-keys.json")) -> None:
-    """Show whose keys there are, and what they may ask."""
-    from soothsay.server.keys import read_keys
+    """Show the names of all keys, and their limits."""
+    from soothsay.server.api_keys import read_keys
 
     table = Table("name", "requests a minute", "tokens a minute", box=None)
     for key in read_keys(file):
@@ -51,9 +56,10 @@ def show(file: FileOption = Path("api-keys.json")) -> None:
 
 @keys.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="Whose key it was.")], file: FileOption = Path("api-keys.json")
+    name: Annotated[str, typer.Argument(help="The name of the key.")],
+    file: FileOption = Path("api-keys.json"),
 ) -> None:
-    """Remove a key. A server that is running takes notice."""
-    from soothsay.server.keys import remove_key
+    """Remove a key. A running server notices the change."""
+    from soothsay.server.api_keys import remove_key
 
     remove_key(file, name)

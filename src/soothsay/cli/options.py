@@ -1,4 +1,4 @@
-"""Options that commands share, each spelled out once. Defaults stand with the commands."""
+"""Options that several commands share. Each command sets its own defaults."""
 
 from __future__ import annotations
 
@@ -23,38 +23,45 @@ DrafterOption = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="Who guesses: a name, name(key=value, ...), or several with > or + between; 'auto' takes "
-        "whatever pays, 'none' decodes plainly. Never changes what is said. 'soothsay inspect' lists those "
-        "that fit.",
+        help="What proposes draft tokens: a name, name(key=value, ...), or several with > or + between. "
+        "'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
+        "'soothsay inspect' lists those that fit.",
     ),
 ]
-DTypeOption = Annotated[DType, typer.Option("--dtype", help="What linear layers compute in.")]
+DTypeOption = Annotated[DType, typer.Option("--dtype", help="Number format of the linear layers.")]
 MaxContextOption = Annotated[
     int | None,
     typer.Option(
         "--max-context",
         min=2,
         show_default="the model's",
-        help="Tokens of prompt and answer together, at most.",
+        help="Limit of tokens in prompt and answer together.",
     ),
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of an answer, at most.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]
 TemperatureOption = Annotated[
     float,
-    typer.Option("--temperature", "-t", help="0: always the likeliest token.", rich_help_panel=_SAMPLING),
+    typer.Option("--temperature", "-t", help="0: always the most likely token.", rich_help_panel=_SAMPLING),
 ]
 TopPOption = Annotated[
     float,
-    typer.Option("--top-p", help="Keep the likeliest tokens up to this share.", rich_help_panel=_SAMPLING),
+    typer.Option(
+        "--top-p",
+        help="Keep the most likely tokens, up to this total probability.",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 TopKOption = Annotated[
-    int, typer.Option("--top-k", help="Keep so many tokens; 0: all.", rich_help_panel=_SAMPLING)
+    int,
+    typer.Option(
+        "--top-k", help="Keep this many of the most likely tokens; 0: all.", rich_help_panel=_SAMPLING
+    ),
 ]
 MinPOption = Annotated[
     float,
     typer.Option(
         "--min-p",
-        help="Keep tokens at least this likely, relative to the likeliest.",
+        help="Keep tokens that are at least this likely, relative to the most likely one.",
         rich_help_panel=_SAMPLING,
     ),
 ]
@@ -62,8 +69,8 @@ SeedOption = Annotated[
     int | None,
     typer.Option(
         "--seed",
-        show_default="a fresh one",
-        help="The same seed says the same again.",
+        show_default="random",
+        help="The same seed gives the same answer.",
         rich_help_panel=_SAMPLING,
     ),
 ]

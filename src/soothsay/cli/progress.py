@@ -1,4 +1,4 @@
-"""A bar while answers are made."""
+"""A progress bar for commands that generate answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 @contextmanager
 def progress_bar(what: str, items: str = "answers") -> Iterator[Callable[[int, int, int], None]]:
-    """A bar on stderr, with the rate and the time left; only a terminal sees it.
+    """Show a bar on stderr with tokens a second and the time left. Does nothing if stderr is no terminal.
 
-    What it yields is called with the items that are done, how many there are, and the tokens made so far; the
-    first time before anything is made.
+    Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
+    then after each item.
     """
     console = Console(stderr=True)
     columns = (
@@ -38,3 +38,18 @@ def progress_bar(what: str, items: str = "answers") -> Iterator[Callable[[int, i
             progress.update(progress.task_ids[0], completed=done, total=total, rate=rate)
 
         yield update
+
+
+@contextmanager
+def answer_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar for a known number of answers. Yields a function that counts one answer of some tokens."""
+    done = tokens = 0
+    with progress_bar(what) as update:
+        update(done, total, tokens)
+
+        def advance(num_tokens: int) -> None:
+            nonlocal done, tokens
+            done, tokens = done + 1, tokens + num_tokens
+            update(done, total, tokens)
+
+        yield advance

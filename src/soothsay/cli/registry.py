@@ -1,4 +1,4 @@
-"""Which drafters can be had for a target."""
+"""Try which drafters can be built for a target."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 from soothsay.errors import DrafterError
 
 if TYPE_CHECKING:
-    from soothsay.drafters import Drafter, Target
+    from soothsay.drafters.base import Drafter, Target
 
 
 def try_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter | DrafterError]:
-    """Drafters of the registry, all unless `names` says which, built for `target` without options, or why
-    that cannot be.
+    """Build drafters of the registry for `target`, without options.
 
-    Those that need a file of their own say so.
+    Args:
+        target: the model to draft for.
+        names: which drafters; empty: all.
+
+    Returns:
+        For each name, the drafter or the error that says why it cannot be built.
     """
-    from soothsay.drafters import REGISTRY, build_drafter
+    from soothsay.drafters.registry import REGISTRY, build_drafter
 
     built: dict[str, Drafter | DrafterError] = {}
     for name in names or REGISTRY:

@@ -1,4 +1,4 @@
-"""`soothsay serve`: a model behind OpenAI's protocol."""
+"""`soothsay serve`: serves a model over HTTP with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soothsay.cli.options import DrafterOption, DTypeOption, MaxContextOption
 from soothsay.cli.terminal import notice
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Addresses that only this machine reaches."""
+"""Addresses that only this machine can reach."""
 
 _LIMITS = "Limits"
 
@@ -25,15 +25,18 @@ def serve(
         str, typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model.")
     ],
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen; only this machine unless told otherwise.")
+        str,
+        typer.Option(
+            "--host", help="The address to listen on. The default is reachable from this machine only."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any free port.")] = 8000,
     name: Annotated[
         str | None,
         typer.Option(
             "--served-model-name",
             show_default="the model as given, without its folder",
-            help="What clients call the model.",
+            help="Name of the model in requests.",
         ),
     ] = None,
     drafter: DrafterOption = "auto",
@@ -41,8 +44,8 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allow-drafter",
-            show_default="every drafter there is",
-            help="A drafter that requests may choose; may be given repeatedly.",
+            show_default="all drafters",
+            help="A drafter that requests may choose. Can be repeated.",
         ),
     ] = None,
     dtype: DTypeOption = "auto",
@@ -53,69 +56,81 @@ def serve(
             "--kv-tokens",
             min=1,
             show_default="by memory",
-            help="Tokens that the KV pool holds, of all answers.",
+            help="Size of the KV cache in tokens, for all requests together.",
         ),
     ] = None,
     api_keys: Annotated[
         Path | None,
         typer.Option(
-            "--api-keys", dir_okay=False, help="Who may ask; see 'soothsay keys'.", show_default="everyone"
+            "--api-keys",
+            dir_okay=False,
+            help="File of API keys, see 'soothsay keys'.",
+            show_default="no keys",
         ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            show_default="this machine's, where no key is asked for",
-            help="A name that the server may be called by (Host header); may be given repeatedly.",
+            show_default="this machine's names if there are no keys",
+            help="A name that requests may have in their Host header. Can be repeated.",
         ),
     ] = None,
     max_running: Annotated[
         int,
-        typer.Option("--max-running", min=1, help="Answers in one step.", rich_help_panel=_LIMITS),
+        typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=_LIMITS),
     ] = 64,
     max_stall: Annotated[
         float,
         typer.Option(
             "--max-stall",
             min=0.01,
-            help="Seconds that a step may take while prompts are read beside answers: with fewer, those flow "
-            "more evenly, and new ones begin later.",
+            help="Limit of seconds for a step in which prefill runs beside decoding. A smaller limit lets "
+            "running answers flow more evenly, and new answers begin later.",
             rich_help_panel=_LIMITS,
         ),
     ] = 0.25,
     max_queue: Annotated[
         int,
         typer.Option(
-            "--max-queue", min=0, help="Answers that may wait; further ones get 429.", rich_help_panel=_LIMITS
+            "--max-queue",
+            min=0,
+            help="Limit of waiting answers. Further ones get 429.",
+            rich_help_panel=_LIMITS,
         ),
     ] = 256,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", min=0.1, help="Seconds for an answer, at most.", rich_help_panel=_LIMITS),
+        typer.Option("--timeout", min=0.1, help="Limit of seconds for an answer.", rich_help_panel=_LIMITS),
     ] = 600.0,
     client_timeout: Annotated[
         float,
         typer.Option(
-            "--client-timeout", min=1, help="Seconds to wait for a slow client.", rich_help_panel=_LIMITS
+            "--client-timeout",
+            min=1,
+            help="Limit of seconds to wait for a slow client.",
+            rich_help_panel=_LIMITS,
         ),
     ] = 30.0,
     drain: Annotated[
         float,
         typer.Option(
-            "--drain", min=0, help="Seconds for running answers at shutdown.", rich_help_panel=_LIMITS
+            "--drain",
+            min=0,
+            help="Limit of seconds for running answers at shutdown.",
+            rich_help_panel=_LIMITS,
         ),
     ] = 60.0,
 ) -> None:
-    """Serve a model over HTTP as OpenAI does. SIGTERM ends it once all that runs has been answered."""
+    """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
+            from soothsay.server.api_keys import KeyRing
             from soothsay.server.app import Server
-            from soothsay.server.config import ServerConfig
-            from soothsay.server.keys import KeyRing
             from soothsay.server.log import log_to_stderr
             from soothsay.server.process import EngineProcess, load
-            from soothsay.server.run import make_runner
+            from soothsay.server.runner import make_runner
+            from soothsay.server.server_config import ServerConfig
 
             keys = None if api_keys is None else KeyRing(api_keys)
             factory = partial(
@@ -140,14 +155,16 @@ def serve(
         )
         if keys is None and host not in LOOPBACK:
             console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-            console.print(f"warning: everyone who can reach {host} may ask; --api-keys FILE asks for a key")
+            console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
         log_to_stderr()
         make_runner(Server(engine, config, keys), host, port).run()
 
 
 def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[str, ...]:
-    """What requests may call the server; nothing is anything, which is for servers that ask for keys, or are
-    open to a network anyway, unless names are `allowed` there.
+    """The names that requests may have in their Host header; empty: any name.
+
+    A server without keys that only this machine can reach allows this machine's names and `allowed`. Other
+    servers allow any name, unless `allowed` has some.
     """
     if not allowed and not (keyless and host in LOOPBACK):
         return ()

@@ -1,4 +1,4 @@
-"""What `soothsay demo` asks: a prompt of each kind, written for it."""
+"""The prompts of `soothsay demo` and `soothsay verify`: one of each kind, written for this project."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt, and how it is answered."""
+    """A prompt, and how to sample its answer."""
 
     name: str
     prompt: str

@@ -1,4 +1,4 @@
-"""What commands share in talking to a terminal."""
+"""Output that several commands share: errors, notices and statistics. Also loads models for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from soothsay.config import DType
-    from soothsay.engine.answer import SpeculationStats
+    from soothsay.core.answer import SpeculationStats
     from soothsay.llm import LLM
 
 ACCEPTED = "green"
-"""The style of tokens that a drafter had guessed."""
+"""The style of accepted draft tokens."""
 
 PLAIN = "none"
-"""The drafter that guesses nothing."""
+"""The drafter that proposes nothing."""
 
 
 def report(error: Exception) -> None:
@@ -31,7 +31,7 @@ def report(error: Exception) -> None:
 
 @contextmanager
 def notice(text: str) -> Iterator[None]:
-    """A dim line on stderr while something takes its time; only a terminal sees it."""
+    """Show a dim line on stderr while the body runs. Does nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -51,7 +51,7 @@ def load_llm(
     max_context: int | None = None,
     prefix_caching: bool = True,
 ) -> LLM:
-    """The model for one request at a time, which is all that a command has."""
+    """Load a model that serves one request at a time."""
     with notice(f"loading {model} ..."):
         from soothsay import LLM
 
@@ -66,7 +66,7 @@ def load_llm(
 
 
 def summary(stats: SpeculationStats, seconds: float) -> str:
-    """An answer's speed in one line. Tokens a step count the one that every step gives."""
+    """The speed of an answer in one line. Tokens a step include the bonus token."""
     rate = stats.emitted / seconds if seconds else 0.0
     return (
         f"{stats.emitted} tokens in {seconds:.2f} s, {rate:.0f} tokens/s; "
@@ -74,8 +74,8 @@ def summary(stats: SpeculationStats, seconds: float) -> str:
     )
 
 
-def right_guesses(stats: SpeculationStats) -> str:
-    """Which share of guesses was right: first guess, second guess, ...; and how many whose."""
+def acceptance_summary(stats: SpeculationStats) -> str:
+    """The share of accepted draft tokens by depth, and their number by drafter."""
     if not stats.drafted:
         return "nothing was drafted"
     shares = " ".join(f"{share:.0%}" for share in stats.acceptance)

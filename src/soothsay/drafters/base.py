@@ -1,139 +1,140 @@
-"""The protocol of a drafter. All that makes a method differ from another is in `propose` and `observe`."""
+"""The protocol of a drafter.
+
+A drafter needs four members: `max_nodes`, `propose`, `observe` and `release`. The rest has defaults. The
+controller uses two more protocols, which a drafter may inherit: `SignalingDrafter` and `LevelwiseDrafter`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-
-from torch import Tensor
 
 from soothsay.config import EngineConfig
-from soothsay.engine.cache import KVPool
-from soothsay.engine.request import Request
-from soothsay.engine.timing import StepTimes
-from soothsay.engine.tree import DraftTree
-from soothsay.engine.verify import Verdict
+from soothsay.core.cache import KVPool
+from soothsay.core.request import Observation, Request
+from soothsay.core.tree import DraftTree
 from soothsay.errors import DrafterError
+from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
+
+__all__ = [
+    "Drafter",
+    "LevelwiseDrafter",
+    "NoDrafter",
+    "Observation",
+    "SignalingDrafter",
+    "Target",
+    "check_at_least_one",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a drafter is built for: the model that verifies, and the shape of the memory it shares."""
+    """What a drafter is built for: the model that verifies, and the shape of its KV pool."""
 
     model: Transformer
     tokenizer: Tokenizer | None
     config: EngineConfig
-    num_blocks: int  # of the KV pool; a drafter's own pool has as many, addressed alike
-    path: Path | None = None  # where the model came from; its trained drafters are looked for there
+    num_blocks: int  # of the KV pool; a drafter's own pool has the same number, at the same addresses
+    path: Path | None = None  # of the model; drafters that were trained for it are looked for there
     cache: KVPool | None = None  # the model's own keys and values; None where nothing is served
-    times: Callable[[], StepTimes] | None = None  # of the model's passes, measured when first asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What one request's share of a step showed, before its new tokens are appended.
-
-    Rows are the request's pending tokens `tokens[start : start + p]`, then its tree's nodes from 1 on. A
-    prompt chunk that ends before the prompt does has no tree, no logits and no verdict.
-    """
-
-    request: Request
-    start: int
-    num_pending: int  # p
-    taps: tuple[Tensor, ...]  # for each of the drafter's taps, [rows, hidden] float32
-    tree: DraftTree | None = None
-    logits: Tensor | None = None  # [nodes, V] of the target at every node, rejected ones included
-    verdict: Verdict | None = None
+    times: Callable[[], PassTimes] | None = None  # of the model's passes; the first call measures them
 
 
 class Drafter(ABC):
-    """Guesses what comes next.
+    """Proposes draft tokens. A new drafter is a subclass.
 
-    One instance serves all requests of an engine that chose it; state of a request is kept under the request
-    until `release`. Guesses can be wrong in any way without changing a word of the output: the worst a
-    drafter can do is be slow.
+    One instance serves all requests that chose it. It keeps the state of a request under the request until
+    `release`. Wrong drafts never change the output: a bad drafter is slow, and nothing else.
     """
 
     taps: tuple[int, ...] = ()
-    """Target layers whose input it wants to see; the number of layers means the last one's output."""
+    """Target layers whose input the drafter reads. The number of layers means the last layer's output."""
 
     max_nodes: int = 1
-    """The largest tree it proposes, the root included."""
-
-    least: float = 0.0
-    """A tree that grows level by level stops where its last nodes are right less often than this, taken
-    together: another level would not be worth its time. The controller sets it before it asks."""
+    """Nodes of the largest tree that it proposes, the root included."""
 
     trained: bool = False
-    """Whether it was made for its target: guesses that are never right then mean that something is wrong."""
-
-    decisions: Mapping[str, int] = MappingProxyType({})
-    """Of one that chooses among others, for each of them by name: in how many steps of requests it was asked;
-    and under "none", in how many nobody was. Empty for all others."""
+    """Whether it was trained for its target. `Watch` reports one whose drafts are never right."""
 
     @cached_property
     def name(self) -> str:
-        """What it is called where its guesses are told of: its specification without options, which
-        `build_drafter` sets, else its class.
+        """The drafter's name in statistics and traces.
+
+        `build_drafter` sets it to the name in the registry. The default is the name of the class.
         """
         return type(self).__name__
 
     @abstractmethod
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """A tree for each request, rooted at its last committed token.
+        """Draft a tree for each request, rooted at its last committed token.
 
-        Trees may be larger than `request.max_nodes` or deeper than `request.max_depth`; the engine then keeps
-        the best-scored nodes. KV of a drafter's own may be written to slots up to the root's offset +
-        `max_nodes` - 1.
+        Trees may be larger than `request.max_nodes` or deeper than `request.max_depth`: the engine keeps the
+        best-scored nodes. A drafter may write KV of its own to slots up to the root's offset + `max_nodes` -
+        1.
         """
 
-    def signal(self, request: Request) -> int:
-        """Of what kind its guesses would be now, as far as it can tell in some tens of microseconds.
-
-        Numbers mean nothing but that guesses differ: the controller learns what those of each are worth, and
-        asks for them only where that pays. Few, so that there is something to learn from.
-        """
-        return 0
-
-    def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - most drafters need not look
-        """Learn from a step: every request of this drafter that took part, prompt chunks included."""
+    def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - most drafters need nothing
+        """Learn from a step. There is one observation for each of its requests, prefill chunks included."""
 
     def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]:
-        """Who guessed each of some nodes, by `name`. Asked after `propose` and before `observe`.
+        """The name of the drafter that proposed each node. Called after `propose` and before `observe`.
 
         Args:
-            request: whose tree it is.
-            tree: the one that was proposed, or what was kept of it.
-            nodes: without the root; each stands behind the one that it hangs below, unless that is the root.
+            request: the request that the tree is for.
+            tree: the proposed tree, or the part of it that was kept.
+            nodes: nodes without the root. Each comes after its parent, unless that is the root.
         """
         return [self.name] * len(nodes)
 
     def release(self, request: Request) -> None:  # noqa: B027
-        """Forget a request: it has ended, or lost its blocks and will come again."""
+        """Forget a request: it has ended, or it was preempted and will start again."""
 
     def reset(self) -> None:  # noqa: B027
-        """Forget what was said in other requests. Never called while any runs."""
+        """Forget what was learned from other requests. Never called while a request runs."""
+
+
+class SignalingDrafter(Drafter):
+    """A drafter that can say cheaply what kind of draft it would make.
+
+    The controller learns the acceptance of each kind apart, and asks for the kinds that pay.
+    """
+
+    @abstractmethod
+    def signal(self, request: Request) -> int:
+        """The kind of the next draft, as a small integer, in some tens of microseconds.
+
+        The values have no meaning beyond being different. Few values give the controller more drafts of each.
+        """
+
+
+class LevelwiseDrafter(Drafter):
+    """A drafter that grows its trees level by level, and can stop early."""
+
+    min_level_gain: float = 0.0
+    """The price of a level, in tokens. The controller sets it before it asks for a draft.
+
+    A tree stops growing where the nodes to continue have probabilities whose sum is below it. Another level
+    would gain at most that sum."""
 
 
 class NoDrafter(Drafter):
-    """Plain decoding: a tree of one node."""
+    """Plain decoding: trees have only the root."""
 
     def __init__(self, target: Target):
         self.target = target
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """The roots alone."""
+        """A tree with only the root for each request."""
         return [DraftTree(int(request.tokens[-1])) for request in requests]
 
 
 def check_at_least_one(name: str, **numbers: int) -> None:
-    """Raise `DrafterError` for an option of drafter `name` that is below 1."""
+    """Raise `DrafterError` if an option of drafter `name` is below 1."""
     if min(numbers.values()) < 1:
         given = ", ".join(f"{key}={value}" for key, value in numbers.items())
         raise DrafterError(f"{name}({given}): each must be at least 1")

@@ -1,4 +1,4 @@
-"""How a drafter is named: `"eagle3"`, `"draft-model(model=path, depth=4)"`, `"suffix > eagle3"`,
+"""Parses specifications of drafters: `"eagle3"`, `"draft-model(model=path, depth=4)"`, `"suffix > eagle3"`,
 `"suffix + mtp"`, `"suffix | mtp"`.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 from soothsay.errors import DrafterError
 
 OPERATORS = ("|", ">", "+")
-"""What stands between drafters, the weakest first: `a > b + c` is a before b and c together."""
+"""Operators between drafters, in rising order of precedence: `a > b + c` is `a > (b + c)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A drafter of the registry."""
+    """One drafter of the registry, with its options."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -26,14 +26,14 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """Several drafters as one."""
+    """Several specifications, composed by one operator."""
 
     operator: str  # one of OPERATORS
     parts: tuple[Named | Composed, ...]
 
 
 def parse(spec: str) -> Named | Composed:
-    """Read a specification. Raises `DrafterError` that says what is malformed."""
+    """Parse a specification. Raises `DrafterError` if it is malformed."""
     for operator in OPERATORS:
         parts = list(_split(spec, operator))
         if len(parts) > 1:
@@ -44,7 +44,7 @@ def parse(spec: str) -> Named | Composed:
 
 
 def _named(spec: str) -> Named:
-    """`name(key=value, ...)`; values are Python literals, or else plain text such as a path."""
+    """Parse `name(key=value, ...)`. A value that is no Python literal is plain text, such as a path."""
     matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
     if matched is None:
         raise DrafterError(
@@ -67,7 +67,7 @@ def _named(spec: str) -> Named:
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
-    """The parts between separators that stand outside of brackets and of quoted values."""
+    """Split `text` at each separator that is outside brackets and quoted values."""
     begin, depth, quote, last = 0, 0, "", ""
     for i, character in enumerate(text):
         if quote:

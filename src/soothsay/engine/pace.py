@@ -1,23 +1,23 @@
-"""How much of a prompt a step may read while others wait for their next tokens."""
+"""How many rows a step may have while requests decode, learnt from the time that steps take."""
 
 from __future__ import annotations
 
-LEAST = 32
-"""Rows of prompts that a step may read in any case: with fewer, the weights are read for too little."""
+MIN_PREFILL_ROWS = 32
+"""Rows of prefill that every step may have. With fewer, reading the weights would not be worth it."""
 
-RECENT = 0.3
-"""Weight of the newest pass."""
+SMOOTHING = 0.3
+"""Weight of the newest step in the running mean, 0 to 1."""
 
 
 class Pace:
-    """How many rows fit in a given time, learnt from the passes that are run.
+    """The number of rows that fit into a given time.
 
-    Prompts are read in chunks beside the steps of those who decode, and a chunk makes all of them wait. Its
-    size is a number of rows in most engines, which means a moment on one machine and seconds on another; here
-    it is a time (Sarathi-Serve's bound on stalls, Agrawal et al. 2024, arXiv 2403.02310, held by measuring).
+    A prefill chunk makes all decoding requests wait. Most engines bound it by a number of rows, which takes
+    milliseconds on one machine and seconds on another. Here the bound is a time: Sarathi-Serve's bound on
+    stalls (Agrawal et al. 2024, arXiv 2403.02310), with the cost of a row measured as steps run.
 
     Args:
-        seconds: that a pass may take; None is any number.
+        seconds: that a step may take; None: any time.
     """
 
     def __init__(self, seconds: float | None):
@@ -25,20 +25,21 @@ class Pace:
         self._per_row: float | None = None
 
     def rows(self, most: int, requests: int) -> int:
-        """Rows that fit in the time, `most` at most; but for so many requests one each and `LEAST` more."""
+        """Rows that fit into the time, at most `most`; at least one a request and `MIN_PREFILL_ROWS`."""
         if self._seconds is None or self._per_row is None:
             return most
-        return min(most, max(requests + LEAST, int(self._seconds / self._per_row)))
+        return min(most, max(requests + MIN_PREFILL_ROWS, int(self._seconds / self._per_row)))
 
     def follow(self, rows: int, seconds: float) -> None:
-        """Learn from a pass that was run. Of a small one, most is the time of the weights: it says nothing.
+        """Learn from a step. Small steps are ignored: loading the weights dominates them, so they say nothing
+        about the cost of a row.
 
-        A moment that the machine has stolen counts for no more than a doubling.
+        A slow step counts for no more than twice the mean: another process may have had the processor.
         """
-        if rows < LEAST:
+        if rows < MIN_PREFILL_ROWS:
             return
         per_row = seconds / rows
         if self._per_row is None:
             self._per_row = per_row
         else:
-            self._per_row += RECENT * (min(per_row, 2 * self._per_row) - self._per_row)
+            self._per_row += SMOOTHING * (min(per_row, 2 * self._per_row) - self._per_row)

@@ -1,117 +1,122 @@
-"""Who takes part in the next step: admission, shared prefixes, growth, preemption, the budget of rows."""
+"""Which requests take part in a step, and what a step changes about them.
+
+The scheduler owns all bookkeeping of requests: admission, shared prefixes, blocks, preemption, the budget of
+rows, and what they are once a step is over.
+"""
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from soothsay.config import EngineConfig
-from soothsay.engine.cache import BlockAllocator
+from soothsay.core.answer import StepTrace
+from soothsay.core.cache import BlockAllocator
+from soothsay.core.request import Request
+from soothsay.core.turn import Turn
 from soothsay.engine.pace import Pace
-from soothsay.engine.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A request's part in a step: how many of its pending tokens go in."""
-
-    request: Request
-    num_tokens: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the last committed token is among them, so that a tree can hang below it."""
-        return self.num_tokens == self.request.num_pending
 
 
 class Scheduler:
-    """Lower priorities first, and among equals first come, first served. Blocks are given as requests grow;
-    when they run out, the last in that order starts over.
+    """Serves requests by priority, lower numbers first, and in order of arrival within a priority.
 
-    A preempted request loses its blocks, not its tokens: it waits in its old place, before all that come
-    behind it in order, and recomputes what it cannot find in the prefix cache.
+    Requests get KV blocks as they grow. When blocks run out, the last running request in that order is
+    preempted: it loses its blocks but keeps its tokens. It returns to its place in the waiting line, and
+    later recomputes what the prefix cache does not have.
 
-    A priority decides who is admitted first, whose prompt is read first and who has to go. Nobody who runs
-    has to go only because another came, and nobody's priority changes by waiting: as long as requests with
-    lower ones keep coming, the others may wait for ever.
+    Priorities decide who is admitted first, whose prompt is read first, and who is preempted. A newcomer
+    never preempts a running request. Waiting does not change a priority: as long as requests with lower
+    numbers keep coming, others may wait for ever.
+
+    Args:
+        config: the engine's numbers.
+        allocator: of the KV pool's blocks.
+        clock: seconds, from any starting point.
     """
 
-    def __init__(self, config: EngineConfig, allocator: BlockAllocator, on_evict: Callable[[Request], None]):
+    def __init__(
+        self,
+        config: EngineConfig,
+        allocator: BlockAllocator,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.config = config
         self.allocator = allocator
-        self.on_evict = on_evict  # called when a request loses its blocks, for drafters to forget it
-        self.waiting: list[Request] = []  # in order
-        self.running: list[Request] = []  # in order
+        self.waiting: list[Request] = []  # in order of service
+        self.running: list[Request] = []  # in order of service
         self.pace = Pace(config.max_stall)
+        self._clock = clock
+        self._scheduled_at = 0.0
         self._arrivals = count()
 
     def add(self, request: Request) -> None:
-        """Put a request in the line."""
+        """Put a request into the waiting line."""
         request.arrival = next(self._arrivals)
-        insort(self.waiting, request, key=_place)
-
-    def next(self) -> list[Share]:
-        """The shares of the next step, with blocks for all rows they can bring."""
-        rows, line = self._budget(), len(self.waiting)
-        shares = self._share(rows, self.running)
-        if len(self.waiting) == line:  # nobody had to go, so there may be room for more
-            shares += self._share(rows - sum(share.num_tokens for share in shares), self._admit())
-        rows = self.config.max_rows - sum(share.num_tokens for share in shares)
-        ends = [share for share in shares if share.reaches_end]
-        for i, share in enumerate(ends):
-            rows -= self._grant_tree(share.request, rows // (len(ends) - i)) - 1
-        return shares
+        insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
-        """Take a finished or cancelled request out and free its blocks."""
+        """Take out a request that has ended, and free its blocks."""
         if request in self.running:
             self.running.remove(request)
-            self._evict(request)
+            self._free(request)
         elif request in self.waiting:
             self.waiting.remove(request)
 
+    # schedule: who takes part in the next step
+
+    def schedule(self) -> list[Turn]:
+        """The turns of the next step. Their requests have blocks for all rows that they may bring."""
+        num_rows, num_waiting = self._budget(), len(self.waiting)
+        turns = self._take_turns(self.running, num_rows)
+        if len(self.waiting) == num_waiting:  # nobody was preempted, so there may be room for more
+            num_rows -= sum(turn.num_tokens for turn in turns)
+            turns += self._take_turns(self._admit(), num_rows)
+        self._grant_trees(turns)
+        self._scheduled_at = self._clock()
+        return turns
+
     def _budget(self) -> int:
-        """Rows of a step before any guesses: prompts are read slowly where somebody would wait for it."""
+        """Rows of pending tokens in a step. Prefill is limited while other requests decode."""
         most, decoding = self.config.max_rows, any(request.num_pending == 1 for request in self.running)
         return self.pace.rows(most, len(self.running)) if decoding else most
 
-    def _share(self, rows: int, requests: Sequence[Request]) -> list[Share]:
-        """As many of the rows as these requests have a use for; one at least for each, as far as rows go."""
-        shares: list[Share] = []
-        while rows and len(shares) < len(requests):
-            request = requests[len(shares)]
-            behind = len(requests) - len(shares) - 1  # each of them gets a row too
-            num_tokens = min(request.num_pending, max(rows - behind, 1))
+    def _take_turns(self, requests: Sequence[Request], num_rows: int) -> list[Turn]:
+        """Share rows among requests, in order. Each gets at least one row while rows last."""
+        turns: list[Turn] = []
+        while num_rows and len(turns) < len(requests):
+            request = requests[len(turns)]
+            num_after = len(requests) - len(turns) - 1  # each of these gets a row too
+            num_tokens = min(request.num_pending, max(num_rows - num_after, 1))
             if not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
-            rows -= num_tokens
-            shares.append(Share(request, num_tokens))
-        return shares
+            num_rows -= num_tokens
+            turns.append(Turn(request, num_tokens))
+        return turns
 
     def _admit(self) -> list[Request]:
-        """Those that begin to run, in order."""
+        """Move waiting requests to the running ones, in order, while there is room."""
         size, admitted = self.allocator.block_size, list[Request]()
         while self.waiting and len(self.running) < self.config.max_requests:
             request = self.waiting[0]
-            num_full = (len(request.tokens) - 1) // size  # the last token is computed anyway, for its logits
+            num_full = (len(request.tokens) - 1) // size  # the last token's logits are needed in any case
             found = self.allocator.find([request.digest(i) for i in range(num_full)])
-            needed = -(-len(request.tokens) // size) - len(found)
-            reserve = len(self.running)  # a block in hand for everyone who runs, lest one goes at once
-            if needed + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
+            missing = -(-len(request.tokens) // size) - len(found)
+            reserve = len(self.running)  # one block each, so that the newcomer does not cause a preemption
+            if missing + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
                 self.allocator.release(found)
                 break
-            request.blocks = found + self.allocator.allocate(needed)
+            request.blocks = found + self.allocator.allocate(missing)
             request.cached = len(found) * size
             if request.num_preemptions == 0:
                 request.num_prefix_hits = request.cached
-            insort(self.running, self.waiting.pop(0), key=_place)
+            insort(self.running, self.waiting.pop(0), key=_order)
             admitted.append(request)
         return admitted
 
     def _is_being_computed(self, request: Request, block: int) -> bool:
-        """Whether a running request is about to compute the very block that this one lacks."""
+        """Whether a running request is about to compute the first block that this one lacks."""
         size = self.allocator.block_size
         if not self.allocator.share or len(request.tokens) <= (block + 1) * size:
             return False
@@ -122,20 +127,30 @@ class Scheduler:
         )
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens`, at the cost of those behind it. False: it had to go itself."""
+        """Allocate blocks for `num_tokens` more tokens, preempting the last requests if need be.
+
+        Returns False if the request itself was preempted.
+        """
         while (missing := self._missing_blocks(request, num_tokens)) > self.allocator.num_free:
             victim = self.running.pop()
             victim.num_preemptions += 1
-            self._evict(victim)
-            insort(self.waiting, victim, key=_place)
+            self._free(victim)
+            insort(self.waiting, victim, key=_order)
             if victim is request:
                 return False
         request.blocks += self.allocator.allocate(max(missing, 0))
         return True
 
-    def _grant_tree(self, request: Request, spare: int) -> int:
-        """Set and return how many nodes a tree may have: as rows, drafter, request, use and blocks allow."""
-        nodes = 1 + max(0, min(spare, request.drafter.max_nodes - 1, self.config.max_tree - 1))
+    def _grant_trees(self, turns: Sequence[Turn]) -> None:
+        """Share the rows that are left among the requests that may bring a tree."""
+        num_rows = self.config.max_rows - sum(turn.num_tokens for turn in turns)
+        ends = [turn.request for turn in turns if turn.reaches_end]
+        for place, request in enumerate(ends):
+            num_rows -= self._grant_tree(request, num_rows // (len(ends) - place)) - 1
+
+    def _grant_tree(self, request: Request, num_rows: int) -> int:
+        """Set and return `max_nodes`: what rows, drafter, request, answer length and blocks allow."""
+        nodes = 1 + max(0, min(num_rows, request.drafter.max_nodes - 1, self.config.max_tree - 1))
         if request.max_guesses is not None:
             nodes = min(nodes, 1 + request.max_guesses)
         if request.max_depth < 1:
@@ -150,13 +165,50 @@ class Scheduler:
     def _missing_blocks(self, request: Request, num_rows: int) -> int:
         return -(-(request.cached + num_rows) // self.allocator.block_size) - len(request.blocks)
 
-    def _evict(self, request: Request) -> None:
+    # update: what a step has changed
+
+    def update(self, turns: Sequence[Turn]) -> None:
+        """Take in a step: emitted tokens, computed blocks, requests that have ended, the time it took."""
+        for turn in turns:
+            request, size = turn.request, self.allocator.block_size
+            first_new = request.cached // size
+            _receive(turn)
+            for block in range(first_new, request.cached // size):
+                self.allocator.register(request.blocks[block], request.digest(block))
+            if request.finish_reason is not None:
+                self.remove(request)
+        self.pace.follow(sum(turn.num_rows for turn in turns), self._clock() - self._scheduled_at)
+
+    def _free(self, request: Request) -> None:
+        """Free a request's blocks, and let its drafter forget it."""
         self.allocator.release(request.blocks)
         request.blocks = []
         request.cached = 0
-        self.on_evict(request)
+        request.drafter.release(request)
 
 
-def _place(request: Request) -> tuple[int, int]:
-    """Whose is lower goes first."""
+def _receive(turn: Turn) -> None:
+    """Add to a request what its turn brought: tokens, KV, statistics and a trace."""
+    request, tree, verdict = turn.request, turn.tree, turn.verdict
+    request.cached += turn.num_tokens
+    if tree is not None and verdict is not None:
+        drafted_by = [turn.authors[node] for node in verdict.path]
+        emitted = request.emit(verdict.tokens, drafted_by, turn.logprobs)
+        request.cached += len(verdict.path)
+        request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
+        if request.traces is not None:
+            trace = StepTrace(
+                tokens=[*tree.tokens],
+                parents=[*tree.parents],
+                authors=[turn.authors.get(node) for node in range(len(tree))],
+                path=[*verdict.path],
+                bonus=verdict.tokens[-1],
+            )
+            request.traces.append(trace)
+    if request.finish_reason is not None:  # the answer may end before the last accepted token
+        request.cached = min(request.cached, len(request.tokens))
+
+
+def _order(request: Request) -> tuple[int, int]:
+    """The smallest is served first."""
     return request.priority, request.arrival

@@ -1,7 +1,7 @@
-"""Attention over paged keys and values, for any mixture of prompts, single tokens and trees.
+"""Attention over the paged KV cache, for any mixture of prefill chunks, single tokens and trees.
 
-The reference, in stock operations, and exact: a row's result has the same bits whatever other rows, requests,
-tree nodes or padding stand beside it, because every row meets the keys of its own path in order of position.
+This is the reference, in stock operations. A row's bits do not depend on other rows, requests, tree nodes or
+padding, because each row reads the keys of its own path in order of position.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from soothsay.engine.batch import Batch
-from soothsay.engine.paths import KEY_BLOCK
+from soothsay.core.batch import Batch
+from soothsay.core.paths import KEY_BLOCK
 
 
 def attend(
@@ -20,10 +20,10 @@ def attend(
 
     Args:
         q: `[N, H_q, d]` float32 queries, rotated and scaled.
-        kv: `[2 * H_kv, S, d]` one layer's keys and values, those of this pass included.
-        batch: which keys each row sees.
-        softcap: bound scores smoothly to this size (Gemma 2).
-        window: see only the last `window` positions, oneself included.
+        kv: `[2 * H_kv, S, d]` keys and values of one layer, including those of this pass.
+        batch: has the keys that each row sees.
+        softcap: smooth bound of the scores' size (Gemma 2).
+        window: a row sees only the last `window` positions, its own included.
 
     Returns:
         `[N, H_q * d]` float32.
@@ -46,9 +46,9 @@ def attend(
 
 
 def _weigh(p: Tensor, v: Tensor) -> Tensor:
-    """`[B, M, K] x [B, K, d] -> [B, M, d]`, summed by blocks of keys in their order.
+    """`[B, M, K] x [B, K, d] -> [B, M, d]`, summed block by block of keys, in order.
 
-    One product over all keys is cut up by their number, and so has other bits in a longer list.
+    BLAS would split one product over all keys by their number, so bits would depend on the padding.
     """
     num, m, num_keys = p.shape
     blocks = num_keys // KEY_BLOCK

@@ -1,14 +1,14 @@
-"""A checkpoint: a configuration, named tensors and a tokenizer, whatever the file format.
+"""A checkpoint: a configuration, named tensors and a tokenizer, in any file format.
 
-Every format presents itself in Hugging Face's terms (configuration keys, tensor names, shapes `[out, in]`),
-so that one loader serves all of them.
+Every format is presented in Hugging Face's terms (configuration keys, tensor names, shapes `[out, in]`), so
+one loader serves all formats.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import resources
 from pathlib import Path
@@ -18,13 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from soothsay.errors import ModelError
+from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
-
-Reader = Callable[[str], torch.Tensor]
 
 
 class Checkpoint(Protocol):
-    """What the loader needs of a file format."""
+    """A model file or directory, as the loader sees it."""
 
     path: Path
     config: dict[str, Any]  # the keys of a Hugging Face config.json
@@ -34,15 +33,16 @@ class Checkpoint(Protocol):
         """Names of all tensors, as Hugging Face writes them."""
 
     def open(self) -> AbstractContextManager[Reader]:
-        """A function from a name to its tensor. Tensors are views of the mapped file where the format allows
-        it;
-        leaving the context unmaps whatever no tensor refers to any more."""
+        """A function from a name to its tensor, a view of the mapped file where the format allows it.
+
+        Leaving the context unmaps the files to which no tensor refers.
+        """
 
     def stored(self) -> Iterable[tuple[str, int]]:
-        """Of each tensor, the type its elements are stored in and their number."""
+        """For each tensor, the stored type of its elements and their number."""
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that came with the weights, if any."""
+        """The tokenizer in the checkpoint, if any."""
 
 
 class SafetensorsCheckpoint:
@@ -75,7 +75,7 @@ class SafetensorsCheckpoint:
         for shard in sorted(set(self._files.values())):
             if not shard.is_file():
                 raise ModelError(
-                    f"the index of {path} names {shard.name}, which is not there; download it again"
+                    f"the index of {path} names {shard.name}, which is missing; download it again"
                 )
 
     def names(self) -> frozenset[str]:
@@ -101,28 +101,27 @@ class SafetensorsCheckpoint:
             yield read
 
     def stored(self) -> Iterator[tuple[str, int]]:
-        """Of each tensor, its dtype and its number of elements."""
+        """For each tensor, its dtype and its number of elements."""
         with self.open() as read:
             for name in self._files:
                 tensor = read(name)
                 yield str(tensor.dtype).removeprefix("torch."), tensor.numel()
 
     def tokenizer(self) -> Tokenizer | None:
-        """The directory's tokenizer, or None where there is no tokenizer file at all."""
+        """The directory's tokenizer; None without a tokenizer file."""
         if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
             return None
         return Tokenizer.from_directory(self.path)
 
 
 def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
-    """Find a model: a directory, a `.gguf` file, the name of a bundled model, or a name on the Hugging Face
-    hub.
+    """Open a model: a directory, a `.gguf` file, a bundled model's name, or a name on the Hugging Face hub.
 
-    Raises `ModelError` where there is none, or its files are missing or damaged.
+    Raises `ModelError` if there is no model, or if its files are missing or damaged.
     """
     path = Path(model).expanduser()
-    if path.suffix == ".gguf":
-        from soothsay.model.gguf import GGUFCheckpoint
+    if path.suffix == ".gguf":  # imported when needed: the gguf package takes half a second
+        from soothsay.model.formats.gguf_file import GGUFCheckpoint
 
         return GGUFCheckpoint(path)
     if path.is_dir():
@@ -135,7 +134,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
 
 
 def bundled_models() -> tuple[str, ...]:
-    """Names of the models that come with the package."""
+    """Names of the models in the package."""
     return tuple(sorted(entry.name for entry in _bundled().iterdir() if entry.is_dir()))
 
 

@@ -1,25 +1,25 @@
-"""What a decoder computes, in stock operations; `soothsay.native` has the same in C.
+"""Kernels: the operations that depend on a device or an instruction set, behind one protocol.
 
-A model holds one such set. Both give a row the same bits whatever other rows stand beside it.
+A model holds one set of kernels and passes it on. `StockKernels` uses stock operations, and
+`soothsay.model.native` is a twin in C. With both, a row's bits do not depend on other rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.engine.batch import Batch
+from soothsay.core import noise
+from soothsay.core.automaton import Automaton
+from soothsay.core.batch import Batch
 from soothsay.model.attention import attend
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Quantized
 from soothsay.model.rope import rotate
-
-if TYPE_CHECKING:
-    from soothsay.model.transformer import Block
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Norm(Protocol):
-    """Root mean square norm: `x / rms(x) * weight` in float32."""
+    """A root mean square norm: `x / rms(x) * weight` in float32."""
 
     @property
     def weight(self) -> Tensor:
@@ -37,28 +37,31 @@ class Norm(Protocol):
 
     @property
     def eps(self) -> float:
-        """Added to the mean square."""
+        """The number that is added to the mean square."""
 
 
 Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Cosines and sines as `Rope` gives them, and those of local layers."""
+"""Cosines and sines of global layers, then of local layers, as `Rope` returns them."""
 
 
 FusedBlocks = Callable[
     [Tensor, Ropes, Batch, Sequence[Tensor] | None, Sequence[int], Collection[int], Tensor | None],
     dict[int, Tensor],
 ]
-"""Decoder blocks in one call, with the bits that they have in several. It takes what `Blocks.forward` takes,
-and then `inputs` of `Block.forward`."""
+"""Runs decoder blocks in one call, with the same bits. Its arguments are those of
+`Blocks.forward`, then `inputs` of `Block.forward`."""
 
 
 class Kernels(Protocol):
-    """Linear layers, and the operations between them. N rows; tensors contiguous; residuals are float32."""
+    """Linear layers, the operations between them, and those of sampling and drafting.
+
+    N is the number of rows. Tensors are contiguous, and residuals are float32.
+    """
 
     name: str
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-        """`[N, size]` float32, normed, in `dtype`."""
+        """The norm of `x`, `[N, size]` float32, in `dtype`."""
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
         """`x + delta`, or `x + norm(delta)`: `[N, size]` float32."""
@@ -66,7 +69,7 @@ class Kernels(Protocol):
     def add_norm(
         self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """`add`, and the `norm` of its result in `dtype`."""
+        """The result of `add`, and its `norm` in `dtype`."""
 
     def rotate_store(
         self,
@@ -77,13 +80,13 @@ class Kernels(Protocol):
         kv: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        """Rotate queries and keys, and put keys and values into the pool.
+        """Rotate queries and keys, and write keys and values to the pool.
 
         Args:
             qkv: `[N, H_q + 2 * H_kv, d]`.
-            norms: of queries and keys, each head by itself, before rotation.
-            rope: cosines and sines, `[N, 1, d]` float32, as `Rope` gives them.
-            scale: queries are multiplied by it.
+            norms: of queries and keys, applied to each head before rotation.
+            rope: cosines and sines, `[N, 1, d]` float32, as `Rope` returns them.
+            scale: factor of the queries.
             kv: `[2 * H_kv, S, d]`, in the dtype of `qkv`; written at `slots`.
             slots: `[N]` int64.
 
@@ -97,20 +100,47 @@ class Kernels(Protocol):
         """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """`[N, 2 * size]` -> `[N, size]`: activation of the first half times the second, same dtype."""
+        """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype."""
 
     def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """The fastest kind for a weight `[out, in]` that will not change; see `soothsay.model.linear`.
+        """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.linear`.
 
-        `dtype` is what should come out; kinds for which that is the weight's own give that.
+        `dtype` is that of the output, if the layer can choose. Some layers output the weight's dtype.
         """
 
-    def fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
-        """All of these blocks in one call, if there is one for them. What it reads must stay where it is."""
+    def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
+        """One call that runs all of `blocks`; None if these kernels have none for them.
+
+        `blocks` are of `soothsay.model.transformer.Block`. Their weights must keep their addresses.
+        """
+
+    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
+        """Uniform numbers by hashing, to the bit those of `soothsay.core.noise.uniform`."""
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """The place of each row's largest number, the first of equal ones: `[M, V]` float32 -> `[M]`."""
+
+    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The largest numbers of each row, `[M, min(count, V)]` values and places, the largest first.
+
+        Args:
+            x: `[M, V]` float32.
+            count: how many are wanted in each row.
+            factors: `[M]` float32 above 0. With them, values are log-softmax of each row times its factor.
+        """
+
+    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
+        """An empty automaton; None if these kernels have none.
+
+        Args:
+            counted: see `Automaton`.
+            widest: maximum number of followers of a match that a tree considers.
+            least: minimum probability of a path in a tree.
+        """
 
 
 class StockKernels:
-    """PyTorch's own operations: on any device, differentiable, the reference of the others."""
+    """PyTorch's own operations: on any device, differentiable, the reference for other kernels."""
 
     name = "stock PyTorch operations"
 
@@ -170,6 +200,25 @@ class StockKernels:
         """See `Kernels`."""
         return stock_linear(weight, bias, dtype)
 
-    def fuse(self, blocks: Sequence[Block]) -> FusedBlocks | None:
-        """See `Kernels`: there is none."""
+    def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
+        """None; see `Kernels`."""
+        return None
+
+    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
+        """See `Kernels`."""
+        return noise.uniform(keys, tokens)
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """See `Kernels`."""
+        return x.argmax(-1)
+
+    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        values, places = x.topk(min(count, x.shape[1]), dim=-1)
+        if factors is not None:
+            values = values * factors[:, None] - (x * factors[:, None]).logsumexp(-1, keepdim=True)
+        return values, places
+
+    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
+        """None; see `Kernels`."""
         return None

@@ -1,7 +1,7 @@
-"""Linear layers by kind: how weights are stored, and which kernel multiplies them.
+"""Linear layers, by how weights are stored and which kernel multiplies them.
 
-A kind is a module made from a weight `[out, in]` and a bias; it takes `[M, in]` rows in any float dtype and
-gives `[M, out]` in its own `dtype`. Kinds that promise it give each row the same bits for any M.
+A layer is a module made from a weight `[out, in]` and a bias. It takes rows `[M, in]` in any float dtype and
+returns `[M, out]` in its own `dtype`. A row-invariant layer computes the same bits of a row for any M.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from soothsay.model.quantized import Quantized
 
 
 def normal(*shape: int, std: float) -> Tensor:
-    """Normal values; left out on the meta device, where torch would import its compiler to make none."""
+    """Normal values. On the meta device nothing is drawn, since torch would import its compiler."""
     values = torch.empty(shape)
     return values if values.is_meta else values.normal_(std=std)
 
 
 class Dense(nn.Module):
-    """The plain kind, on any device, and the one that trains. Bits of a row may depend on M."""
+    """Plain weights, on any device and trainable. Bits of a row may depend on M."""
 
     name = "in plain PyTorch"
 
@@ -39,7 +39,7 @@ class Dense(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what it computes."""
+        """Element type of the output."""
         return self.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,11 +48,11 @@ class Dense(nn.Module):
 
 
 class Packed(nn.Module):
-    """Weights laid out once for oneDNN's kernels, float32 or bfloat16, on a CPU.
+    """Weights packed once for oneDNN's kernels, float32 or bfloat16, on a CPU.
 
-    Streams the weights at the speed of memory, so that sixteen rows cost little more than one, where
-    `F.linear` reorders them at every call. A row's bits do not depend on M for M >= 2 (measured, see
-    docs/log.md); a single row runs as two.
+    `F.linear` would reorder the weights in each call. The product reads them at the speed of memory, so
+    sixteen rows cost little more than one. Row-invariant: bits do not depend on M for M >= 2 (measured, see
+    docs/log.md), and a single row runs as two.
     """
 
     name = "packed for oneDNN"
@@ -81,10 +81,10 @@ class Packed(nn.Module):
 
 
 class Integer(nn.Module):
-    """Integer weights times activations quantized to 8 bits, for each row and group of inputs by itself.
+    """Integer weights times activations that are quantized to 8 bits for each row and group of inputs.
 
-    In stock operations, with a byte for each weight. Sums of integers are exact and groups add up in order,
-    so a row's bits do not depend on M. Costs a product for each group: `soothsay.native` is made for it.
+    Stock operations, with a byte for each weight. Row-invariant: sums of integers are exact, and groups are
+    added in order. It takes a product for each group, so native kernels are much faster.
     """
 
     name = "in stock operations, which are slow at integers"
@@ -113,19 +113,20 @@ class Integer(nn.Module):
 
 
 def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Integers from -127 to 127 and scales, for each row and group by itself.
+    """Quantize activations to integers from -127 to 127, with a scale for each row and group.
 
     `[M, in] -> [M, groups, group_size]` int8 and `[M, groups]` float32.
     """
     groups = x.float().view(len(x), -1, group_size)
     largest = groups.abs().amax(-1)
-    end = torch.full_like(largest, 127.0)  # a number over a tensor would be rounded twice, by its reciprocal
+    # torch divides a number by a tensor through its reciprocal: two roundings
+    end = torch.full_like(largest, 127.0)
     inverse = torch.where(largest > 0, end / largest, 0.0)
     return (groups * inverse[..., None]).round().to(torch.int8), largest / 127.0
 
 
 def stock_linear(weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-    """The fastest kind that needs nothing but PyTorch; on a CPU, one that keeps rows independent of M."""
+    """The fastest layer in stock operations; on a CPU, a row-invariant one if possible."""
     if isinstance(weight, Quantized):
         return Integer(weight, bias, dtype)
     if weight.device.type == "cpu" and Packed.available(weight.dtype):

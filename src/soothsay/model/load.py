@@ -1,4 +1,4 @@
-"""Checkpoint names to ours: build a `Transformer` and fill it, one block at a time, from mapped files."""
+"""Loading: build a `Transformer` and fill it from a checkpoint's mapped files, module by module."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, return_freed_memory
 from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.formats import WeightFormat, open_format
+from soothsay.model.families import parse_model_config
+from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
+from soothsay.model.native.kernels import load_native
 from soothsay.model.quantized import Quantized, round_to_nearest
 from soothsay.model.transformer import Embedding, RMSNorm, Transformer, fuse
-from soothsay.native import native_kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
 GROUP_SIZES = (128, 64, 32, 16)
-"""Of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
+"""Group sizes of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
 
 MAPPED = 2**25
-"""Bytes of a checkpoint that are read before what was mapped is given back."""
+"""Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumericMode:
-    """What linear layers compute in."""
+    """The number formats of a model's linear layers."""
 
-    dtype: torch.dtype  # of activations, the KV pool, and weights that are no integers
-    bits: int | None = None  # of integer weights; None: there are none
-    stored: WeightFormat | None = None  # how the checkpoint holds its weights, if not plainly
+    dtype: torch.dtype  # of activations, the KV pool and plain weights
+    bits: int | None = None  # of integer weights; None: weights are plain
+    stored: WeightFormat | None = None  # the checkpoint's format of quantized weights; None: plain
 
     @property
     def name(self) -> str:
-        """For people."""
+        """A description for people."""
         dtype = str(self.dtype).removeprefix("torch.")
         if self.bits is None:
             return dtype
         return f"int{self.bits} weights, int8 activations, {dtype} between"
 
     def bits_of(self, module: str) -> int | None:
-        """Bits of a linear layer's integers. A head is worth eight; a router chooses, and stays as it is."""
+        """Bits of a linear layer's integers; None: plain. The head always has 8, and a router stays plain."""
         if self.bits is None or module.endswith("router"):
             return None
         return 8 if module == "head" else self.bits
 
     def bytes_of(self, module: str, linear: Dense) -> int:
-        """Memory of a linear layer's weights, scales included."""
+        """Memory of a linear layer's weights in bytes, scales included."""
         out, size = linear.weight.shape
         bits = self.bits_of(module)
         if bits is None:
@@ -61,7 +63,7 @@ class NumericMode:
         return out * size * bits // 8 + out * size // (group_size(bits, size) or size) * 2
 
     def convert(self, module: str, weight: Tensor | Quantized) -> Tensor | Quantized:
-        """A weight as its layer takes it."""
+        """A weight in the format of its layer."""
         bits = self.bits_of(module)
         if isinstance(weight, Quantized):
             return weight if bits is not None else weight.dequantize().to(self.dtype)
@@ -71,7 +73,7 @@ class NumericMode:
 
 
 def group_size(bits: int, size: int) -> int | None:
-    """Inputs that share a scale when `size` of them are rounded on loading; None: all."""
+    """Group size for rounding a weight of `size` inputs on loading; None: all inputs share a scale."""
     if bits == 8:
         return None
     return next((group for group in GROUP_SIZES if size % group == 0), None)
@@ -83,17 +85,22 @@ def load_model(
     device: torch.device | str = "cpu",
     kernels: Kernels | None = None,
 ) -> Transformer:
-    """Build the model that `checkpoint` holds, on `kernels` or the fastest that fit.
+    """Load a model from a checkpoint.
 
-    `dtype` "auto" keeps weights that are stored as integers, takes bfloat16 for other 16-bit weights where
-    the machine multiplies it fast, and float32 otherwise. "int8" and "int4" round plain weights on loading;
-    `soothsay quantize` does it better. Files are mapped and read once, layer by layer, so that the peak in
-    memory is the weights and little more.
+    Files are mapped and read once, layer by layer, so peak memory is little more than the weights.
 
-    Raises `ModelError` for an unknown dtype or kind of quantization, for too little memory, and for missing
-    tensors or shapes that do not fit the configuration.
+    Args:
+        checkpoint: has the weights and the configuration.
+        dtype: "auto" keeps integer weights, and chooses bfloat16 for other 16-bit weights if the machine
+            multiplies it fast, else float32. "int8" and "int4" round plain weights to nearest;
+            `soothsay quantize` loses less.
+        device: where the model runs.
+        kernels: None: the fastest that fit.
+
+    Raises `ModelError` for an unknown dtype or quantization, for too little memory, and for tensors that are
+    missing or do not fit the configuration.
     """
-    config = ModelConfig.from_hf(checkpoint.config)
+    config = parse_model_config(checkpoint.config)
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
@@ -114,7 +121,7 @@ def load_model(
 def numeric_mode(
     names: TensorNames, dtype: DType = "auto", device: torch.device | str = "cpu"
 ) -> NumericMode:
-    """What a checkpoint would run with on `device`. Warns where that is not what was asked for."""
+    """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`."""
     on_cpu = torch.device(device).type == "cpu"
     fast = not on_cpu or Packed.available(torch.bfloat16)
     stored = open_format(names.checkpoint.config, names.checkpoint.path)
@@ -143,12 +150,12 @@ def numeric_mode(
 
 
 def weight_bytes(model: Transformer, mode: NumericMode) -> int:
-    """Memory that the linear layers of an unloaded model will take."""
+    """Memory that the linear layers of a model will take once loaded, in bytes."""
     return sum(mode.bytes_of(name, m) for name, m in model.named_modules() if isinstance(m, Dense))
 
 
 def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint) -> None:
-    """Raises `ModelError` where the weights would not fit into the memory that is free."""
+    """Raises `ModelError` if the weights do not fit into free memory."""
     needed, free = weight_bytes(model, mode), available_memory()
     if needed > free:
         smaller = {name: weight_bytes(model, NumericMode(mode.dtype, bits)) for name, bits in BITS.items()}
@@ -161,13 +168,13 @@ def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint) 
 
 
 def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Kernels:
-    """The fastest that fit: the native kernels on a CPU where they are there, else stock operations."""
-    native = native_kernels() if torch.device(device).type == "cpu" else None
+    """The fastest kernels for a model: native ones on a CPU if they fit, else stock operations."""
+    native = load_native() if torch.device(device).type == "cpu" else None
     return StockKernels() if native is None or not native.fit(config) else native
 
 
 class TensorNames:
-    """Our module names -> the checkpoint's tensor names."""
+    """Maps our module names to the tensor names of a checkpoint."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint):
         self.config, self.checkpoint = config, checkpoint
@@ -178,7 +185,7 @@ class TensorNames:
         self.prefix = min(embeddings, key=len).removesuffix("embed_tokens.weight")
 
     def of(self, module: str) -> list[str]:
-        """Tensor names, less `.weight` and `.bias`, whose rows together make up `module`."""
+        """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
         if module == "embedding" or (module == "head" and self.config.tie_embeddings):
             return [f"{self.prefix}embed_tokens"]
         if module == "head":
@@ -212,28 +219,28 @@ class TensorNames:
         return [where + gate, where + up] if part == "gate_up" else [where + down]
 
     def require(self, module: str, suffix: str = "weight") -> list[str]:
-        """Full tensor names of `module`. Raises `ModelError` for one that is not there."""
+        """Full tensor names of `module`. Raises `ModelError` if one is missing."""
         names = [f"{name}.{suffix}" for name in self.of(module)]
         for name in names:
             self.check(name)
         return names
 
     def check(self, name: str) -> None:
-        """Raises `ModelError` if there is no such tensor."""
+        """Raises `ModelError` if the checkpoint has no tensor `name`."""
         if name not in self.all:
             raise ModelError(
                 f"{self.checkpoint.path} has no tensor {name!r}, which {self.config.family} with this "
-                "config.json needs; the download is incomplete, or the configuration is another model's"
+                "config.json needs; the download is incomplete, or the configuration belongs to another model"
             )
 
 
 class _Source:
-    """Reads what a module needs, checks shapes, converts."""
+    """Reads the tensors of a module, checks their shapes and converts them."""
 
     def __init__(self, names: TensorNames, mode: NumericMode):
         self.names, self.mode = names, mode
         self._opened = ExitStack()
-        self._mapped = 0  # bytes read since it was opened
+        self._mapped = 0  # bytes read since the files were mapped
 
     def __enter__(self) -> _Source:
         self._reader = self._opened.enter_context(self.names.checkpoint.open())
@@ -250,7 +257,7 @@ class _Source:
         return tensor
 
     def release(self) -> None:
-        """Give back what was mapped and freed, once it is much."""
+        """Map the files anew after `MAPPED` bytes, which frees memory."""
         if self._mapped > MAPPED:
             self.__exit__()
             self.__enter__()
@@ -263,7 +270,7 @@ class _Source:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Quantized:
-        """A linear layer's weight, as the layer takes it."""
+        """The weight of a linear layer, in the layer's format."""
         stored, parts = self.mode.stored, self.names.of(module)
         quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
         if stored is None or not any(quantized):
@@ -273,8 +280,8 @@ class _Source:
             return _joined([self.mode.convert(module, tensor) for tensor in tensors])
         if not all(quantized):
             raise ModelError(
-                f"{self.names.checkpoint.path}: of {', '.join(parts)}, which are multiplied as one, some are "
-                "quantized and some are not; load it with another engine, or quantize the original"
+                f"{self.names.checkpoint.path}: of {', '.join(parts)}, some are quantized and some are "
+                "not, but they are multiplied as one; load it with another engine, or quantize the original"
             )
         for name in (name for part in parts for name in stored.tensors(part)):
             self.names.check(name)
@@ -295,7 +302,7 @@ class _Source:
 
 
 def _joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
-    """Weights of one kind, one below the other."""
+    """Weights of one kind, joined along their rows."""
     if len(parts) == 1:
         return parts[0]
     integers = [part for part in parts if isinstance(part, Quantized)]
@@ -303,7 +310,7 @@ def _joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
 
 
 def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> None:
-    """Give real weights to the module called `name`, if it has any of its own."""
+    """Load the weights of the module called `name`, if it has its own."""
     dtype = source.mode.dtype
     if isinstance(module, Dense):
         weight = source.weight(name, module.weight)
@@ -313,7 +320,7 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
     elif isinstance(module, RMSNorm):
         scale = source.tensor(name, "weight", module.weight).float()
         module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
-    elif isinstance(module, Embedding):  # stays a view of the file: only the rows in use are ever read
+    elif isinstance(module, Embedding):  # remains a view of the file: only the rows in use are read
         table = source.tensor(name, "weight", module.weight)
         module.weight = nn.Parameter(table, requires_grad=False)
-        module.scale = float(torch.tensor(module.scale, dtype=table.dtype))  # as it was trained
+        module.scale = float(torch.tensor(module.scale, dtype=table.dtype))  # rounded as in training

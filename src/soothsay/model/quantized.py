@@ -1,4 +1,4 @@
-"""Weights as small integers with scales: what every quantized format is read into, and what kernels pack."""
+"""Weights as small integers with scales, the form that formats are read into and kernels pack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SLAB = 2**20
-"""Weights that are rounded at a time, so that little memory is needed beside them."""
+"""Number of weights that are rounded at a time, to save memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class Quantized:
 
     @staticmethod
     def cat(parts: Sequence[Quantized]) -> Quantized:
-        """Weights with the same inputs, one below the other. Raises `ValueError` if their kinds differ."""
+        """Weights joined along their rows. Raises `ValueError` if bits, groups or zero points differ."""
         if len(parts) == 1:
             return parts[0]
         kinds = {(part.bits, part.group_size, part.zeros is None) for part in parts}
         if len(kinds) != 1:
-            raise ValueError(f"weights quantized in different ways cannot be joined: {sorted(kinds)}")
+            raise ValueError(f"weights that are quantized differently cannot be joined: {sorted(kinds)}")
         zeros = [part.zeros for part in parts if part.zeros is not None]
         return Quantized(
             parts[0].bits,
@@ -59,15 +59,17 @@ class Quantized:
 
 
 def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -> Quantized:
-    """The nearest symmetric integers; the largest value of a group, or of a row where there are none, maps to
-    the end of the range, as nearly as scales that bfloat16 holds allow.
+    """The nearest symmetric integers for a weight `[out, in]`.
 
-    Raises `ValueError` if `in` is no multiple of `group_size`.
+    The largest value of a group maps to the end of the range, up to the scale's rounding to bfloat16. Without
+    `group_size`, a row is a group.
+
+    Raises `ValueError` if `in` is not a multiple of `group_size`.
     """
     size = weight.shape[1]
     group_size = group_size or size
     if size % group_size:
-        raise ValueError(f"{size} inputs cannot be cut into groups of {group_size}")
+        raise ValueError(f"{size} inputs cannot be divided into groups of {group_size}")
     end, slab = 2 ** (bits - 1) - 1, max(SLAB // size, 1)
     values = torch.empty(weight.shape, dtype=torch.uint8)
     scales = torch.empty(len(weight), size // group_size)

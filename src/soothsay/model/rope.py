@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) with the scalings that stretch a context."""
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864), with scaling for longer contexts."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from soothsay.config import RopeConfig
 
 
 class Rope(nn.Module):
-    """Cosines and sines of positions, computed once a pass."""
+    """Computes the cosines and sines of positions, once a pass."""
 
     def __init__(self, config: RopeConfig, head_dim: int):
         super().__init__()
         self.scale = attention_scale(config)
         inverse = inverse_frequencies(config, head_dim)
         self.register_buffer("signed", torch.cat([-inverse, inverse]), persistent=False)
-        self.signed: Tensor  # [d] radians a token, the first half negated
+        self.signed: Tensor  # [d] radians per position, the first half negated
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`[N]` positions -> cos and sin, `[N, 1, d]` each; the sines' first half is negated for `rotate`."""
+        """`[N]` positions -> cosines and sines, `[N, 1, d]` each. The first half of the sines is negated."""
         angles = positions.float()[:, None, None] * self.signed
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if self.scale == 1.0 else (cos * self.scale, sin * self.scale)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[N, H, d]` heads, pairing dimension i with i + d/2."""
+    """Rotate heads `[N, H, d]`. Dimension i is paired with i + d/2."""
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """`[d / 2]` radians a token."""
+    """`[d / 2]` radians per position."""
     inverse = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if config.kind == "linear":  # Chen et al. 2023, arXiv 2306.15595
         return inverse / config.factor
-    if (
-        config.kind == "llama3"
-    ):  # Llama 3.1's: long waves are stretched, short ones kept, between them a blend
+    if config.kind == "llama3":  # Llama 3.1: stretch long waves, keep short ones, blend between
         turns = config.original_max_positions * inverse / (2 * math.pi)
         keep = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
         return torch.lerp(inverse / config.factor, inverse, keep.clamp(0, 1))
@@ -65,7 +63,7 @@ def _yarn_dimension(config: RopeConfig, head_dim: int, turns: float) -> float:
 
 
 def attention_scale(config: RopeConfig) -> float:
-    """What cosines and sines are multiplied by: yarn sharpens attention as it stretches the context."""
+    """Factor of cosines and sines: yarn sharpens attention for longer contexts."""
     if config.kind != "yarn":
         return 1.0
     if config.attention_factor is not None:

@@ -1,7 +1,7 @@
-"""One decoder for every family: what differs between them is configuration.
+"""One decoder for all model families. Families differ by configuration alone.
 
-It serves decoding, verifying, drafting and training alike. The residual stream, norms and attention are
-float32; linear layers and the KV pool are in the model's dtype.
+It serves decoding, verification, drafting and training. The residual stream, norms and attention are float32.
+Linear layers and the KV pool have the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.engine.batch import Batch
-from soothsay.engine.cache import KVPool
+from soothsay.core.batch import Batch
+from soothsay.core.cache import KVPool
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.rope import Rope
 
 
 class RMSNorm(nn.Module):
-    """Weights of a root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467); `Kernels` apply it."""
+    """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v in one product.
 
-    `in_features` is the size of its rows where that is not the configuration's hidden size.
+    `in_features` is the size of its input rows; None: the configuration's hidden size.
     """
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
@@ -47,10 +47,10 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. Writes keys and values into `kv` `[2 * H_kv, S, d]` first."""
+        """`[N, in] -> [N, hidden]`. First writes keys and values to `kv` `[2 * H_kv, S, d]`."""
         c = self.config
         qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
-        if kv is None:  # it lives in the pass: row i in slot i
+        if kv is None:  # KV lives within the pass: row i in slot i
             kv = qkv.new_empty(2 * c.num_kv_heads, x.shape[0], c.head_dim)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, kv, batch.slots)
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward part (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
+    """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
 
     def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
         super().__init__()
@@ -74,7 +74,7 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Mixture of experts (Mixtral, arXiv 2401.04088): each row goes to its best few experts."""
+    """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels):
         super().__init__()
@@ -85,7 +85,7 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`. A row's experts add up in order of rank, so its bits stay its own."""
+        """`[N, hidden] -> [N, hidden]`. A row's experts are added in order of rank, for row-invariance."""
         scores: Tensor = self.router(x)
         weights, chosen = scores.float().softmax(-1).topk(self.config.experts_per_token)  # [N, k]
         if self.config.normalize_experts:
@@ -98,13 +98,14 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward part, each behind a norm (Gemma: between two), added to the stream.
+    """A decoder block: attention and feed-forward layer, each after a norm, added to the residual stream.
 
-    `in_features`: attention reads rows of that size that come with each pass, not the stream's norm.
+    Gemma has a second norm after each. With `in_features`, attention reads rows of that size that come with
+    each pass, in place of the normed stream.
     """
 
     fused: FusedBlocks | None = None
-    """All of it in one call; see `fuse`."""
+    """Runs the whole block in one call; see `fuse`."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
@@ -127,7 +128,7 @@ class Block(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what its linear layers give."""
+        """Element type of its linear layers' outputs."""
         return cast(torch.dtype, self.attention.o.dtype)
 
     def forward(
@@ -138,7 +139,7 @@ class Block(nn.Module):
         kv: Tensor | None,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, float32; `inputs` `[N, in]` for attention, if it reads its own."""
+        """`[N, hidden] -> [N, hidden]`, float32. `inputs` `[N, in]` are for attention with `in_features`."""
         if self.fused is not None:
             return self.fused(x, (rope, rope), batch, None if kv is None else (kv,), (0,), (), inputs)[1]
         dtype = self.dtype
@@ -150,10 +151,10 @@ class Block(nn.Module):
 
 
 class Blocks(nn.ModuleList):
-    """The blocks of a decoder, which run one after the other."""
+    """The blocks of a decoder."""
 
     fused: FusedBlocks | None = None
-    """All of them in one call; see `fuse`."""
+    """Runs all blocks in one call; see `fuse`."""
 
     def forward(
         self,
@@ -164,18 +165,18 @@ class Blocks(nn.ModuleList):
         layers: Sequence[int],
         taps: Collection[int] = (),
     ) -> dict[int, Tensor]:
-        """One pass.
+        """One pass through some blocks.
 
         Args:
-            x: `[N, hidden]` float32, what the first block reads.
-            ropes: for each row.
+            x: `[N, hidden]` float32, the first block's input.
+            ropes: cosines and sines of the rows.
             batch: N rows.
-            kv: of each block, run or not, `[2 * H_kv, S, d]`; None: keys and values live within the pass.
-            layers: the blocks that are run.
-            taps: blocks, of those, whose input is returned.
+            kv: `[2 * H_kv, S, d]` for each block of the decoder; None: KV lives within the pass.
+            layers: the blocks to run, in order.
+            taps: those of `layers` whose input is returned.
 
         Returns:
-            `[N, hidden]` float32 for each of `taps`, and under the number of blocks what comes out.
+            `[N, hidden]` float32 inputs by tap, and the last output by the number of blocks.
         """
         if self.fused is not None:
             return self.fused(x, ropes, batch, kv, layers, taps, None)
@@ -189,9 +190,10 @@ class Blocks(nn.ModuleList):
 
 
 def fuse(module: nn.Module) -> None:
-    """Have the blocks in `module` run in one call, together or each by itself, where their kernels can.
+    """Make the blocks in `module` run in one call, together or each by itself, if their kernels can.
 
-    Weights must stay where they are, and hooks of what is in a block are not called. `unfuse` undoes it.
+    From then on, weights must keep their addresses, and hooks inside a block are not called. `unfuse` undoes
+    it.
     """
     for part in module.modules():
         if isinstance(part, Blocks):
@@ -202,14 +204,14 @@ def fuse(module: nn.Module) -> None:
 
 
 def unfuse(module: nn.Module) -> None:
-    """Have the blocks in `module` run as they are: layers may be watched, and become others."""
+    """Make the blocks in `module` run layer by layer, so that layers can be hooked and replaced."""
     for part in module.modules():
         if isinstance(part, Blocks | Block):
             part.fused = None
 
 
 class Embedding(nn.Module):
-    """Token embeddings, scaled; float32 rows from a table in any dtype."""
+    """Token embeddings, scaled: float32 rows from a table in any dtype."""
 
     def __init__(self, weight: Tensor, scale: float):
         super().__init__()
@@ -223,9 +225,9 @@ class Embedding(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder. Built with random float32 weights; `soothsay.model.load.load_model` fills in real ones.
+    """A decoder with random float32 weights. `soothsay.model.load.load_model` makes one from a checkpoint.
 
-    A tied head shares the embedding's table while the model trains; a loaded one may keep a packed copy.
+    A tied head shares the embedding's table in training. In a loaded model it may have a packed copy.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels | None = None):
@@ -243,16 +245,16 @@ class Transformer(nn.Module):
         self.rope = Rope(config.rope, config.head_dim)
         self.local_rope = None if config.local_rope is None else Rope(config.local_rope, config.head_dim)
         self.bits: int | None = None
-        """Of the weights, where those that were loaded are integers."""
+        """Bits of the loaded weights if they are integers; None: plain weights."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs."""
+        """The device of the weights."""
         return self.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what linear layers give, and of the KV pool."""
+        """Element type of linear layers' outputs and of the KV pool."""
         return cast(Block, self.blocks[0]).dtype
 
     def forward(
@@ -267,21 +269,19 @@ class Transformer(nn.Module):
 
         Args:
             batch: N rows.
-            cache: where keys and values live; None keeps them within the pass (scoring, training).
-            layers: those that are run, one after the other; None: all. Of the others, no keys and values are
-                written.
-            taps: layers, of those that are run, whose input is returned; `num_layers` means the last one's
-                output.
+            cache: keys and values; None: they live within the pass (scoring, training).
+            layers: the layers to run, in order; None: all. The others write no keys and values.
+            taps: those of `layers` whose input is returned; `num_layers` means the last output.
 
         Returns:
-            `[N, hidden]` final states, normed, and one `[N, hidden]` for each tap; float32.
+            `[N, hidden]` normed final states, and `[N, hidden]` for each tap; float32.
 
         Raises:
-            ValueError: the batch was packed for a larger pool, or for a pool and there is none.
+            ValueError: the batch was packed for a larger pool, or for a pool where `cache` is None.
         """
         available = len(batch.tokens) if cache is None else cache.num_slots
-        if batch.num_slots > available:  # kernels write there without looking
-            raise ValueError(f"the batch names {batch.num_slots} slots, where there are {available}")
+        if batch.num_slots > available:  # kernels do not check bounds
+            raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
         x = self.embedding(batch.tokens)
         rope, last = self.rope(batch.positions), len(self.blocks)
         ropes = rope, rope if self.local_rope is None else self.local_rope(batch.positions)
@@ -290,13 +290,13 @@ class Transformer(nn.Module):
         return self.kernels.norm(streams[last], self.norm, x.dtype), tuple(streams[tap] for tap in taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[M, hidden]` final states -> `[M, V]` float32."""
+        """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""
         logits: Tensor = self.head(hidden).float()
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVPool:
-        """A pool that fits this model."""
+        """A KV pool for this model."""
         c = self.config
         return KVPool(
             (c.num_layers, c.num_kv_heads, c.head_dim), num_blocks, block_size, self.dtype, self.device

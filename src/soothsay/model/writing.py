@@ -1,4 +1,4 @@
-"""Writing checkpoints: Hugging Face directories that are there when they are complete."""
+"""Writes checkpoints: Hugging Face directories that appear when they are complete."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint
 
 SHARD_BYTES = 10**9
-"""In one file, unless a single tensor is larger."""
+"""Maximum size of a file in bytes, unless a single tensor is larger."""
 
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
-"""What comes along: tokenizer, chat template, generation settings, licence."""
+"""Files copied from the source: tokenizer, chat template, generation settings, licence."""
 
 
 class CheckpointWriter:
-    """Tensors into files of about one size with an index, and what belongs beside them."""
+    """Writes tensors to files of similar size with an index, and the files that belong to a checkpoint."""
 
     def __init__(self, directory: Path):
         self.directory = directory
         self.total = 0
-        """Bytes of all tensors."""
-        self._files: list[list[str]] = []  # the names in each
+        """Size of all tensors in bytes."""
+        self._files: list[list[str]] = []  # names of the tensors in each
         self._waiting: dict[str, Tensor] = {}
-        self._bytes = 0  # of those that wait
+        self._bytes = 0  # of the waiting tensors
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take tensors; they are written with others, and in memory until then."""
+        """Add tensors. They stay in memory until their file is full."""
         for name, tensor in tensors.items():
             if self._waiting and self._bytes + tensor.nbytes > SHARD_BYTES:
                 self._write()
@@ -43,7 +43,7 @@ class CheckpointWriter:
             self._bytes += tensor.nbytes
 
     def finish(self, source: Checkpoint, config: Mapping[str, Any]) -> None:
-        """Write what waits, what comes along from `source`, and config.json."""
+        """Write the waiting tensors, the files copied from `source`, and config.json."""
         self._write()
         count = len(self._files)
         files: dict[str, str] = {}
@@ -75,16 +75,16 @@ class CheckpointWriter:
 
 
 def require_free(out: Path) -> None:
-    """Raises `ModelError` unless `out` is an empty directory or not there yet."""
+    """Raises `ModelError` unless `out` is an empty directory or does not exist."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ModelError(f"{out} exists and is not an empty directory; name another one")
 
 
 @contextmanager
 def writing(out: Path, size: int = 0) -> Iterator[CheckpointWriter]:
-    """A checkpoint that appears at `out` when it is complete; if something fails, nothing is left of it.
+    """A writer of a checkpoint, which appears at `out` when it is complete. After an error nothing remains.
 
-    Raises `ModelError` if `out` is in use, or if its disk has less than `size` bytes left.
+    Raises `ModelError` if `out` is in use, or if its disk has less than `size` bytes free.
     """
     require_free(out)
     out = out.resolve()

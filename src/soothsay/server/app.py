@@ -1,4 +1,4 @@
-"""The routes: what is asked, checked and laid out; what comes, in the shape that was asked for."""
+"""The HTTP routes. A route checks a request, submits a job, and formats its answers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from soothsay.engine.params import SamplingParams
+from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
-from soothsay.server.config import ServerConfig
-from soothsay.server.errors import ApiError
-from soothsay.server.events import Events, HungUpError, unless_gone
-from soothsay.server.gate import Gate
-from soothsay.server.keys import Account, KeyRing
-from soothsay.server.loop import EngineLoop, EngineState, Job
-from soothsay.server.messages import News
+from soothsay.server.api_errors import ApiError
+from soothsay.server.api_keys import Account, KeyRing
+from soothsay.server.engine_loop import EngineLoop, EngineState
+from soothsay.server.events import DisconnectedError, EventStream, while_connected
+from soothsay.server.gate import DISCONNECTED, Gate
+from soothsay.server.jobs import Job
+from soothsay.server.messages import AnswerUpdate
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
-from soothsay.server.page import page_routes
-from soothsay.server.parameters import Speculating, sampling_params, speculating
+from soothsay.server.parameters import RequestOptions, request_options, sampling_params
 from soothsay.server.process import EngineProcess
 from soothsay.server.protocol import (
     ChatRequest,
@@ -35,24 +34,26 @@ from soothsay.server.protocol import (
     NamedTool,
     TokenizeRequest,
 )
-from soothsay.server.replies import ChatReply, CompletionReply, Reply, TokenTexts, usage
-from soothsay.server.tools import Plain, ToolFormat
+from soothsay.server.replies import ChatFormat, CompletionFormat, ReplyFormat, TokenTexts, usage
+from soothsay.server.server_config import ServerConfig
+from soothsay.server.tools import PlainParser, ToolFormat
+from soothsay.server.web_page import page_routes
 from soothsay.tokenizer import Tokenizer
 
 Body = TypeVar("Body", bound=BaseModel)
 
 RESERVED = ("messages", "self", "tools")
-"""Variables of the chat template that have fields of their own."""
+"""Variables of chat templates that `chat_template_kwargs` must not set."""
 
 
 class Server:
-    """An engine behind HTTP. `app` is what a server of ASGI runs.
+    """Serves one model over HTTP. `app` is the ASGI application.
 
     Args:
-        engine: who answers. It has been loaded, and is the server's alone from now on; with the end of the
-            server's lifespan it ends.
-        config: the server's numbers.
-        keys: who may ask; None: everyone.
+        engine: the engine's process, with the model loaded. Nothing else may use it from now on. It ends
+            with the lifespan of `app`.
+        config: limits and names.
+        keys: the valid API keys; None: no key is needed.
     """
 
     def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
@@ -92,27 +93,30 @@ class Server:
         body = await _read(http, ChatRequest)
         self._check_model(body.model)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-        forced, used = None, tools if body.tool_choice != "none" else []
-        if used and not self._tools.known:
+        if body.tool_choice == "none":
+            tools = []
+        if tools and not self._tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
+        grammar = None
         if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-            forced = self._forced(body.tool_choice, used)
-        params = sampling_params(body, self.config, forced)
-        prompt = await asyncio.to_thread(self._lay_out, body, used)
-        reply = ChatReply(self.config.name, self._texts, self._tools.reader if used else Plain)
+            grammar = self._tool_grammar(body.tool_choice, tools)
+        params = sampling_params(body, self.config, grammar)
+        prompt = await asyncio.to_thread(self._encode_chat, body, tools)
+        reply = ChatFormat(self.config.name, self._texts, self._tools.parser if tools else PlainParser)
         return await self._answer(http, body, [prompt], params, reply)
 
-    def _forced(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
-        """The grammar of a call that must be made."""
+    def _tool_grammar(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
+        """The grammar that forces a call of the chosen tool, or of any. Raises `ApiError`."""
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        forced = self._tools.forced(tools)
-        if not tools or forced is None:
-            problem = "how this model calls tools is not known" if tools else "there is no such tool in tools"
+        grammar = self._tools.call_grammar(tools)
+        if not tools or grammar is None:
+            problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
             raise ApiError(400, problem, "unsupported", param="tool_choice")
-        return forced
+        return grammar
 
-    def _lay_out(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
+    def _encode_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation in the chat template. Raises `ApiError`."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
@@ -130,7 +134,7 @@ class Server:
         params = sampling_params(body, self.config)
         prompts = _prompts(body.prompt)
         if not 0 < len(prompts) <= self.config.max_prompts:
-            message = f"give one prompt at least, and {self.config.max_prompts} at most"
+            message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
         ids = await asyncio.to_thread(
             lambda: [self._tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
@@ -141,17 +145,17 @@ class Server:
             for _ in range(params.n)
             if body.echo
         ]
-        reply = CompletionReply(self.config.name, self._texts, echoed)
+        reply = CompletionFormat(self.config.name, self._texts, echoed)
         return await self._answer(http, body, ids, params, reply)
 
-    def _speculating(self, body: ChatRequest | CompletionRequest) -> Speculating:
-        """Who guesses, and when its turn is. Raises `ApiError` for a drafter that is not offered."""
-        asked = speculating(body)
-        if asked.drafter not in (None, *self._drafters):
+    def _options(self, body: ChatRequest | CompletionRequest) -> RequestOptions:
+        """The request's options. Raises `ApiError` if the server does not offer the drafter."""
+        options = request_options(body)
+        if options.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
-            message = f"drafter {asked.drafter!r} is not offered here; choose from {choices}"
+            message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
             raise ApiError(400, message, "invalid_value", param="speculation.drafter")
-        return replace(asked, drafter=None) if asked.drafter == self.model.drafter else asked
+        return replace(options, drafter=None) if options.drafter == self.model.drafter else options
 
     async def _answer(
         self,
@@ -159,40 +163,42 @@ class Server:
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        reply: Reply,
+        reply: ReplyFormat,
     ) -> Response:
-        """Put it in the line, and give what comes as it comes, or once it is there."""
-        asked = self._speculating(body)
-        job = Job(prompts, params, asked, asked.drafter or self.model.drafter, self.config.timeout)
+        """Submit a job, and reply with a stream of its updates or with the whole answers."""
+        options = self._options(body)
+        job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
         try:
-            await unless_gone(http.receive, self.loop.submit(job))
+            await while_connected(http.receive, self.loop.submit(job))
             if body.stream:
                 chunks = self._chunks(job, reply, with_usage=body.wants_usage)
-                return Events(chunks, lambda: self._settle(http, job))
+                return EventStream(chunks, lambda: self._settle(http, job))
             try:
-                return JSONResponse(await unless_gone(http.receive, _whole(job, reply)))
+                return JSONResponse(await while_connected(http.receive, _whole(job, reply)))
             finally:
                 self._settle(http, job)
-        except HungUpError:
-            return Response(status_code=499)
+        except DisconnectedError:
+            return Response(status_code=DISCONNECTED)
 
     def _settle(self, http: Request, job: Job) -> None:
-        """The answers have ended, well or not: free what they hold, charge the key for them, tell the log."""
+        """End a job that has succeeded, failed or lost its client: charge its key, and record its usage."""
         self.loop.cancel(job)
-        told = usage(job)
+        counts = usage(job)
         account: Account | None = http.state.account
         if account is not None:
-            account.tokens.charge(told["total_tokens"])
+            account.tokens.charge(counts["total_tokens"])
         names = ("prompt_tokens", "completion_tokens", "speculation")
         record: dict[str, Any] = http.state.record
-        record |= {name: told[name] for name in names}
+        record |= {name: counts[name] for name in names}
         record["drafter"] = job.drafter
 
-    async def _chunks(self, job: Job, reply: Reply, *, with_usage: bool) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(
+        self, job: Job, reply: ReplyFormat, *, with_usage: bool
+    ) -> AsyncIterator[dict[str, Any]]:
         for choice in reply.opening(job.size):
             yield reply.chunk([choice], None, with_usage=with_usage)
-        async for news in job:
-            for choice in reply.news(news):
+        async for update in job:
+            for choice in reply.update(update):
                 yield reply.chunk([choice], None, with_usage=with_usage)
         if with_usage:
             yield reply.chunk([], usage(job), with_usage=True)
@@ -219,10 +225,10 @@ class Server:
         if body.model is not None:
             self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give a prompt or messages", "invalid_value", param="prompt")
+            raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
         if body.messages is not None:
-            asked = ChatRequest(model=self.config.name, messages=body.messages)
-            ids = await asyncio.to_thread(self._lay_out, asked, ())
+            chat = ChatRequest(model=self.config.name, messages=body.messages)
+            ids = await asyncio.to_thread(self._encode_chat, chat, ())
         else:
             ids = await asyncio.to_thread(
                 self._tokenizer.encode, body.prompt or "", special=body.add_special_tokens
@@ -235,23 +241,19 @@ class Server:
             self._check_model(body.model)
         last = self.model.vocab_size - 1
         if not all(0 <= token <= last for token in body.tokens):
-            message = f"this model has tokens 0 to {last}"
+            message = f"token ids of this model are 0 to {last}"
             raise ApiError(400, message, "invalid_value", param="tokens")
         text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special=False)
         return JSONResponse({"prompt": text})
 
     async def _health(self, _: Request) -> Response:
-        """Whether there is an engine; a supervisor restarts a server that has lost its own for good."""
+        """The engine's state. A supervisor should restart a server whose engine has stopped."""
         loop = self.loop
-        told = {
-            "status": loop.state,
-            "engine_pid": loop.engine_pid,
-            "engine_restarts": loop.restarts,
-        }
-        return JSONResponse(told, 200 if loop.state is EngineState.OK else 503)
+        body = {"status": loop.state, "engine_pid": loop.engine_pid, "engine_restarts": loop.restarts}
+        return JSONResponse(body, 200 if loop.state is EngineState.OK else 503)
 
     async def _ready(self, _: Request) -> Response:
-        """Whether another request would be taken; a load balancer goes elsewhere if not."""
+        """Whether the server would take another request. A load balancer should use another one if not."""
         ready = self.loop.state is EngineState.OK and self.loop.in_flight < self.loop.max_in_flight
         return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
@@ -266,20 +268,25 @@ class Server:
 
     def _check_model(self, name: str) -> None:
         if name != self.config.name:
-            message = f"there is no model {name!r} here, but {self.config.name!r}"
+            message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
 
 
-async def _whole(job: Job, reply: Reply) -> dict[str, Any]:
-    said: list[list[News]] = [[] for _ in job.answers]
-    async for news in job:
-        said[news.index].append(news)
-    choices = [reply.choice(index, answer.seed, said[index]) for index, answer in enumerate(job.answers)]
+async def _whole(job: Job, reply: ReplyFormat) -> dict[str, Any]:
+    """Wait for all answers, and format them."""
+    updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
+    async for update in job:
+        updates[update.index].append(update)
+    choices = [reply.choice(index, answer.seed, updates[index]) for index, answer in enumerate(job.answers)]
     return reply.whole(choices, usage(job))
 
 
 async def _read(http: Request, kind: type[Body]) -> Body:
-    """The body. It must say that it is JSON, which no page of another site can make a browser do unasked."""
+    """Read and check the body of a request. Raises `ApiError`.
+
+    The content type must be JSON: a browser asks the server for permission before a page of another site may
+    send that type, so no other site can use a visitor's access.
+    """
     if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
     try:
@@ -289,7 +296,7 @@ async def _read(http: Request, kind: type[Body]) -> Body:
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """One prompt or many, as many."""
+    """The list of prompts. A single prompt becomes a list of one."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and all(isinstance(part, int) for part in prompt):
@@ -299,4 +306,4 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        raise ApiError(404, "there is nothing here", "not_found")
+        raise ApiError(404, "this path does not exist", "not_found")

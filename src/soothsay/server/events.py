@@ -1,4 +1,4 @@
-"""Answers that are sent as they come, and work that is given up when the client hangs up."""
+"""Server-sent events, and a way to stop work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from soothsay.server.errors import ApiError
+from soothsay.server.api_errors import ApiError
 
 T = TypeVar("T")
 
 
-class HungUpError(Exception):
-    """The client has hung up."""
+class DisconnectedError(Exception):
+    """The client has disconnected."""
 
 
-class Events(Response):
-    """Server-sent events, up to the end or until the client hangs up; `settle` is called then."""
+class EventStream(Response):
+    """A response of server-sent events, one for each chunk.
+
+    Args:
+        chunks: JSON bodies of the events. An `ApiError` that they raise becomes the last event.
+        settle: called once, at the end or when the client disconnects.
+    """
 
     def __init__(self, chunks: AsyncIterator[dict[str, Any]], settle: Callable[[], None]):
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -28,10 +33,10 @@ class Events(Response):
         self._chunks, self._settle = chunks, settle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
+        """Send the response."""
         try:
-            await unless_gone(receive, self._send(send))
-        except HungUpError:
+            await while_connected(receive, self._send(send))
+        except DisconnectedError:
             scope["state"]["record"]["gone"] = True
         finally:
             self._settle()
@@ -47,13 +52,13 @@ class Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is given up as soon as the client hangs up. Raises `HungUpError` then."""
-    tasks = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` and return its result. Cancels it and raises `DisconnectedError` on disconnection."""
+    tasks = asyncio.create_task(work), asyncio.create_task(_disconnection(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            raise HungUpError
+            raise DisconnectedError
         return tasks[0].result()
     finally:
         for task in tasks:
@@ -65,6 +70,6 @@ async def _send_event(send: Send, data: str) -> None:
     await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
 
 
-async def _hang_up(receive: Receive) -> None:
+async def _disconnection(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""What every request of HTTP passes: an id, a key, limits of size and patience, a line in the log."""
+"""The checks that every HTTP request passes: host name, API key, rate, size and time; and its log line."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from soothsay.server.config import ServerConfig
-from soothsay.server.errors import ApiError, internal_error
-from soothsay.server.keys import Account, KeyRing
+from soothsay.server.api_errors import ApiError, internal_error
+from soothsay.server.api_keys import Account, KeyRing
 from soothsay.server.metrics import Metrics
+from soothsay.server.server_config import ServerConfig
 
 log = logging.getLogger("soothsay.server")
 
+DISCONNECTED = 499
+"""Status in log and metrics if the client disconnected before the response began."""
+
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""A client's own id of a request that is taken over."""
+"""The form of a request id that a client may choose itself."""
 
 
 class Gate:
-    """Stands before the application. `scope["state"]` gets `id`, `account`, and `record`, a mapping of what
-    the log is to tell beside what is known here.
+    """Checks each HTTP request, and passes it on to the application.
+
+    Sets `scope["state"]`: the request's `id`, the `account` of its key, and `record`. The application adds
+    to `record` what the log line shall say.
 
     Args:
-        app: what it stands before.
+        app: the application.
         config: the limits.
-        metrics: answers are counted there.
-        keys: who may ask; None: everyone.
-        paths: the application's own; all others are counted as one.
-        keyless: those of them that need no key.
+        metrics: counts the responses.
+        keys: the valid API keys; None: no key is needed.
+        paths: the application's paths. Metrics and the log call all others "other".
+        keyless: paths that need no key.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Gate:
         self._paths, self._keyless = paths, keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or hand on what is none."""
+        """Serve one request. Passes on whatever is not HTTP."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -60,58 +65,56 @@ class Gate:
         request_id = given if ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
         record: dict[str, Any] = {}
         scope.setdefault("state", {}).update(id=request_id, account=None, record=record)
-        reply = _Reply(send, request_id, self._config.client_timeout)
+        sender = _Sender(send, request_id, self._config.client_timeout)
         begin = time.perf_counter()
         try:
-            await self._serve(scope, headers, receive, reply)
+            await self._serve(scope, headers, receive, sender)
         except Exception as error:
             if not isinstance(error, (ApiError, HTTPException, OSError)):
                 log.error("request failed", exc_info=True, extra={"id": request_id})
-            if reply.status is None:
-                await _problem(error).response()(scope, receive, reply)
-            else:  # begun, and cannot be ended well: the connection is closed
+            if sender.status is None:
+                await _as_api_error(error).response()(scope, receive, sender)
+            else:  # the response has begun, so it cannot become an error: close the connection
                 record["broken"] = type(error).__name__
                 if not isinstance(error, OSError):
                     raise
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
-            self._metrics.answered(path, reply.status or 499)
-            log.info(
-                "request",
-                extra={
-                    "id": request_id,
-                    "method": scope["method"],
-                    "path": path,
-                    "status": reply.status or 499,  # 499: the client had gone
-                    "seconds": round(time.perf_counter() - begin, 4),
-                    **record,
-                },
-            )
+            seconds = time.perf_counter() - begin
+            self._record(scope, sender.status or DISCONNECTED, seconds, {"id": request_id}, record)
+
+    def _record(
+        self, scope: Scope, status: int, seconds: float, first: Mapping[str, Any], last: Mapping[str, Any]
+    ) -> None:
+        """Count the response, and write its line in the log."""
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        self._metrics.observe_response(path, status)
+        facts = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
+        log.info("request", extra={**first, **facts, **last})
 
     async def _serve(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
+        """Check the request's headers, and run the application. Raises `ApiError`."""
         if self._config.hosts and _host(headers) not in self._config.hosts:
             raise ApiError(
                 403,
-                "this server does not answer to the name in the request's Host header; whoever runs it can "
-                "allow that with --allowed-host",
+                "the name in the request's Host header is not allowed here; --allowed-host allows more names",
                 "host_not_allowed",
             )
         if self._keys is not None and scope["path"] not in self._keyless:
-            account = _authenticate(self._keys, headers.get(b"authorization", b"").decode("latin-1"))
+            account = _find_account(self._keys, headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["account"] = account
             scope["state"]["record"]["key"] = account.key.name
             if scope["method"] == "POST":
-                _admit(account)
+                _charge_request(account)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body:
             raise _too_large(self._config.max_body)
-        scope["app"] = self._app  # so that the router raises what it has no route for
-        await self._app(scope, self._patient(receive), send)
+        scope["app"] = self._app  # the router then raises an error for a path that it does not have
+        await self._app(scope, self._limited(receive), send)
 
-    def _patient(self, receive: Receive) -> Receive:
-        """`receive` within the limits of size and patience. Once the body is there, silence is fine."""
+    def _limited(self, receive: Receive) -> Receive:
+        """`receive` with limits of size and time. After the whole body, there is no limit of time."""
         size, whole = 0, False
 
         async def limited() -> Message:
@@ -132,8 +135,8 @@ class Gate:
         return limited
 
 
-class _Reply:
-    """`send` that adds the request's id, remembers the status, and does not wait for ever for the client."""
+class _Sender:
+    """`send` that adds the request id, remembers the status, and gives up on a client that does not read."""
 
     def __init__(self, send: Callable[[Message], Awaitable[None]], request_id: str, timeout: float):
         self._send, self._id, self._timeout = send, request_id.encode(), timeout
@@ -152,18 +155,19 @@ class _Reply:
 
 
 def _host(headers: Mapping[bytes, bytes]) -> str:
-    """The name in the Host header, without the port."""
+    """The name in the Host header, without the port, in lower case."""
     host = headers.get(b"host", b"").decode("latin-1").strip().lower()
     return re.sub(r":\d*$", "", host)
 
 
-def _problem(error: Exception) -> ApiError:
+def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, "not_possible", headers=error.headers)
     return error if isinstance(error, ApiError) else internal_error()
 
 
-def _authenticate(keys: KeyRing, header: str) -> Account:
+def _find_account(keys: KeyRing, header: str) -> Account:
+    """The account of the key in an Authorization header. Raises `ApiError` if there is none."""
     kind, _, secret = header.partition(" ")
     account = keys.find(secret.strip()) if kind.lower() == "bearer" else None
     if account is None:
@@ -176,12 +180,13 @@ def _authenticate(keys: KeyRing, header: str) -> Account:
     return account
 
 
-def _admit(account: Account) -> None:
+def _charge_request(account: Account) -> None:
+    """Charge an account for one request. Raises `ApiError` if nothing is left for this minute."""
     seconds = account.wait()
     if seconds > 0:
         raise ApiError(
             429,
-            "this key has used up its share of the minute; try again later",
+            "this key has used up its limit for this minute; try again later",
             "rate_limit_exceeded",
             headers={"Retry-After": str(math.ceil(seconds))},
         )

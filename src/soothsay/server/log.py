@@ -1,4 +1,4 @@
-"""The log: a line of JSON for each thing that happens, on stderr."""
+"""The log on stderr: one line of JSON for each event."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from typing import Any
 
 KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-"""What every record of the log has; the rest is what the server tells of it."""
+"""Attributes that every log record has. All others are facts of the event."""
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON."""
+    """Formats a log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """`time` in UTC, `level`, `event`, what the event tells, and the trace if something was raised."""
+        """`time` in UTC, `level`, `event`, the facts of the event, and the `trace` of an exception."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -30,7 +30,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Let the server's records, and those of what it stands on, go to stderr as lines of JSON."""
+    """Send log records of soothsay and uvicorn to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("soothsay", "uvicorn"):

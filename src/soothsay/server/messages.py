@@ -1,31 +1,32 @@
-"""What the server's process and the engine's tell each other, through a pipe."""
+"""The messages between the server's process and the engine's process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soothsay.engine.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
-from soothsay.engine.params import SamplingParams
-from soothsay.server.errors import ApiError
-from soothsay.server.parameters import Speculating
+from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
+from soothsay.core.load import EngineLoad
+from soothsay.core.params import SamplingParams
+from soothsay.server.api_errors import ApiError
+from soothsay.server.parameters import RequestOptions
 from soothsay.tokenizer import Tokenizer
 
 # to the engine
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Answer these prompts, each `params.n` times."""
+class Submit:
+    """Asks for answers to some prompts, `params.n` to each."""
 
     job: int
     prompts: list[list[int]]
     params: SamplingParams
-    speculating: Speculating
+    options: RequestOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Give a job up: nobody waits for it any more."""
+    """Ends a job whose answers nobody waits for any more."""
 
     job: int
 
@@ -34,64 +35,55 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """The engine has been loaded; what the server has to know of it."""
+class LoadedModel:
+    """Says that the engine is loaded, and what the server must know about the model."""
 
     tokenizer: Tokenizer | None
     vocab_size: int
     max_context: int  # tokens of prompt and answer
     max_requests: int  # answers in one step
-    drafter: str  # of requests that name none
-    drafters: tuple[str, ...]  # that there are
+    drafter: str  # for requests that name none
+    drafters: tuple[str, ...]  # names of all drafters in the registry
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A job is in the line. Its answers' seeds, in order."""
+    """Says that a job is in the waiting line. `seeds` has one seed an answer, in order."""
 
     job: int
     seeds: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a step brought for one answer of a job, and how far that is now."""
+class AnswerUpdate:
+    """New text of one answer, and the totals of this answer so far."""
 
     job: int
-    index: int
-    text: str  # what has become certain; may be empty
-    logprobs: list[TokenLogprobs] | None  # of the new tokens that are text; None: not asked for
-    traces: list[StepTrace]  # of the steps since the last news, if asked for
-    said: int  # tokens of the answer so far
-    found: int  # of the prompt's tokens, those in the prefix cache
-    preemptions: int
-    stats: SpeculationStats  # so far
-    finish_reason: FinishReason | None
+    index: int  # of the answer in its job
+    text: str  # new text that will not change any more; may be empty
+    logprobs: list[TokenLogprobs] | None  # of the new tokens, without an end token; None: not requested
+    traces: list[StepTrace]  # of the steps since the last update; empty unless requested
+    num_output: int  # tokens of the answer
+    num_cached: int  # tokens of the prompt that the prefix cache had
+    num_preemptions: int
+    stats: SpeculationStats
+    finish_reason: FinishReason | None  # None: more will come
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the engine is."""
+class EngineUpdate:
+    """What a step changed for all jobs, or what changed between two steps."""
 
-    running: int  # answers
-    waiting: int
-    kv_usage: float  # share of the KV pool, 0 to 1
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What came of a step, or of what was asked between steps."""
-
-    at: float  # of `time.monotonic`, which processes have in common
-    news: list[News]
-    ended: dict[int, ApiError | None]  # jobs of which there will be no more, and why if not well
-    load: Load
-    decisions: dict[str, int]  # of controllers since the last one: which part was asked, how often
-    failed: bool = False  # the step itself, and with it whatever ran
+    at: float  # from `time.monotonic`, which both processes share
+    answers: list[AnswerUpdate]
+    ended: dict[int, ApiError | None]  # by job; None: it ended well
+    load: EngineLoad
+    decisions: dict[str, int]  # how often controllers chose each drafter since the last update
+    failed: bool = False  # the step failed, and the requests that took part in it ended
 
 
-Incoming = Ask | Cancel
-"""What the engine is told."""
+Incoming = Submit | Cancel
+"""Messages to the engine."""
 
-Outgoing = Model | Admitted | Step
-"""What the engine tells."""
+Outgoing = LoadedModel | Admitted | EngineUpdate
+"""Messages from the engine."""

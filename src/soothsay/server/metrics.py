@@ -1,114 +1,119 @@
-"""What Prometheus is told. Names are vLLM's, where it has the thing, with `soothsay:` in place of `vllm:`."""
+"""Metrics for Prometheus. Where vLLM has a metric, ours has its name with `soothsay:` in place of `vllm:`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from soothsay.engine.answer import SpeculationStats
-from soothsay.server.messages import Load, News, Step
+from soothsay.core.answer import SpeculationStats
+from soothsay.core.load import EngineLoad
+from soothsay.server.jobs import AnswerProgress, Job
+from soothsay.server.messages import AnswerUpdate, EngineUpdate
 
-if TYPE_CHECKING:
-    from soothsay.server.loop import Answer, Job
+TOKEN_GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Upper bounds of histogram buckets: seconds between tokens."""
 
-SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Seconds between tokens."""
-LONG = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Seconds of a whole answer, or up to its first token."""
+LATENCIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds of histogram buckets: seconds to the first token, and to the last."""
+
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-"""Tokens."""
+"""Upper bounds of histogram buckets: numbers of tokens."""
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """The server's numbers, in a registry of their own.
+    """The server's metrics, in a registry of their own.
 
     Args:
-        model: the label `model_name`.
+        model: value of the label `model_name`.
     """
 
     def __init__(self, model: str):
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model}
-        self._running = self._gauge("num_requests_running", "Answers in the engine's steps")
-        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for room")
+        self._running = self._gauge("num_requests_running", "Answers that take part in steps")
+        self._waiting = self._gauge("num_requests_waiting", "Answers in the waiting line")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1")
-        self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", LONG)
-        self._between = self._histogram("inter_token_latency_seconds", "Between tokens", SHORT)
-        self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token", LONG)
+        self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", LATENCIES)
+        self._between = self._histogram("inter_token_latency_seconds", "Between tokens", TOKEN_GAPS)
+        self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token", LATENCIES)
         self._prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt", LENGTHS)
         self._answer_length = self._histogram("request_generation_tokens", "Tokens of an answer", LENGTHS)
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
         self._generated = self._counter("generation_tokens", "Tokens of answers")
         self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache")
         self._hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache")
-        self._preemptions = self._counter("num_preemptions", "Answers that had to start over")
-        self._success = self._counters("request_success", "Answers given", "finished_reason")
+        self._preemptions = self._counter(
+            "num_preemptions", "Times that an answer lost its KV blocks to others"
+        )
+        self._success = self._counters("request_success", "Answers that ended well", "finished_reason")
         self._steps = self._counters("spec_decode_num_drafts", "Steps that emitted tokens", "drafter")
-        self._drafted = self._counters("spec_decode_num_draft_tokens", "Tokens guessed", "drafter")
-        self._accepted = self._counters("spec_decode_num_accepted_tokens", "Guesses that held", "drafter")
+        self._drafted = self._counters("spec_decode_num_draft_tokens", "Draft tokens verified", "drafter")
+        self._accepted = self._counters("spec_decode_num_accepted_tokens", "Draft tokens accepted", "drafter")
         self._accepted_at = self._counters(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Guesses that held, by depth and by whose they were",
+            "Draft tokens accepted, by depth and by the drafter that proposed them",
             "position",
             "drafter",
         )
         self._drafted_at = self._counters(
-            "spec_decode_num_draft_tokens_per_pos", "Steps that guessed so deep", "position", "drafter"
+            "spec_decode_num_draft_tokens_per_pos",
+            "Steps with draft tokens at this depth",
+            "position",
+            "drafter",
         )
         self._decisions = self._counters(
-            "controller_decisions", "Which drafter a controller asked in a step", "choice"
+            "controller_decisions", "Steps in which a controller chose this drafter", "choice"
         )
-        self._answered = self._counters("http_requests", "Answers of HTTP", "path", "status")
-        self.restarts = self._counter("engine_restarts", "Times the engine's process was restarted")
-        self._failed_steps = self._counter("failed_steps", "Steps of the engine that failed")
+        self._responses = self._counters("http_requests", "HTTP responses", "path", "status")
+        self.restarts = self._counter("engine_restarts", "Restarts of the engine's process")
+        self._failed_steps = self._counter("failed_steps", "Steps that failed")
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    def step(self, step: Step) -> None:
-        """Count what the engine tells of itself."""
-        self._set(step.load)
-        self._failed_steps.inc(step.failed)
-        for choice, count in step.decisions.items():
+    def observe_engine(self, update: EngineUpdate) -> None:
+        """Record the engine's load, failed steps and controller decisions."""
+        self._set(update.load)
+        self._failed_steps.inc(update.failed)
+        for choice, count in update.decisions.items():
             self._decisions(choice=choice).inc(count)
 
-    def idle(self) -> None:
-        """There is no engine."""
-        self._set(Load(0, 0, 0.0))
+    def set_idle(self) -> None:
+        """Record that the engine has no requests, because there is no engine."""
+        self._set(EngineLoad(0, 0, 0.0))
 
-    def see(self, job: Job, answer: Answer, news: News, at: float) -> None:
-        """Count what a step brought for an answer of a job, which is still as it was before."""
-        count = news.said - answer.said
+    def observe_answer(self, job: Job, answer: AnswerProgress, update: AnswerUpdate, at: float) -> None:
+        """Record an update of an answer. `answer` must not have taken over the update yet."""
+        count = update.num_output - answer.num_output
         self._generated.inc(count)
-        if answer.said == 0:
-            self._first.observe(at - job.arrived)
+        if answer.num_output == 0:
+            self._first.observe(at - job.arrived_at)
         else:
-            for _ in range(count):  # those of one step came together: each is taken to have had its share
-                self._between.observe((at - answer.at) / count)
-        self._speculated(answer.stats, news.stats, job.drafter)
-        if news.finish_reason is not None:
-            self._whole.observe(at - job.arrived)
-            self._prompt_length.observe(answer.read)
-            self._answer_length.observe(news.said)
-            self._prompt.inc(answer.read)
-            self._queries.inc(answer.read)
-            self._hits.inc(news.found)
-            self._preemptions.inc(news.preemptions)
-            self._success(finished_reason=str(news.finish_reason)).inc()
+            for _ in range(count):  # the tokens of one step share its time equally
+                self._between.observe((at - answer.updated_at) / count)
+        self._observe_drafts(answer.stats, update.stats, job.drafter)
+        if update.finish_reason is not None:
+            self._whole.observe(at - job.arrived_at)
+            self._prompt_length.observe(answer.num_prompt)
+            self._answer_length.observe(update.num_output)
+            self._prompt.inc(answer.num_prompt)
+            self._queries.inc(answer.num_prompt)
+            self._hits.inc(update.num_cached)
+            self._preemptions.inc(update.num_preemptions)
+            self._success(finished_reason=str(update.finish_reason)).inc()
 
-    def answered(self, path: str, status: int) -> None:
-        """Count an answer of HTTP. `path` is one of the server's own."""
-        self._answered(path=path, status=str(status)).inc()
+    def observe_response(self, path: str, status: int) -> None:
+        """Count an HTTP response. `path` is one of the server's own paths, so that labels stay few."""
+        self._responses(path=path, status=str(status)).inc()
 
-    def _speculated(self, before: SpeculationStats, now: SpeculationStats, drafter: str) -> None:
+    def _observe_drafts(self, before: SpeculationStats, now: SpeculationStats, drafter: str) -> None:
         self._steps(drafter=drafter).inc(now.steps - before.steps)
         self._drafted(drafter=drafter).inc(now.drafted - before.drafted)
         self._accepted(drafter=drafter).inc(now.accepted - before.accepted)
@@ -116,7 +121,7 @@ class Metrics:
         for author, counts in now.accepted_by.items():
             _add(partial(self._accepted_at, drafter=author), before.accepted_by.get(author, ()), counts)
 
-    def _set(self, load: Load) -> None:
+    def _set(self, load: EngineLoad) -> None:
         self._running.set(load.running)
         self._waiting.set(load.waiting)
         self._kv_usage.set(load.kv_usage)
@@ -134,13 +139,13 @@ class Metrics:
         return self._counters(name, text)()
 
     def _counters(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
-        """Makes the counter of given values of `labels`."""
+        """A function from values of `labels` to the counter that has them."""
         counter = Counter(f"soothsay:{name}", text, (*self._labels, *labels), registry=self.registry)
         return cache(partial(counter.labels, **self._labels))
 
 
 def _add(counter: Callable[..., Counter], before: Sequence[int], now: Sequence[int]) -> None:
-    """Count what has been added at each depth."""
+    """Raise the counter of each depth by its growth from `before` to `now`."""
     for position, (old, new) in enumerate(zip_longest(before, now, fillvalue=0)):
         if new > old:
             counter(position=str(position)).inc(new - old)

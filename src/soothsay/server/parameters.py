@@ -1,4 +1,4 @@
-"""From what clients send to what the engine takes: sampling parameters, and the form of an answer."""
+"""Turns the body of a request into sampling parameters, a grammar, and options for the engine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from soothsay.engine.grammar import Grammar
-from soothsay.engine.params import SamplingParams
+from soothsay.core.grammar import Grammar
+from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
-from soothsay.server.config import ServerConfig
-from soothsay.server.errors import ApiError
-from soothsay.server.protocol import ChatRequest, CompletionRequest, Generation, Speculation
+from soothsay.server.api_errors import ApiError
+from soothsay.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Speculation
+from soothsay.server.server_config import ServerConfig
 
 SHARED = (
     "temperature",
@@ -28,45 +28,45 @@ SHARED = (
     "min_tokens",
     "n",
 )
-"""Fields that mean what the engine's parameters of the same name do."""
+"""Fields that `SamplingParams` has too, with the same meaning."""
 
 COMPLETION_TOKENS = 16
-"""Tokens of a completion that says nothing of its length, as OpenAI has it. A chat goes on to its end."""
+"""Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speculating:
-    """What a request wants of the engine besides its tokens."""
+class RequestOptions:
+    """How the engine shall serve a request. None of this changes the answer."""
 
     drafter: str | None = None  # by name; None: the model's own
-    max_nodes: int | None = None  # guesses verified a step at most; None: as many as the engine likes
-    traced: bool = False  # whether every step's tree is told
-    priority: int = 0  # lower goes first
+    max_nodes: int | None = None  # limit of draft tokens in a step; None: the engine decides
+    traced: bool = False  # whether to report the tree of every step
+    priority: int = 0  # lower numbers are served first
 
 
-def speculating(body: Generation) -> Speculating:
-    """Who guesses for a request and how much, and when its turn is. Raises `ApiError`.
+def request_options(body: GenerationRequest) -> RequestOptions:
+    """Read the drafter, its limits and the priority from a body. Raises `ApiError`.
 
-    `speculation: false` is plain decoding.
+    `speculation: false` means plain decoding.
     """
     asked = body.speculation
-    wanted = asked if isinstance(asked, Speculation) else Speculation()
-    if wanted.trace and not body.stream:
-        raise _wrong("speculation.trace", "speculation.trace needs stream=true")
-    return Speculating(
-        drafter="none" if asked is False else wanted.drafter,
-        max_nodes=wanted.max_nodes,
-        traced=bool(wanted.trace),
+    given = asked if isinstance(asked, Speculation) else Speculation()
+    if given.trace and not body.stream:
+        raise _invalid("speculation.trace", "speculation.trace needs stream=true")
+    return RequestOptions(
+        drafter="none" if asked is False else given.drafter,
+        max_nodes=given.max_nodes,
+        traced=bool(given.trace),
         priority=body.priority or 0,
     )
 
 
 def sampling_params(
-    body: ChatRequest | CompletionRequest, config: ServerConfig, forced: str | None = None
+    body: ChatRequest | CompletionRequest, config: ServerConfig, tool_grammar: str | None = None
 ) -> SamplingParams:
-    """How to sample. Raises `ApiError` for what cannot be meant, or is more than the server allows.
+    """Read sampling parameters from a body. `tool_grammar`, in Lark, forces a tool call.
 
-    `forced` is a grammar, in Lark, that the server itself wants the answer to have: a call of a tool.
+    Raises `ApiError` for parameters that contradict each other or exceed the server's limits.
     """
     given: dict[str, Any] = {name: value for name in SHARED if (value := getattr(body, name)) is not None}
     given["logit_bias"] = _logit_bias(body, config)
@@ -76,7 +76,7 @@ def sampling_params(
     if isinstance(speculation, Speculation) and speculation.verifier is not None:
         given["verifier"] = speculation.verifier
     _check_limits(body, config)
-    if (grammar := _grammar(body, forced)) is not None:
+    if (grammar := _grammar(body, tool_grammar)) is not None:
         given["grammar"] = grammar
     try:
         return SamplingParams(**given)
@@ -89,7 +89,7 @@ def _max_tokens(body: ChatRequest | CompletionRequest) -> int | None:
         return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     newer, older = body.max_completion_tokens, body.max_tokens
     if newer is not None and older is not None and newer != older:
-        raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
+        raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
     return older if newer is None else newer
 
 
@@ -99,54 +99,56 @@ def _logprobs(body: ChatRequest | CompletionRequest, config: ServerConfig) -> in
     else:
         name, count = "top_logprobs", body.top_logprobs
         if count is not None and not body.logprobs:
-            raise _wrong(name, "top_logprobs needs logprobs=true")
+            raise _invalid(name, "top_logprobs needs logprobs=true")
         if body.logprobs and count is None:
             count = 0
     if count is not None and not 0 <= count <= config.max_logprobs:
-        raise _wrong(name, f"{name}={count} is not possible: it must be between 0 and {config.max_logprobs}")
+        message = f"{name}={count} is not possible: it must be between 0 and {config.max_logprobs}"
+        raise _invalid(name, message)
     return count
 
 
-def _logit_bias(body: Generation, config: ServerConfig) -> dict[int, float] | None:
+def _logit_bias(body: GenerationRequest, config: ServerConfig) -> dict[int, float] | None:
     if body.logit_bias is None:
         return None
     if len(body.logit_bias) > config.max_logit_bias:
-        raise _wrong("logit_bias", f"logit_bias may name {config.max_logit_bias} tokens")
+        raise _invalid("logit_bias", f"logit_bias has more than {config.max_logit_bias} tokens")
     try:
         return {int(token): bias for token, bias in body.logit_bias.items()}
     except ValueError:
-        raise _wrong("logit_bias", "logit_bias is a mapping from token ids to numbers") from None
+        raise _invalid("logit_bias", "logit_bias must map token ids to numbers") from None
 
 
 def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -> None:
     if (body.n or 1) > config.max_n:
-        raise _wrong("n", f"n={body.n} is not possible: it must be between 1 and {config.max_n}")
+        raise _invalid("n", f"n={body.n} is not possible: it must be between 1 and {config.max_n}")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stops) > config.max_stops or any(len(stop) > config.max_stop_length for stop in stops):
         limit = f"{config.max_stops} strings of {config.max_stop_length} characters"
-        raise _wrong("stop", f"stop has more than {limit}")
+        raise _invalid("stop", f"stop is limited to {limit}")
     if len(body.stop_token_ids or ()) > config.max_stops:
-        raise _wrong("stop_token_ids", f"stop_token_ids has more than {config.max_stops} tokens")
+        raise _invalid("stop_token_ids", f"stop_token_ids has more than {config.max_stops} tokens")
     if body.stream_options is not None and not body.stream:
-        raise _wrong("stream_options", "stream_options needs stream=true")
+        raise _invalid("stream_options", "stream_options needs stream=true")
     if isinstance(body, CompletionRequest):
         if body.best_of not in (None, body.n or 1):
-            raise _wrong("best_of", "best_of other than n is not supported")
+            raise _invalid("best_of", "best_of is not supported, unless it equals n")
         if body.echo and body.logprobs is not None:
-            raise _wrong("echo", "echo with logprobs is not supported: prompts are not scored")
+            raise _invalid("echo", "echo with logprobs is not supported: prompts have no logprobs here")
 
 
-def _grammar(body: ChatRequest | CompletionRequest, forced: str | None) -> Grammar | None:
-    """The form that the answer must have, if any."""
+def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) -> Grammar | None:
+    """The grammar that the answer must follow, from whichever field has it. None: no grammar."""
     outputs, wanted = body.structured_outputs, body.response_format
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise _wrong("response_format", "response_format of type json_schema, and only it, has a json_schema")
+        message = "response_format needs json_schema if its type is json_schema, and only then"
+        raise _invalid("response_format", message)
     forms: list[tuple[str, Any]] = [
         ("json_schema", body.guided_json),
         ("regex", body.guided_regex),
         ("choice", body.guided_choice),
         ("lark", body.guided_grammar),
-        ("lark", forced),
+        ("lark", tool_grammar),
     ]
     if outputs is not None:
         forms += [
@@ -160,19 +162,15 @@ def _grammar(body: ChatRequest | CompletionRequest, forced: str | None) -> Gramm
         forms.append(("json_schema", wanted.json_schema.schema_))
     elif wanted is not None and wanted.type == "json_object":
         forms.append(("json_object", True))
-    asked = [(kind, form) for kind, form in forms if form is not None]
-    if len(asked) > 1:
-        raise _wrong(
-            "response_format",
-            "an answer can have one form; give one of response_format, guided_* and tool_choice",
-        )
-    if not asked:
-        return None
-    return make_grammar(*asked[0])
+    given = [(kind, form) for kind, form in forms if form is not None]
+    if len(given) > 1:
+        message = "give only one of response_format, structured_outputs, guided_* and tool_choice"
+        raise _invalid("response_format", message)
+    return _make_grammar(*given[0]) if given else None
 
 
-def make_grammar(kind: str, form: Any) -> Grammar:
-    """A `Grammar` of a kind. Raises `ApiError` if it is none."""
+def _make_grammar(kind: str, form: Any) -> Grammar:
+    """Make a grammar of a kind. Raises `ApiError` if `form` is not valid."""
     makers: dict[str, Callable[[Any], Grammar]] = {
         "json_schema": Grammar.json_schema,
         "json_object": lambda _: Grammar.json_object(),
@@ -183,8 +181,8 @@ def make_grammar(kind: str, form: Any) -> Grammar:
     try:
         return makers[kind](form)
     except RequestError as error:
-        raise _wrong("response_format", str(error)) from None
+        raise _invalid("response_format", str(error)) from None
 
 
-def _wrong(param: str, message: str) -> ApiError:
+def _invalid(param: str, message: str) -> ApiError:
     return ApiError(400, message, "invalid_value", param=param)

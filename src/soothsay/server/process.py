@@ -1,4 +1,4 @@
-"""The engine's process, as the server sees it: started, spoken to, ended, started again."""
+"""The engine's process, seen from the server: start, send, listen, end, and start again."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.server.messages import Incoming, Model, Outgoing
+from soothsay.server.messages import Incoming, LoadedModel, Outgoing
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
 
 GRACE = 5.0
-"""Seconds that the engine gets to end by itself."""
+"""Seconds in which the engine can end by itself before it is killed."""
 
 SPAWN = multiprocessing.get_context("spawn")
-"""A fresh interpreter: threads and locks of the server's process would not survive a fork."""
+"""Starts a fresh interpreter. A fork would copy locks of the server's process, but not its threads."""
 
-Told = Outgoing | SoothsayError | None
-"""What comes from the engine; None is its end, and an error the reason why it could not be loaded."""
+Received = Outgoing | SoothsayError | None
+"""What the engine's process sends. An error says why the model could not be loaded; None is the end."""
 
 
 class EngineProcess:
-    """An engine in a process of its own. Signals of a terminal or a supervisor do not reach it: it ends when
-    it is told to, or when this process is gone.
+    """An engine in a process of its own. As a context manager, it loads on entry and ends on exit.
 
-    Entering loads it, and leaving ends it.
+    Signals from a terminal or a supervisor do not reach the process. It ends when the server tells it to, or
+    when the server's process ends.
 
     Args:
-        factory: makes the `LLM`, in the other process, so it must be picklable.
+        factory: makes the `LLM` in the new process. It must be picklable.
 
-    Raises on entering: what the factory raises, if it is a `SoothsayError`, or one that says that the process
-    ended before it was loaded.
+    Raises `SoothsayError` on entry if the factory raises it, or if the process ends while it loads.
 
     Example:
         >>> with EngineProcess(partial(load, "sibyl")) as engine:
         ...     make_runner(Server(engine, ServerConfig(name="sibyl")), "127.0.0.1", 8000).run()
     """
 
-    model: Model
-    """What was loaded."""
+    model: LoadedModel
+    """The model that was loaded."""
 
     def __init__(self, factory: Callable[[], LLM]):
         self._factory = factory
@@ -55,7 +54,7 @@ class EngineProcess:
     def __enter__(self) -> Self:
         self.start()
         try:
-            self.model = self._loaded()
+            self.model = self._receive_model()
         except BaseException:
             self.end(grace=0)
             raise
@@ -68,35 +67,37 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, which may have ended."""
+        """Process id. The process may have ended."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Of the process; minus a signal's number if that killed it; None while it lives."""
+        """Exit code of the process; minus the signal's number if a signal killed it; None while it runs."""
         return self._process.exitcode
 
     def start(self) -> None:
-        """Start a process, which begins to load. The one before it must have ended."""
+        """Start a process, which begins to load the model. The previous process must have ended."""
         self._pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=_live, args=(self._factory, theirs), name="engine", daemon=True)
-        with _unsignalled():
+        self._process = SPAWN.Process(
+            target=_run_worker, args=(self._factory, theirs), name="engine", daemon=True
+        )
+        with _signals_blocked():
             self._process.start()
         theirs.close()  # so that the pipe ends with the process
         self._outbox: SimpleQueue[Incoming | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._run(_write, self._pipe, self._outbox)
+        self._start_thread(_write, self._pipe, self._outbox)
 
-    def listen(self, hear: Callable[[Told], None]) -> None:
-        """Have a thread call `hear` with what the process says from now on, and with None at its end."""
-        self._run(_read, self._pipe, hear)
+    def listen(self, receive: Callable[[Received], None]) -> None:
+        """Start a thread that calls `receive` with each message from now on, and with None at the end."""
+        self._start_thread(_read, self._pipe, receive)
 
     def send(self, message: Incoming) -> None:
-        """Say something, without waiting for it to be heard."""
+        """Queue a message for the process. Returns at once."""
         self._outbox.put(message)
 
     def end(self, grace: float = GRACE) -> None:
-        """End the process, by force after `grace` seconds, and all that belongs to it. Twice is no harm."""
+        """End the process, its threads and its pipe. Kills it after `grace` seconds. Idempotent."""
         self._outbox.put(None)
         self._process.join(grace)
         if self._process.is_alive():
@@ -106,54 +107,58 @@ class EngineProcess:
             thread.join()
         self._pipe.close()
 
-    def _loaded(self) -> Model:
+    def _receive_model(self) -> LoadedModel:
+        """Wait for the first message of the process."""
         try:
-            said = self._pipe.recv()
+            received = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(GRACE)
-            why = (
+            advice = (
                 "memory may be too small: use a smaller model or dtype, or fewer --kv-tokens"
                 if self.exit_code == -signal.SIGKILL
-                else "what it printed says why"
+                else "see what it printed"
             )
             raise SoothsayError(
-                f"the engine's process ended while it was loading, with exit code {self.exit_code}; {why}"
+                f"the engine's process ended while it was loading, with exit code {self.exit_code}; {advice}"
             ) from None
-        if isinstance(said, SoothsayError):
-            raise said
-        model: Model = said
+        if isinstance(received, SoothsayError):
+            raise received
+        model: LoadedModel = received
         return model
 
-    def _run(self, target: Callable[..., None], *args: object) -> None:
+    def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, name=f"engine{target.__name__}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
 
 def load(model: str, **options: Any) -> LLM:
-    """An `LLM`, made where torch is wanted: in the engine's process. The server's never imports it."""
+    """Make an `LLM`. Imports torch only here, because the server's process works without torch."""
     from soothsay.llm import LLM
 
     return LLM(model, **options)
 
 
-def _live(factory: Callable[[], LLM], pipe: Connection) -> None:
-    from soothsay.server.worker import live
+def _run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
+    """Run in the engine's process, which is the only one that imports torch."""
+    from soothsay.server.worker import run_worker
 
-    live(factory, pipe)
+    run_worker(factory, pipe)
 
 
-def _read(pipe: Connection, hear: Callable[[Told], None]) -> None:
+def _read(pipe: Connection, receive: Callable[[Received], None]) -> None:
+    """Pass on messages until the process closes the pipe."""
     try:
         while True:
-            hear(pipe.recv())
+            receive(pipe.recv())
     except (EOFError, OSError):
         pass
     finally:
-        hear(None)
+        receive(None)
 
 
 def _write(pipe: Connection, outbox: SimpleQueue[Incoming | None]) -> None:
+    """Send messages until one is None, which tells the process to end."""
     message: Incoming | None
     with suppress(OSError):
         while True:
@@ -163,13 +168,13 @@ def _write(pipe: Connection, outbox: SimpleQueue[Incoming | None]) -> None:
 
 
 @contextmanager
-def _unsignalled() -> Iterator[None]:
-    """What is started in here is not interrupted or terminated by signals: it inherits that they are blocked.
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGTERM, so that processes started inside inherit the block.
 
-    A supervisor may well signal all processes of a service, and a terminal does; the answers that run are to
-    be given first.
+    Terminals, and some supervisors, signal every process of a group. The engine must finish the running
+    answers first.
     """
-    resource_tracker.ensure_running()  # it would be started on the way otherwise, and unblock them
+    resource_tracker.ensure_running()  # starting a process starts it too, and that unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

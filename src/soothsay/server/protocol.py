@@ -1,4 +1,4 @@
-"""What clients send. A field that is not here is refused; those in `IGNORED` change no answer."""
+"""The bodies of requests. Unknown fields are refused, except those in `IGNORED`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IGNORED = (
     "store",
     "user",
 )
-"""Fields of OpenAI's that are read and dropped: they are for its accounting, its storage and its speed."""
+"""Fields of OpenAI's API that have no effect here. They concern its accounting, storage and speed."""
 
 
 class _Body(BaseModel):
@@ -26,13 +26,13 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """How to stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class Speculation(_Body):
-    """Who guesses for this request and how much, which guesses hold, and whether to tell of them."""
+    """How to speculate: drafter, verifier, limit of draft tokens, and whether to report each step."""
 
     drafter: str | None = None
     verifier: str | None = None
@@ -41,7 +41,7 @@ class Speculation(_Body):
 
 
 class StructuredOutputs(_Body):
-    """vLLM's field for answers of a given form. One of them."""
+    """vLLM's field for a form that the answer must have. Only one of its fields may be set."""
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -50,8 +50,8 @@ class StructuredOutputs(_Body):
     grammar: str | None = None
 
 
-class Generation(_Body):
-    """What both kinds of requests have. None always means the default."""
+class GenerationRequest(_Body):
+    """The fields that chats and completions share. None always means the default."""
 
     model: str
     stream: bool | None = None
@@ -88,26 +88,26 @@ class Generation(_Body):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 class TextPart(_Body):
-    """A part of a message. Images and sound are not understood."""
+    """A part of a message. Images and sound are not supported."""
 
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(_Body):
-    """What the model called; `arguments` is JSON."""
+    """The function of a call. `arguments` is JSON text."""
 
     name: str
     arguments: str = "{}"
 
 
 class Call(_Body):
-    """A call that the model made before."""
+    """A call in an earlier message of the model."""
 
     id: str
     type: Literal["function"] = "function"
@@ -122,10 +122,10 @@ class ChatMessage(_Body):
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None  # clients send back what they were given
+    refusal: str | None = None  # clients send back the messages that they got
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates want it: content as one text, arguments as a mapping."""
+        """The message as chat templates expect it: content is one text, arguments are a mapping."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -149,7 +149,7 @@ class ChatMessage(_Body):
 
 
 class Function(_Body):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call. `parameters` is a JSON schema."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -158,43 +158,43 @@ class Function(_Body):
 
 
 class Tool(_Body):
-    """What the model may call."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(_Body):
-    """One of the functions."""
+    """Names one of the functions."""
 
     name: str
 
 
 class NamedTool(_Body):
-    """One of the tools."""
+    """Names the tool that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class JsonSchema(_Body):
-    """A schema and what OpenAI wants to be told with it."""
+    """A JSON schema, with the name that OpenAI requires."""
 
     name: str
     description: str | None = None
-    strict: bool | None = None  # answers always follow the schema
+    strict: bool | None = None  # no effect: answers always follow the schema
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class ResponseFormat(_Body):
-    """Text, any JSON object, or JSON by a schema."""
+    """The form of an answer: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class ChatRequest(Generation):
-    """`POST /v1/chat/completions`."""
+class ChatRequest(GenerationRequest):
+    """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = None
@@ -208,8 +208,8 @@ class ChatRequest(Generation):
     modalities: list[Literal["text"]] | None = None
 
 
-class CompletionRequest(Generation):
-    """`POST /v1/completions`."""
+class CompletionRequest(GenerationRequest):
+    """The body of `POST /v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
@@ -220,7 +220,7 @@ class CompletionRequest(Generation):
 
 
 class TokenizeRequest(_Body):
-    """`POST /tokenize`: a text or a conversation."""
+    """The body of `POST /tokenize`: a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -229,14 +229,15 @@ class TokenizeRequest(_Body):
 
 
 class DetokenizeRequest(_Body):
-    """`POST /detokenize`."""
+    """The body of `POST /detokenize`."""
 
     model: str | None = None
     tokens: list[int]
 
 
 def _parsed(arguments: str) -> Any:
+    """JSON text as a value, or the text itself if it is not JSON."""
     try:
         return json.loads(arguments)
     except ValueError:
-        return arguments  # what a model once said need not be JSON
+        return arguments  # an earlier answer of a model

@@ -1,4 +1,4 @@
-"""The shapes of answers: whole and in chunks, of chats and of completions."""
+"""OpenAI's formats of replies to chats and completions, whole and in chunks of a stream."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from soothsay import __version__
-from soothsay.engine.answer import FinishReason, StepTrace, TokenLogprobs
-from soothsay.server.loop import Job
-from soothsay.server.messages import News
-from soothsay.server.tools import Reader, ToolCall
+from soothsay.core.answer import FinishReason, StepTrace, TokenLogprobs
+from soothsay.server.jobs import Job
+from soothsay.server.messages import AnswerUpdate
+from soothsay.server.tools import ParsedPart, ToolCall, ToolCallParser
 from soothsay.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
 
 class TokenTexts:
-    """What single tokens say, beginning with a space where they do. Remembered: there are only so many."""
+    """The texts of single tokens, with the space that a token may begin with. Caches them."""
 
     def __init__(self, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
-        """The text of a token. Part of a character is U+FFFD."""
+        """The text of a token. A part of a character becomes U+FFFD."""
         if self._tokenizer is None:
             return f"token_id:{token}"
         if token not in self._texts:
-            # alone, a token may lose the space that it begins with; behind itself it does not
+            # decoders drop the space of the first token, so decode the token after itself
             first = self._tokenizer.decode([token], skip_special=False)
             both = self._tokenizer.decode([token, token], skip_special=False)
             self._texts[token] = both[len(first) :]
         return self._texts[token]
 
 
-class Reply(ABC):
-    """The answers to one request of HTTP.
+class ReplyFormat(ABC):
+    """Formats the answers to one HTTP request as JSON.
 
     Args:
-        model: as clients call it.
-        texts: of tokens, for log-probabilities and traces.
+        model: the model's name in requests.
+        texts: texts of tokens, for log-probabilities and traces.
     """
 
-    kind: str
-    chunk_kind: str
-    prefix: str
+    kind: str  # the field `object` of a whole reply
+    chunk_kind: str  # the field `object` of a chunk
+    prefix: str  # of the reply's id
 
     def __init__(self, model: str, texts: TokenTexts):
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
@@ -57,27 +57,27 @@ class Reply(ABC):
 
     @abstractmethod
     def opening(self, count: int) -> list[Json]:
-        """Choices of chunks that come before all news."""
+        """Choices of the chunks at the start of a stream with `count` answers."""
 
     @abstractmethod
-    def news(self, news: News) -> list[Json]:
-        """Choices of chunks that say what is new."""
+    def update(self, update: AnswerUpdate) -> list[Json]:
+        """Choices of the chunks for one update of an answer."""
 
     @abstractmethod
-    def choice(self, index: int, seed: int, said: Sequence[News]) -> Json:
-        """An answer that has ended, whole: all that was said, and with which seed."""
+    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+        """The choice for a whole answer, from all of its updates."""
 
     def chunk(self, choices: Sequence[Json], usage: Json | None, *, with_usage: bool) -> Json:
-        """A part of a stream."""
+        """One chunk of a stream."""
         chunk = self._frame(self.chunk_kind, choices)
         return {**chunk, "usage": usage} if with_usage else chunk
 
     def whole(self, choices: Sequence[Json], usage: Json) -> Json:
-        """All of the answers."""
+        """The whole reply."""
         return {**self._frame(self.kind, choices), "usage": usage}
 
     def _traced(self, part: Json, traces: Sequence[StepTrace]) -> Json:
-        """A choice of a chunk with the steps that brought it, if they are to be told."""
+        """Add the traces of steps to a choice of a chunk, if there are any."""
         if not traces:
             return part
         return {**part, "speculation": {"steps": [self._step(trace) for trace in traces]}}
@@ -102,115 +102,112 @@ class Reply(ABC):
         }
 
 
-class ChatReply(Reply):
-    """Answers to a conversation. `reader` makes what finds calls of tools in one answer."""
+class ChatFormat(ReplyFormat):
+    """Formats answers to a chat. `parser` makes the parser of tool calls for one answer."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, model: str, texts: TokenTexts, reader: Callable[[], Reader]):
+    def __init__(self, model: str, texts: TokenTexts, parser: Callable[[], ToolCallParser]):
         super().__init__(model, texts)
-        self._reader = reader
-        self._readers: dict[int, Reader] = {}
-        self._calls: dict[int, int] = {}  # made so far, of an answer
+        self._make_parser = parser
+        self._parsers: dict[int, ToolCallParser] = {}  # by answer
+        self._num_calls: dict[int, int] = {}  # by answer, so far
 
     def opening(self, count: int) -> list[Json]:
-        """Who speaks."""
+        """The role of each answer's message."""
         return [
-            _part(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
+            _choice(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
             for index in range(count)
         ]
 
-    def news(self, news: News) -> list[Json]:
-        """Text, calls, and at the end the reason."""
-        index = news.index
-        reader = self._readers.setdefault(index, self._reader())
-        said = [reader.push(news.text)]
-        if news.finish_reason is not None:
-            said.append(reader.end())
-        content = "".join(part.content for part in said)
-        calls = [call for part in said for call in part.calls]
-        logprobs = self._logprobs(news.logprobs)
+    def update(self, update: AnswerUpdate) -> list[Json]:
+        """The new text and calls; after the end also a choice with the reason."""
+        index = update.index
+        parser = self._parsers.setdefault(index, self._make_parser())
+        parsed = [parser.push(update.text)]
+        if update.finish_reason is not None:
+            parsed.append(parser.end())
+        content, calls = _join(parsed)
+        logprobs = self._logprobs(update.logprobs)
         delta: Json = {"content": content} if content else {}
-        made = self._calls.get(index, 0)
+        num_calls = self._num_calls.get(index, 0)
         if calls:
             delta["tool_calls"] = [
-                {"index": number, **_call(call)} for number, call in enumerate(calls, start=made)
+                {"index": number, **_call(call)} for number, call in enumerate(calls, start=num_calls)
             ]
-            self._calls[index] = made + len(calls)
-        parts = []
-        if delta or logprobs or news.traces:
-            parts.append(self._traced(_part(index, {"delta": delta}, logprobs, None), news.traces))
-        if news.finish_reason is not None:
-            reason = _reason(news.finish_reason, called=bool(self._calls.get(index)))
-            parts.append(_part(index, {"delta": {}}, None, reason))
-        return parts
+            self._num_calls[index] = num_calls + len(calls)
+        choices = []
+        if delta or logprobs or update.traces:
+            choices.append(self._traced(_choice(index, {"delta": delta}, logprobs, None), update.traces))
+        if update.finish_reason is not None:
+            reason = _reason(update.finish_reason, called=bool(self._num_calls.get(index)))
+            choices.append(_choice(index, {"delta": {}}, None, reason))
+        return choices
 
-    def choice(self, index: int, seed: int, said: Sequence[News]) -> Json:
-        """The message."""
-        reader = self._reader()
-        read = [reader.push(_text(said)), reader.end()]
-        content = "".join(part.content for part in read)
-        calls = [call for part in read for call in part.calls]
+    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+        """The message of a whole answer."""
+        parser = self._make_parser()
+        content, calls = _join([parser.push(_text(updates)), parser.end()])
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
-        reason = _reason(said[-1].finish_reason, called=bool(calls))
-        part = _part(index, {"message": message}, self._logprobs(_logprobs(said)), reason)
-        return {**part, "seed": seed}
+        reason = _reason(updates[-1].finish_reason, called=bool(calls))
+        choice = _choice(index, {"message": message}, self._logprobs(_logprobs(updates)), reason)
+        return {**choice, "seed": seed}
 
-    def _logprobs(self, told: Sequence[TokenLogprobs] | None) -> Json | None:
-        if told is None:
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
+        if logprobs is None:
             return None
         return {
             "content": [
                 {
-                    **self._token(known.token, known.logprob),
-                    "top_logprobs": [self._token(*pair) for pair in known.top.items()],
+                    **self._token(one.token, one.logprob),
+                    "top_logprobs": [self._token(*pair) for pair in one.top.items()],
                 }
-                for known in told
+                for one in logprobs
             ],
             "refusal": None,
         }
 
     def _token(self, token: int, logprob: float) -> Json:
         text = self.texts(token)
-        spelt = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": spelt}
+        spelling = None if "\ufffd" in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": spelling}
 
 
-class CompletionReply(Reply):
-    """Texts that go on. `echoed`: for each answer the prompt, where it is to be said again."""
+class CompletionFormat(ReplyFormat):
+    """Formats completions. `echoed` has the prompt of each answer if replies begin with it, else nothing."""
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[str] = ()):
         super().__init__(model, texts)
         self._echoed = echoed
-        self._offsets: dict[int, int] = {}  # characters told of, of an answer
+        self._offsets: dict[int, int] = {}  # characters with log-probabilities so far, by answer
 
     def opening(self, count: int) -> list[Json]:
-        """The prompts, if they are to be said again."""
-        return [_part(index, {"text": text}, None, None) for index, text in enumerate(self._echoed)]
+        """The prompts, if replies begin with them."""
+        return [_choice(index, {"text": text}, None, None) for index, text in enumerate(self._echoed)]
 
-    def news(self, news: News) -> list[Json]:
-        """Text, and at the end the reason."""
-        logprobs = self._logprobs(news.index, news.logprobs)
-        if not news.text and news.finish_reason is None and logprobs is None and not news.traces:
+    def update(self, update: AnswerUpdate) -> list[Json]:
+        """The new text, and at the end the reason."""
+        logprobs = self._logprobs(update.index, update.logprobs)
+        if not update.text and update.finish_reason is None and logprobs is None and not update.traces:
             return []
-        part = _part(news.index, {"text": news.text}, logprobs, _reason(news.finish_reason))
-        return [self._traced(part, news.traces)]
+        choice = _choice(update.index, {"text": update.text}, logprobs, _reason(update.finish_reason))
+        return [self._traced(choice, update.traces)]
 
-    def choice(self, index: int, seed: int, said: Sequence[News]) -> Json:
-        """The text."""
-        text = (self._echoed[index] if self._echoed else "") + _text(said)
-        logprobs = self._logprobs(index, _logprobs(said))
-        part = _part(index, {"text": text}, logprobs, _reason(said[-1].finish_reason))
-        return {**part, "seed": seed}
+    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+        """The text of a whole answer."""
+        text = (self._echoed[index] if self._echoed else "") + _text(updates)
+        logprobs = self._logprobs(index, _logprobs(updates))
+        choice = _choice(index, {"text": text}, logprobs, _reason(updates[-1].finish_reason))
+        return {**choice, "seed": seed}
 
-    def _logprobs(self, index: int, told: Sequence[TokenLogprobs] | None) -> Json | None:
-        if told is None:
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
+        if logprobs is None:
             return None
-        tokens = [self.texts(known.token) for known in told]
+        tokens = [self.texts(one.token) for one in logprobs]
         offset, offsets = self._offsets.get(index, 0), []
         for text in tokens:
             offsets.append(offset)
@@ -218,31 +215,32 @@ class CompletionReply(Reply):
         self._offsets[index] = offset
         return {
             "tokens": tokens,
-            "token_logprobs": [known.logprob for known in told],
+            "token_logprobs": [one.logprob for one in logprobs],
             "top_logprobs": [
-                {self.texts(token): logprob for token, logprob in known.top.items()} for known in told
+                {self.texts(token): logprob for token, logprob in one.top.items()} for one in logprobs
             ],
             "text_offset": offsets,
         }
 
 
 def usage(job: Job) -> Json:
-    """Tokens read, said and guessed, as far as is known."""
+    """The tokens of a job so far: of prompts and answers, drafted and accepted."""
     answers = job.answers
     stats = [answer.stats for answer in answers]
     steps, emitted = sum(s.steps for s in stats), sum(s.emitted for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    first = answers[:: job.params.n]  # of each prompt
-    read, found = sum(answer.read for answer in first), sum(answer.found for answer in first)
-    said = sum(answer.said for answer in answers)
+    first = answers[:: job.params.n]  # one answer of each prompt, so that a prompt counts once
+    num_prompt = sum(answer.num_prompt for answer in first)
+    num_cached = sum(answer.num_cached for answer in first)
+    num_output = sum(answer.num_output for answer in answers)
     accepted_by: Counter[str] = Counter()
     for one in stats:
         accepted_by.update({author: sum(counts) for author, counts in one.accepted_by.items()})
     return {
-        "prompt_tokens": read,
-        "completion_tokens": said,
-        "total_tokens": read + said,
-        "prompt_tokens_details": {"cached_tokens": found},
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -257,18 +255,23 @@ def usage(job: Job) -> Json:
     }
 
 
-def _text(said: Sequence[News]) -> str:
-    return "".join(news.text for news in said)
+def _join(parts: Sequence[ParsedPart]) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of all parts."""
+    return "".join(part.content for part in parts), [call for part in parts for call in part.calls]
 
 
-def _logprobs(said: Sequence[News]) -> list[TokenLogprobs] | None:
-    """All of them; None: not asked for."""
-    parts = [news.logprobs for news in said if news.logprobs is not None]
-    return [known for part in parts for known in part] if parts else None
+def _text(updates: Sequence[AnswerUpdate]) -> str:
+    return "".join(update.text for update in updates)
 
 
-def _part(index: int, said: Json, logprobs: Json | None, reason: str | None) -> Json:
-    return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+def _logprobs(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
+    """The log-probabilities of all updates; None: not requested."""
+    parts = [update.logprobs for update in updates if update.logprobs is not None]
+    return [one for part in parts for one in part] if parts else None
+
+
+def _choice(index: int, content: Json, logprobs: Json | None, reason: str | None) -> Json:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _call(call: ToolCall) -> Json:

@@ -1,7 +1,7 @@
-"""Tools: what the chat template tells the model of them, and the calls in what the model says.
+"""Finds tool calls in the text of an answer, and makes grammars that force a tool call.
 
-Models call tools in text, each family in its own way. Which one is read off the chat template: what it adds
-to a prompt when there are tools.
+A model writes tool calls as text, in the format of its family. The chat template shows which format: it adds
+instructions to the prompt when there are tools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from soothsay.tokenizer import Tokenizer
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Calls are written the way that chat templates write them, in llguidance's terms."""
+"""Spacing of JSON in a forced call, in llguidance's terms. Chat templates write calls with it."""
 
 PROBE = {
     "type": "function",
@@ -29,7 +29,7 @@ PROBE = {
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call; `arguments` is JSON text."""
+    """A call of a tool. `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -37,49 +37,53 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is certain of an answer: text for the reader, and calls."""
+class ParsedPart:
+    """A part of an answer: text for the user, and complete calls."""
 
     content: str = ""
     calls: Sequence[ToolCall] = ()
 
 
-class Reader(ABC):
-    """Reads an answer as it comes, in pieces of any size: the sum of what is said does not depend on them."""
+class ToolCallParser(ABC):
+    """Splits one answer into text and tool calls while it streams.
+
+    The sum of all parts does not depend on how the answer is cut into pieces.
+    """
 
     @abstractmethod
-    def push(self, text: str) -> Said:
-        """What has become certain with `text`."""
+    def push(self, text: str) -> ParsedPart:
+        """Read the next piece. Returns the text and the calls that later pieces cannot change."""
 
     @abstractmethod
-    def end(self) -> Said:
-        """What is left when the answer has ended."""
+    def end(self) -> ParsedPart:
+        """End the answer. Returns what was held back."""
 
 
-class Plain(Reader):
-    """No calls."""
+class PlainParser(ToolCallParser):
+    """Finds no calls: the whole answer is text."""
 
-    def push(self, text: str) -> Said:
-        """All of it is text."""
-        return Said(text)
+    def push(self, text: str) -> ParsedPart:
+        """Return all of it as text."""
+        return ParsedPart(text)
 
-    def end(self) -> Said:
-        """Nothing is held back."""
-        return Said()
+    def end(self) -> ParsedPart:
+        """Return nothing, since nothing was held back."""
+        return ParsedPart()
 
 
-class Hermes(Reader):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, and many others.
+class HermesParser(ToolCallParser):
+    """Finds calls of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    White space around calls is not part of the text. A call that is not JSON is text, as it was said.
+    Hermes, Qwen 2.5 and 3, and many others write them. White space around calls is not part of the text. A
+    call that is not valid JSON stays in the text, unchanged.
     """
 
     def __init__(self) -> None:
         self._held = ""
-        self._after_call = False  # and nothing but white space since
+        self._after_call = False  # only white space has come since a call
 
-    def push(self, text: str) -> Said:
-        """Text up to what may become a call, and the calls that are complete."""
+    def push(self, text: str) -> ParsedPart:
+        """Return the text up to the first character that may belong to a call, and the complete calls."""
         self._held += text
         self._skip_space()
         content, calls = "", []
@@ -87,7 +91,7 @@ class Hermes(Reader):
             end = self._held.find(CLOSE, start)
             if end < 0:
                 break
-            call = _call(self._held[start + len(OPEN) : end], "arguments")
+            call = _parse_call(self._held[start + len(OPEN) : end], "arguments")
             if call is None:
                 content += self._held[: end + len(CLOSE)]
             else:
@@ -96,74 +100,81 @@ class Hermes(Reader):
             self._held = self._held[end + len(CLOSE) :]
             self._after_call = call is not None
             self._skip_space()
-        certain = len(self._held[:start].rstrip()) if start >= 0 else self._certain()
+        certain = len(self._held[:start].rstrip()) if start >= 0 else self._num_certain()
         content, self._held = content + self._held[:certain], self._held[certain:]
-        return Said(content, calls)
+        return ParsedPart(content, calls)
 
-    def end(self) -> Said:
-        """A call without its closing tag counts too: an end token may stand in its place."""
+    def end(self) -> ParsedPart:
+        """Return what was held back. The last call may lack its closing tag, if an end token replaced it."""
         held, self._held = self._held, ""
         before, tag, inside = held.partition(OPEN)
-        call = _call(inside, "arguments") if tag else None
-        return Said(held) if call is None else Said(before.rstrip(), [call])
+        call = _parse_call(inside, "arguments") if tag else None
+        return ParsedPart(held) if call is None else ParsedPart(before.rstrip(), [call])
 
     def _skip_space(self) -> None:
         if self._after_call:
             self._held = self._held.lstrip()
             self._after_call = not self._held
 
-    def _certain(self) -> int:
-        """Characters before the white space, or the beginning of a tag, that may belong to a call."""
+    def _num_certain(self) -> int:
+        """Number of characters before any white space or partial tag at the end, which may begin a call."""
         text = self._held
         cut = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
         return len(text[: len(text) - cut].rstrip())
 
 
-class Llama3(Reader):
-    """The whole answer is `{"name": ..., "parameters": {...}}`, or several with `;` between: Llama 3."""
+class Llama3Parser(ToolCallParser):
+    """Finds calls in an answer that consists of `{"name": ..., "parameters": {...}}`, joined by `;`.
+
+    Llama 3 writes them.
+    """
 
     def __init__(self) -> None:
         self._held = ""
-        self._text = False  # it has begun like text
+        self._is_text = False  # the answer begins unlike a call
 
-    def push(self, text: str) -> Said:
-        """Text if the answer begins like text, and else nothing before its end."""
+    def push(self, text: str) -> ParsedPart:
+        """Return the text if the answer begins unlike a call. Otherwise hold it back."""
         self._held += text
         start = self._held.lstrip().removeprefix("<|python_tag|>").lstrip()
-        self._text = self._text or (bool(start) and not start.startswith(("{", "<")))
-        if not self._text:
-            return Said()
+        self._is_text = self._is_text or (bool(start) and not start.startswith(("{", "<")))
+        if not self._is_text:
+            return ParsedPart()
         content, self._held = self._held, ""
-        return Said(content)
+        return ParsedPart(content)
 
-    def end(self) -> Said:
-        """The calls, if all of the answer is such."""
+    def end(self) -> ParsedPart:
+        """Return the calls if the answer consists of calls only. Otherwise return it as text."""
         held, self._held = self._held, ""
         rest, calls = held.strip().removeprefix("<|python_tag|>").strip(), []
         while rest:
-            said, end = _first_json(rest)
-            call = _as_call(said, "parameters")
+            value, end = _first_json(rest)
+            call = _as_call(value, "parameters")
             if call is None:
-                return Said(held)
+                return ParsedPart(held)
             calls.append(call)
             rest = rest[end:].lstrip("; \n")
-        return Said("", calls) if calls else Said(held)
+        return ParsedPart("", calls) if calls else ParsedPart(held)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model is told of tools, if it is, and how it calls them."""
+    """How a model calls tools."""
 
-    known: bool
-    """Whether the chat template says anything of tools."""
-    reader: Callable[[], Reader] = Plain
+    supported: bool
+    """Whether the chat template describes tools to the model."""
+
+    parser: Callable[[], ToolCallParser] = PlainParser
+    """Makes the parser of one answer."""
+
     arguments: str = "arguments"
-    """What a call has its arguments under."""
-    frame: tuple[str, str] | None = None
-    """What stands before and behind a call; None: not known."""
+    """Name of the field of a call that has the arguments."""
 
-    def forced(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """A grammar, in llguidance's Lark, of one call of one of `tools`; None if that is not known."""
+    frame: tuple[str, str] | None = None
+    """Text before and after a call; None: the format is unknown."""
+
+    def call_grammar(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """A grammar, in llguidance's Lark, for one call of one of the tools. None: the format is unknown."""
         if self.frame is None:
             return None
         calls = [
@@ -179,44 +190,44 @@ class ToolFormat:
             for tool in tools
         ]
         schema = {"anyOf": calls, "x-guidance": SPACING}
-        before, behind = (f"{json.dumps(text)} " if text else "" for text in self.frame)
-        return f"start: {before}call {behind}\ncall: %json {json.dumps(schema)}"
+        before, after = (f"{json.dumps(text)} " if text else "" for text in self.frame)
+        return f"start: {before}call {after}\ncall: %json {json.dumps(schema)}"
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None) -> ToolFormat:
-        """Read it off the chat template."""
+        """Detect the format from what the chat template adds to a prompt for a tool."""
         if tokenizer is None or not tokenizer.has_chat_template:
-            return cls(known=False)
+            return cls(supported=False)
         messages = [{"role": "user", "content": "?"}]
         try:
-            without, told = tokenizer.render(messages), tokenizer.render(messages, tools=[PROBE])
+            without, prompt = tokenizer.render(messages), tokenizer.render(messages, tools=[PROBE])
         except RequestError:
-            return cls(known=False)
-        if told == without:
-            return cls(known=False)
-        if OPEN in told:
-            return cls(known=True, reader=Hermes, frame=(f"{OPEN}\n", f"\n{CLOSE}"))
-        if '{"name": function name, "parameters"' in told:
-            return cls(known=True, reader=Llama3, arguments="parameters", frame=("", ""))
-        return cls(known=True)
+            return cls(supported=False)
+        if prompt == without:
+            return cls(supported=False)
+        if OPEN in prompt:
+            return cls(supported=True, parser=HermesParser, frame=(f"{OPEN}\n", f"\n{CLOSE}"))
+        if '{"name": function name, "parameters"' in prompt:
+            return cls(supported=True, parser=Llama3Parser, arguments="parameters", frame=("", ""))
+        return cls(supported=True)
 
 
-def _call(text: str, arguments: str) -> ToolCall | None:
-    """The call that `text` is, if it is one."""
-    said, end = _first_json(text.strip())
-    return _as_call(said, arguments) if end == len(text.strip()) else None
+def _parse_call(text: str, arguments: str) -> ToolCall | None:
+    """The call that a text consists of; None if it is not exactly one call."""
+    value, end = _first_json(text.strip())
+    return _as_call(value, arguments) if end == len(text.strip()) else None
 
 
 def _first_json(text: str) -> tuple[Any, int]:
-    """The value that a text begins with, and where it ends; None and 0 if it is not JSON."""
+    """The JSON value at the start of a text, and where it ends; None and 0 if there is none."""
     try:
         return json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return None, 0
 
 
-def _as_call(said: Any, arguments: str) -> ToolCall | None:
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+def _as_call(value: Any, arguments: str) -> ToolCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    given = said.get(arguments, {})
-    return ToolCall(said["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+    given = value.get(arguments, {})
+    return ToolCall(value["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What runs in the engine's process: a loop of steps, and between them what the server asks."""
+"""The loop that runs in the engine's process. It steps the engine, and reads messages between steps."""
 
 from __future__ import annotations
 
@@ -13,33 +13,45 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from soothsay.drafters import REGISTRY, Drafter, build_drafter
-from soothsay.engine.answer import FinishReason
-from soothsay.engine.request import Request
+from soothsay.core.answer import FinishReason
+from soothsay.core.load import EngineLoad
+from soothsay.core.request import Request, RequestDrafter
+from soothsay.drafters.base import Drafter
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
-from soothsay.server.errors import ApiError, internal_error
+from soothsay.server.api_errors import ApiError, internal_error
 from soothsay.server.log import log_to_stderr
-from soothsay.server.messages import Admitted, Ask, Cancel, Incoming, Load, Model, News, Outgoing, Step
+from soothsay.server.messages import (
+    Admitted,
+    AnswerUpdate,
+    Cancel,
+    EngineUpdate,
+    Incoming,
+    LoadedModel,
+    Outgoing,
+    Submit,
+)
 
 log = logging.getLogger("soothsay.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a request needs has been compiled and built, or cannot be."""
+    """Says that the grammar and the drafter of a job are ready, or why they cannot be had."""
 
-    ask: Ask
+    submit: Submit
     error: ApiError | None
 
 
 Inbox = SimpleQueue[Incoming | Prepared]
 
 
-def live(factory: Callable[[], LLM], pipe: Connection) -> None:
-    """Load an engine and step it until the server's end of the pipe is closed or says None.
+def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
+    """Load a model and step its engine, until the server sends None or closes its end of the pipe.
 
-    What the pipe gets first is a `Model`, or the `SoothsayError` for which there is none.
+    The first message to the server is a `LoadedModel`, or the `SoothsayError` that says why there is none.
     """
     log_to_stderr()
     inbox: Inbox = SimpleQueue()
@@ -52,25 +64,26 @@ def live(factory: Callable[[], LLM], pipe: Connection) -> None:
     try:
         pipe.send(_model(llm))
         Worker(llm, pipe.send, inbox).run()
-    except BrokenPipeError:  # the server is gone
+    except BrokenPipeError:  # the server's process has ended
         os._exit(0)
     except BaseException:
         log.critical("engine died", exc_info=True)
-        os._exit(1)  # whatever other threads are at
+        os._exit(1)  # do not wait for other threads
 
 
 def _listen(pipe: Connection, inbox: Inbox) -> None:
+    """Put messages of the server into the inbox, and end the process after the last one."""
     try:
         while (message := pipe.recv()) is not None:
             inbox.put(message)
     except (EOFError, OSError):
         pass
     finally:
-        os._exit(0)  # in the middle of whatever it is: nothing here is worth keeping without a server
+        os._exit(0)  # even in the middle of a step: without a server, nobody needs its result
 
 
-def _model(llm: LLM) -> Model:
-    return Model(
+def _model(llm: LLM) -> LoadedModel:
+    return LoadedModel(
         tokenizer=llm.tokenizer,
         vocab_size=llm.model.config.vocab_size,
         max_context=llm.config.max_context or 0,
@@ -81,124 +94,119 @@ def _model(llm: LLM) -> Model:
 
 
 class Worker:
-    """Steps an engine as long as there is work, and tells once a step all that the step brought.
+    """Steps an engine while there is work. Sends one message a step, with the updates of all answers.
 
     Args:
-        llm: whose engine it is. Nobody else may step it.
-        tell: takes what the server is told.
-        inbox: what the server asks. It is looked at between steps.
+        llm: the model and its engine. Nothing else may step the engine.
+        send: sends a message to the server.
+        inbox: messages of the server. The worker reads them between steps.
     """
 
-    def __init__(self, llm: LLM, tell: Callable[[Outgoing], None], inbox: Inbox):
+    def __init__(self, llm: LLM, send: Callable[[Outgoing], None], inbox: Inbox):
         self._llm, self._engine = llm, llm.engine
-        self._tell, self._inbox = tell, inbox
+        self._send, self._inbox = send, inbox
         self._jobs: dict[int, list[Request]] = {}
         self._preparing: set[int] = set()
-        self._side = ThreadPoolExecutor(1, "prepare")
-        self._drafters: dict[str, Drafter] = {}  # those that requests have named
-        self._asked: dict[Drafter, None] = {}  # those that requests have had
-        self._load = Load(0, 0, 0.0)  # as it was last told
-        self._decisions: Counter[str] = Counter()  # likewise
+        self._preparer = ThreadPoolExecutor(1, "prepare")
+        self._drafters: dict[str, Drafter] = {}  # by the name that requests give
+        self._used_drafters: dict[RequestDrafter, None] = {}  # an ordered set
+        self._load = EngineLoad(0, 0, 0.0)  # as last reported
+        self._decisions: Counter[str] = Counter()  # as last reported
 
     def run(self) -> None:
-        """Never returns."""
+        """Read messages and step, for ever."""
         while True:
             while not self._inbox.empty() or not self._engine.has_work:
-                if self._inbox.empty():  # the last step's load must not be taken for that of an idle engine
+                if self._inbox.empty():  # before waiting, report that the engine is idle now
                     self._report()
                 self._act(self._inbox.get())
             self._report(failed=not self._step())
 
     def _act(self, message: Incoming | Prepared) -> None:
         match message:
-            case Ask() if self._is_new(message):
+            case Submit() if self._needs_preparation(message):
                 self._preparing.add(message.job)
-                self._side.submit(self._prepare, message)
-            case Ask():
-                self._take(message)
-            case Prepared(ask, error) if ask.job in self._preparing:
-                self._preparing.discard(ask.job)
+                self._preparer.submit(self._prepare, message)
+            case Submit():
+                self._admit(message)
+            case Prepared(submit, error) if submit.job in self._preparing:
+                self._preparing.discard(submit.job)
                 if error is None:
-                    self._take(ask)
+                    self._admit(submit)
                 else:
-                    self._report(refused={ask.job: error})
+                    self._report(refused={submit.job: error})
             case Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
 
-    def _is_new(self, ask: Ask) -> bool:
-        """Whether something must be compiled or built first, for which steps shall not wait."""
-        name = ask.speculating.drafter
-        return ask.params.grammar is not None or (name is not None and name not in self._drafters)
+    def _needs_preparation(self, submit: Submit) -> bool:
+        """Whether a grammar must be compiled or a drafter built. Both take long, so steps go on meanwhile."""
+        name = submit.options.drafter
+        return submit.params.grammar is not None or (name is not None and name not in self._drafters)
 
-    def _prepare(self, ask: Ask) -> None:
-        """In a thread beside that of the steps."""
-        name, error = ask.speculating.drafter, None
+    def _prepare(self, submit: Submit) -> None:
+        """Compile the grammar and build the drafter. Runs in a thread of its own."""
+        name, error = submit.options.drafter, None
         try:
             if name is not None and name not in self._drafters:
                 self._drafters[name] = build_drafter(name, self._engine.target)
-            self._llm.constraint(ask.params)
+            self._llm.constraint(submit.params)
         except Exception as problem:
             error = _refusal(problem, name)
-        self._inbox.put(Prepared(ask, error))
+        self._inbox.put(Prepared(submit, error))
 
-    def _take(self, ask: Ask) -> None:
-        """Put a job in the line, or refuse all of it."""
-        wanted = ask.speculating
-        drafter = None if wanted.drafter is None else self._drafters[wanted.drafter]
+    def _admit(self, submit: Submit) -> None:
+        """Put all requests of a job into the engine's waiting line, or refuse them all."""
+        options = submit.options
+        drafter = None if options.drafter is None else self._drafters[options.drafter]
         requests: list[Request] = []
         try:
-            for prompt in ask.prompts:
+            for prompt in submit.prompts:
                 requests += self._llm.requests(
                     prompt,
-                    ask.params,
+                    submit.params,
                     drafter=drafter,
-                    max_nodes=wanted.max_nodes,
-                    priority=wanted.priority,
-                    traced=wanted.traced,
+                    max_nodes=options.max_nodes,
+                    priority=options.priority,
+                    traced=options.traced,
                 )
         except Exception as problem:
-            self._report(refused={ask.job: _refusal(problem, wanted.drafter)})
+            self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
         for request in requests:
             self._engine.add(request)
-            self._asked[request.drafter] = None
-        self._jobs[ask.job] = requests
-        self._tell(Admitted(ask.job, [request.seed for request in requests]))
+            self._used_drafters[request.drafter] = None
+        self._jobs[submit.job] = requests
+        self._send(Admitted(submit.job, [request.seed for request in requests]))
 
     def _step(self) -> bool:
-        """Whether the step went well. If not, all that ran ends, for who is to blame is not known; if none
-        ran, the next in line does.
-        """
+        """Run a step. If it fails, end every request that may have caused that, and return False."""
         try:
             self._engine.step()
         except Exception:
             log.error("step failed", exc_info=True)
-            scheduler = self._engine.scheduler
-            for request in list(scheduler.running) or list(scheduler.waiting)[:1]:
-                self._remove(request, FinishReason.ERROR)
+            for request in self._engine.suspects():
+                self._end(request, FinishReason.ERROR)
             return False
         return True
 
     def _drop(self, job: int, reason: FinishReason) -> None:
         for request in self._jobs.pop(job, ()):
-            if request.finish_reason is None:
-                self._remove(request, reason)
+            self._end(request, reason)
 
-    def _remove(self, request: Request, reason: FinishReason) -> None:
-        """Take a request out of the engine, whatever state that is in; its blocks are free then."""
-        request.finish_reason = reason
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request, if it has not ended. Its KV blocks are free afterwards."""
         try:
-            self._engine.scheduler.remove(request)
-        except Exception:  # a drafter that cannot even forget; the blocks were freed before it was asked
+            self._engine.cancel(request, reason)
+        except Exception:  # the drafter failed in `release`; the engine has freed the blocks before that
             log.error("release failed", exc_info=True)
 
     def _report(self, *, failed: bool = False, refused: dict[int, ApiError] | None = None) -> None:
-        """Tell what is new, if anything is."""
-        news: list[News] = []
+        """Send what has changed since the last report, if anything has."""
+        updates: list[AnswerUpdate] = []
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
-            news += [_news(job, i, request) for i, request in enumerate(requests) if request.pieces]
+            updates += [_update(job, i, request) for i, request in enumerate(requests) if request.pieces]
             reasons = [request.finish_reason for request in requests]
             if FinishReason.ERROR in reasons:
                 self._drop(job, FinishReason.ERROR)
@@ -206,47 +214,48 @@ class Worker:
             elif None not in reasons:
                 del self._jobs[job]
                 ended[job] = None
-        scheduler, allocator = self._engine.scheduler, self._engine.allocator
-        usage = 1 - allocator.num_free / allocator.num_blocks
-        load = Load(len(scheduler.running), len(scheduler.waiting), usage)
-        if not news and not ended and not failed and load == self._load:
+        load = self._engine.load
+        if not updates and not ended and not failed and load == self._load:
             return
-        decisions = sum((Counter(drafter.decisions) for drafter in self._asked), Counter[str]())
-        made = dict(decisions - self._decisions)
+        decisions = sum(
+            (drafter.decisions for drafter in self._used_drafters if isinstance(drafter, Controller)),
+            Counter[str](),
+        )
+        new_decisions = dict(decisions - self._decisions)
         self._load, self._decisions = load, decisions
-        self._tell(Step(time.monotonic(), news, ended, load, made, failed))
+        self._send(EngineUpdate(time.monotonic(), updates, ended, load, new_decisions, failed))
 
 
-def _news(job: int, index: int, request: Request) -> News:
-    """What has come for an answer since it was last looked at."""
+def _update(job: int, index: int, request: Request) -> AnswerUpdate:
+    """Take the new pieces and traces out of a request."""
     pieces = list(request.pieces)
     request.pieces.clear()
     traces = list(request.traces or ())
     if request.traces:
         request.traces.clear()
     logprobs = None
-    if request.params.logprobs is not None:  # the token that ends an answer is not part of it
+    if request.params.logprobs is not None:  # the token that ends an answer is not part of its text
         ends = request.end_tokens
         logprobs = [p.logprobs for p in pieces if p.logprobs is not None and p.token not in ends]
-    return News(
+    return AnswerUpdate(
         job=job,
         index=index,
         text="".join(piece.text for piece in pieces),
         logprobs=logprobs,
         traces=traces,
-        said=request.num_output,
-        found=request.num_prefix_hits,
-        preemptions=request.num_preemptions,
+        num_output=request.num_output,
+        num_cached=request.num_prefix_hits,
+        num_preemptions=request.num_preemptions,
         stats=request.stats,
         finish_reason=request.finish_reason,
     )
 
 
 def _refusal(error: Exception, drafter: str | None) -> ApiError:
-    """What the client is told of an error; the log is told more, where that says more."""
+    """The error that the client gets. Details that a client must not see go to the log."""
     if isinstance(error, RequestError):
         return ApiError.from_request(error)
-    if isinstance(error, DrafterError):  # the message may tell paths
+    if isinstance(error, DrafterError):  # its message may contain paths
         log.warning("drafter not available", extra={"drafter": drafter, "reason": str(error)})
         message = f"drafter {drafter!r} does not fit this model, or its files are missing"
         return ApiError(400, message, "invalid_value", param="speculation.drafter")

@@ -1,7 +1,7 @@
-"""What the target itself answers to the users of a file of conversations.
+"""Lets a target answer the users' messages of a file of conversations, as data to train drafters on.
 
-A drafter guesses what its target will say, so it learns best from what its target says (DistillSpec, Zhou et
-al. 2023, arXiv 2310.08461).
+A drafter predicts its target, so it learns best from its target's own answers (DistillSpec, Zhou et al. 2023,
+arXiv 2310.08461).
 """
 
 from __future__ import annotations
@@ -13,57 +13,63 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from soothsay.core.answer import FinishReason
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.sampling import derive_seed
 from soothsay.corpus import NAMED, Tally, read_entries
-from soothsay.drafters import Drafter, Observation, build_drafter
-from soothsay.engine.answer import FinishReason
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
-from soothsay.engine.sampling import derive_seed
-from soothsay.engine.tree import DraftTree
+from soothsay.drafters.base import Drafter
+from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.registry import build_drafter
 from soothsay.errors import RequestError, TrainingError
 from soothsay.llm import LLM
 from soothsay.result import Choice, Stream
 from soothsay.tokenizer import Message
 
 Progress = Callable[[int, int, int], None]
-"""Called with the conversations that are done, how many there are, and the tokens written by this run."""
+"""Called with the number of finished conversations, of all conversations, and of tokens of this run."""
 
-_BEGIN = b'{"prompt": '  # of every line that is written
+_BEGIN = b'{"prompt": '  # of every line in the file
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a conversation's users say, and what else is not the assistant's."""
+class NumberedMessages:
+    """Messages of a conversation, and its number."""
 
-    number: int  # of the conversation among those of its file, from 0
+    number: int  # place among the conversations of the file, from 0
     messages: tuple[Message, ...]
 
 
 @dataclass(slots=True)
-class Report:
-    """What `write_answers` did."""
+class AnswersReport:
+    """Counts what `write_answers` did."""
 
     before: int = 0  # conversations that were in the file already
-    written: int = 0  # conversations
+    written: int = 0  # conversations of this run
     answers: int = 0
-    tokens: int = 0  # in them
+    tokens: int = 0  # of the answers
     cut: int = 0  # answers that `max_tokens` ended
     unfinished: int = 0  # conversations whose later turns could not be answered; the earlier ones are written
-    left_out: int = 0  # conversations that could not be answered at all
-    reasons: list[str] = field(default_factory=list)  # why, of the first few
+    left_out: int = 0  # conversations without a single answer
+    reasons: list[str] = field(default_factory=list)  # why the first few could not be answered
 
 
-def read_questions(file: Path) -> tuple[list[Asked], Tally]:
-    """The conversations of a file without what the assistant says, shuffled, always the same way: whoever
-    stops early has some of every kind. See `soothsay.corpus.read_entries` for files that can be read.
+def read_unanswered(file: Path) -> tuple[list[NumberedMessages], Tally]:
+    """Read the conversations of a file without the assistant's messages.
 
-    Raises `RequestError` if there are none, or too many that cannot be used.
+    They are shuffled, so that a run that stops early has some of every kind. The order is always the same.
+    See `soothsay.corpus.read_entries` for the files that can be read.
+
+    Returns:
+        The conversations, and counts of the entries that were read.
+
+    Raises `RequestError` if there are no conversations, or too many that cannot be used.
     """
     tally, asked = Tally(), []
     for where, entry in read_entries(file, tally):
         messages = () if isinstance(entry, str) else tuple(m for m in entry if m["role"] != "assistant")
         if any(message["role"] == "user" for message in messages):
-            asked.append(Asked(tally.read - 1, messages))
+            asked.append(NumberedMessages(tally.read - 1, messages))
         else:
             tally.refuse(where, "nobody asks anything: 'messages' with the role 'user' are needed")
     tally.check()
@@ -75,41 +81,41 @@ def read_questions(file: Path) -> tuple[list[Asked], Tally]:
 
 def write_answers(
     llm: LLM,
-    asked: Sequence[Asked],
+    asked: Sequence[NumberedMessages],
     out: Path,
     params: SamplingParams,
     *,
     limit: int | None = None,
     progress: Progress = lambda *_: None,
-) -> Report:
-    """Let the model answer, turn by turn in the context of its own answers, and write what is finished.
+) -> AnswersReport:
+    """Let the model answer turn by turn, in the context of its own answers, and write what is finished.
 
-    As many conversations are on their way as the engine takes requests at once (`max_requests`); when one
-    ends, the next comes in. Each has seeds of its own, so neither the order nor an interruption matters.
+    `max_requests` of the engine is the number of conversations that run at the same time. When one ends, the
+    next begins. Each answer has a seed of its own, so neither the order nor an interruption changes it.
 
     Args:
-        llm: with a tokenizer and a chat template.
-        asked: all of `read_questions`, in its order.
-        out: a file of JSON lines, each with the conversation's number as `prompt`, and its `messages`. What
-            is there already is kept and not asked again; a last line that was cut short is dropped.
-        params: for all answers; its seed, or 0, is what theirs are derived from.
-        limit: conversations to have in the end; the same ones come first in any run.
+        llm: has a tokenizer with a chat template.
+        asked: all that `read_unanswered` returned, in its order.
+        out: a file of JSON lines, each with a conversation's number as `prompt`, and its `messages`. Complete
+            lines that are there already are kept, and their conversations are not answered again.
+        params: for all answers. The seeds of the answers are derived from its seed, or from 0.
+        limit: number of conversations that the file has in the end. They are the same in every run.
         progress: see `Progress`.
 
     Raises:
-        TrainingError: the file holds something else, or cannot be written; what was finished is in it. Or no
-            conversation could be answered: they are too long, or the chat template refuses them.
+        TrainingError: the file has other content, or cannot be written. Finished conversations are in it. Or
+            no conversation could be answered: they are too long, or the chat template refuses them.
         RequestError: the model has no chat template.
     """
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise RequestError("this model has no chat template, so it cannot answer conversations")
     done, size = _read_answers(out, asked)
     todo = [one for one in asked[:limit] if one.number not in done]
-    report = Report(before=min(len(asked), limit or len(asked)) - len(todo))
+    report = AnswersReport(before=min(len(asked), limit or len(asked)) - len(todo))
     total = report.before + len(todo)
     progress(report.before, total, 0)
     with _opened(out, size) as file:
-        for answered in _Desk(llm, params, report).answers(todo):
+        for answered in _AnswerRun(llm, params, report).answers(todo):
             if answered.messages:
                 _write(file, out, answered)
                 report.written += 1
@@ -124,14 +130,16 @@ def write_answers(
 
 @dataclass(slots=True)
 class _Conversation:
+    """A conversation that is being answered."""
+
     number: int
-    waiting: list[Message]  # what is still to be said by others
-    messages: list[Message] = field(default_factory=list)  # what was said, answers included
-    turn: int = 0  # of the user who spoke last, from 1
-    heard: int = 0  # messages up to the last answer
+    waiting: list[Message]  # messages of others that come later
+    messages: list[Message] = field(default_factory=list)  # messages so far, answers included
+    turn: int = 0  # number of the last user's message, from 1
+    heard: int = 0  # number of messages up to the last answer
 
     def ask(self) -> bool:
-        """Let others speak until a user has asked something; whether one has."""
+        """Append messages up to and including the next of a user. Returns whether there is one."""
         while self.waiting:
             self.messages.append(self.waiting.pop(0))
             if self.messages[-1]["role"] == "user":
@@ -140,20 +148,21 @@ class _Conversation:
         return False
 
     def answer(self, text: str) -> None:
+        """Append an answer."""
         self.messages.append({"role": "assistant", "content": text})
         self.heard = len(self.messages)
 
 
-class _Desk:
-    """Keeps the engine's batch full of conversations."""
+class _AnswerRun:
+    """Runs conversations through the engine, as many at a time as it takes requests."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, report: Report):
+    def __init__(self, llm: LLM, params: SamplingParams, report: AnswersReport):
         self.llm, self.params, self.report = llm, params, report
-        self.drafter = _Ended(build_drafter(llm.drafter, llm.engine.target))
+        self.drafter = _EndNotes(build_drafter(llm.drafter, llm.engine.target))
         self.running: dict[int, tuple[_Conversation, Stream]] = {}  # by the request's seed
 
-    def answers(self, asked: Sequence[Asked]) -> Iterator[Asked]:
-        """The conversations with their answers as they are finished; without messages where none can be."""
+    def answers(self, asked: Sequence[NumberedMessages]) -> Iterator[NumberedMessages]:
+        """Yield each conversation with its answers when it ends. It has no messages if it has no answer."""
         waiting = iter(asked)
         try:
             while True:
@@ -175,7 +184,7 @@ class _Desk:
                 stream.cancel()
 
     def _go_on(self, conversation: _Conversation) -> bool:
-        """Have the next question answered. False: there is none, or it cannot be."""
+        """Start the next answer. Returns False if there is no further question, or it cannot be answered."""
         if not conversation.ask():
             return False
         seed = derive_seed(self.params.seed or 0, (conversation.number << 16) + conversation.turn)
@@ -190,41 +199,34 @@ class _Desk:
         return True
 
     def _note(self, choice: Choice) -> None:
+        """Count an answer."""
         self.report.answers += 1
         self.report.tokens += len(choice.token_ids)
         self.report.cut += choice.finish_reason is FinishReason.LENGTH
 
-    def _finished(self, conversation: _Conversation) -> Asked:
-        """Without questions that could not be answered."""
+    def _finished(self, conversation: _Conversation) -> NumberedMessages:
+        """Count a conversation that has ended, and drop the questions after its last answer."""
         unanswered = len(conversation.messages) > conversation.heard
         self.report.left_out += not conversation.heard
         self.report.unfinished += bool(conversation.heard) and unanswered
-        return Asked(conversation.number, tuple(conversation.messages[: conversation.heard]))
+        return NumberedMessages(conversation.number, tuple(conversation.messages[: conversation.heard]))
 
 
-class _Ended(Drafter):
-    """Guesses as another drafter does, and notes which requests have ended."""
+class _EndNotes(DrafterProxy):
+    """Notes the seeds of requests that have ended."""
 
     def __init__(self, drafter: Drafter):
-        self.drafter, self.taps, self.max_nodes = drafter, drafter.taps, drafter.max_nodes
+        super().__init__(drafter)
         self._seeds: list[int] = []
 
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """The other's guesses."""
-        return self.drafter.propose(requests)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Let the other see."""
-        self.drafter.observe(observations)
-
     def release(self, request: Request) -> None:
-        """Note an end; a request that lost its blocks comes again."""
+        """Note the end of a request. A preempted request has not ended: it runs again later."""
         if request.finish_reason is not None:
             self._seeds.append(request.seed)
         self.drafter.release(request)
 
     def take(self) -> list[int]:
-        """The seeds of those that have ended since it was asked last."""
+        """Return the seeds of requests that have ended since the last call."""
         seeds, self._seeds = self._seeds, []
         return seeds
 
@@ -232,10 +234,10 @@ class _Ended(Drafter):
 # the file
 
 
-def _read_answers(path: Path, asked: Sequence[Asked]) -> tuple[set[int], int]:
-    """The numbers of the conversations in a file, and the bytes that its whole lines have.
+def _read_answers(path: Path, asked: Sequence[NumberedMessages]) -> tuple[set[int], int]:
+    """Return the numbers of the conversations in a file, and the size of its complete lines in bytes.
 
-    Raises `TrainingError` if it holds anything but answers to these.
+    Raises `TrainingError` if the file has anything but answers to the conversations `asked`.
     """
     questions = {one.number: one.messages for one in asked}
     done, size = set[int](), 0
@@ -269,7 +271,7 @@ def _answers(line: bytes, questions: dict[int, tuple[Message, ...]]) -> bool:
 
 
 def _opened(path: Path, size: int) -> BinaryIO:
-    """The file, cut to `size` bytes, to be written to behind them; what is written is on its way at once."""
+    """Open a file to append after its first `size` bytes; the rest is cut off. Writes are not buffered."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab", buffering=0)
@@ -279,7 +281,8 @@ def _opened(path: Path, size: int) -> BinaryIO:
     return file
 
 
-def _write(file: BinaryIO, path: Path, answered: Asked) -> None:
+def _write(file: BinaryIO, path: Path, answered: NumberedMessages) -> None:
+    """Append a conversation as one line. Raises `TrainingError` if it cannot be written."""
     line = _BEGIN + json.dumps(answered.number).encode() + b', "messages": '
     line += json.dumps(answered.messages, ensure_ascii=False).encode() + b"}\n"
     try:
@@ -288,5 +291,5 @@ def _write(file: BinaryIO, path: Path, answered: Asked) -> None:
     except OSError as error:
         raise TrainingError(
             f"{path} cannot be written ({error.strerror}): make room, and run this again; "
-            "what is finished is in it, and is not asked again"
+            "the conversations in it are not answered again"
         ) from None

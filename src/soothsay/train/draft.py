@@ -1,8 +1,8 @@
-"""A small model that drafts for a large one, distilled from it.
+"""Trains a small draft model by distillation from a large target.
 
-Trained on the target's own answers (sequence-level distillation, Kim and Rush 2016, arXiv 1606.07947) towards
-its distributions, partly behind what the draft model itself says (DistillSpec, Zhou et al. 2023, arXiv
-2310.08461).
+The data are the target's own answers (sequence-level distillation, Kim and Rush 2016, arXiv 1606.07947). The
+draft model learns the target's distributions. A part of the answers can be written by the draft model itself
+(DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import EngineConfig
-from soothsay.engine.params import SamplingParams
+from soothsay.core.params import SamplingParams
+from soothsay.errors import TrainingError
 from soothsay.llm import LLM
 from soothsay.model.linear import Dense
 from soothsay.model.load import best_kernels
 from soothsay.model.transformer import Transformer, fuse
-from soothsay.train.data import Example
+from soothsay.train.examples import Example
 from soothsay.train.heads import Evaluate
 from soothsay.train.losses import Divergence, distillation, log_probs
 from soothsay.train.sequences import Sequences, weight_of
 
 ON_POLICY_TOKENS = 48
-"""What the draft model says in an example, at most: a draft is a few tokens, so that more would teach it to
-recover where it never will be asked to."""
+"""Largest number of tokens that the draft model writes in an example. Drafts have few tokens, so
+it never has to continue a longer text of its own."""
 
 
 class DraftRecipe:
@@ -40,8 +41,8 @@ class DraftRecipe:
         model: on `TrainingKernels`, trainable.
         evaluate: measures what `save` has written.
         save: writes the model.
-        divergence: what is descended.
-        on_policy: share of the examples whose answers the draft model goes on with by itself.
+        divergence: is minimized.
+        on_policy: share of each batch's examples in which the draft model writes the end of the answer.
     """
 
     name = "draft"
@@ -74,15 +75,18 @@ class DraftRecipe:
         with torch.no_grad():
             teacher, _ = self.target(batch)
         hidden, _ = self.model(batch)
-        asked = batch.answer[:, 1:]
-        rows = [x.view(*batch.shape, -1)[:, :-1][asked] for x in (hidden, teacher)]
+        learned = batch.answer[:, 1:]
+        rows = [x.view(*batch.shape, -1)[:, :-1][learned] for x in (hidden, teacher)]
         said = log_probs(rows[1], weight_of(self.target.head))
         every = torch.arange(len(said), device=said.device)
         loss, agreement = distillation(rows[0], weight_of(self.model.head), said, every, self.divergence)
         return {"loss": loss, "agreement": agreement}
 
     def _continued(self, examples: Sequence[Example], generator: torch.Generator) -> list[Example]:
-        """The examples up to a place in an answer, and from there on what the draft model says."""
+        """Cut each example at a random token of an answer, and let the draft model continue from there.
+
+        Only the tokens that the draft model writes are learned.
+        """
         cuts = []
         for example in examples:
             spoken = np.flatnonzero(example.answer[1:]) + 1
@@ -122,8 +126,28 @@ class DraftRecipe:
         }
 
 
+def draft_config(
+    target: dict[str, Any], layers: int, hidden: int, heads: int, intermediate: int
+) -> dict[str, Any]:
+    """The `config.json` of a smaller model of the target's family. It has one key head for two query heads.
+
+    Raises `TrainingError` if `hidden` is no multiple of `heads`.
+    """
+    if hidden % heads:
+        raise TrainingError(f"a hidden size of {hidden} does not divide into {heads} heads")
+    return {
+        **target,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 2),
+        "head_dim": hidden // heads,
+    }
+
+
 def served(model: Transformer) -> Transformer:
-    """A copy of a model in training that answers fast, in float32 on the device it is on."""
+    """Copy a model in training to fast kernels, in float32 on the same device, to generate with it."""
     made = Transformer(model.config, best_kernels(model.config, model.device)).to(model.device)
     made.load_state_dict(model.state_dict())
     for name, module in list(made.named_modules()):

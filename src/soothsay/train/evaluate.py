@@ -1,4 +1,4 @@
-"""How many tokens a step a drafter is good for, measured in the engine that it will run in."""
+"""Measures how many tokens a step a drafter brings, in the engine that serves it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from soothsay.config import EngineConfig
-from soothsay.drafters import DrafterSpec, build_drafter
-from soothsay.engine.params import SamplingParams
+from soothsay.core.params import SamplingParams
+from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError
 from soothsay.llm import LLM
 from soothsay.result import Choice, Stream
 
 UNBOUNDED = 2**20
-"""Rows in a pass, for engines that measure: no tree is cut because others need the room."""
+"""Rows in a pass of an engine that measures. No tree is cut to make room for other requests."""
 
 
 def measuring(
     at_once: int = 8, max_tree: int = EngineConfig.max_tree, max_context: int | None = None
 ) -> EngineConfig:
-    """The configuration of an engine for `mean_accepted`: what is measured does not depend on `at_once`."""
+    """Return an engine's configuration for `mean_accepted`. The result does not depend on `at_once`."""
     return EngineConfig(
         max_requests=at_once,
         max_tree=max_tree,
@@ -31,21 +31,24 @@ def measuring(
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What `mean_accepted` measured."""
+    """The result of `mean_accepted`."""
 
-    choices: tuple[Choice | None, ...]  # the answer to each prompt; None: it has no room
+    choices: tuple[Choice | None, ...]  # the answer to each prompt; None: the prompt is too long
 
     @property
     def overall(self) -> float:
-        """Tokens over steps, a step's bonus token counted and the pass over the prompt not: 1.0 for plain
-        decoding. Long answers weigh more, as in Spec-Bench (Xia et al. 2024, arXiv 2401.07851)."""
+        """Mean number of tokens a step, the bonus token included: 1.0 for plain decoding.
+
+        The step that reads the prompt's end is not counted. Long answers weigh more, as in Spec-Bench (Xia et
+        al. 2024, arXiv 2401.07851).
+        """
         counts = [choice.stats.behind_prompt for choice in self.choices if choice is not None]
         tokens, steps = (sum(column) for column in zip(*counts, strict=True))
         return tokens / steps if steps else 1.0
 
     @property
     def by_prompt(self) -> list[float | None]:
-        """The same for each prompt by itself; None where there is no answer or no second step."""
+        """`overall` for each prompt by itself. None: there is no answer, or no second step."""
         counts = [(0, 0) if choice is None else choice.stats.behind_prompt for choice in self.choices]
         return [tokens / steps if steps else None for tokens, steps in counts]
 
@@ -60,20 +63,19 @@ def mean_accepted(
     seed: int = 0,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> Accepted:
-    """Answer all prompts with a drafter, as many at once as the engine takes, and count tokens and steps.
+    """Answer all prompts with a drafter, as many at a time as the engine takes, and count tokens and steps.
 
-    A step is a forward pass that gives tokens, the one that reads the prompt's end included. The drafter is
-    built anew, and nothing that was said before helps it: the measurement can be repeated. Only drafters that
-    learn from other requests see these in an order that depends on `max_requests`.
+    The drafter is new and has learned nothing from earlier requests, so the measurement can be repeated. The
+    result depends on `max_requests` only if the drafter learns from other requests.
 
     Args:
-        llm: of the target, best built with `config=measuring()`. Without prefix caching in any case: a prompt
-            that the target finds in its cache is one that a new drafter never sees.
+        llm: the target, best built with `config=measuring()`. It must have no prefix caching: a new drafter
+            never sees a prompt that the target finds in its cache.
         drafter: see `LLM`.
         prompts: token ids.
         temperature: of all answers.
-        max_tokens: of an answer; it may end before.
-        seed: of the first prompt; each later one has the next.
+        max_tokens: largest length of an answer.
+        seed: of the first prompt. The next prompt has the next number.
         advance: called after each answer with its number of tokens.
 
     Raises:
@@ -103,7 +105,7 @@ def mean_accepted(
             choices.append(None if stream is None else stream.choice)
             if choices[-1] is not None:
                 advance(choices[-1].stats.emitted)
-    except BaseException:  # an interrupt leaves no request behind
+    except BaseException:  # an interrupt leaves no request in the engine
         for stream in streams:
             if stream is not None:
                 stream.cancel()

@@ -1,7 +1,7 @@
-"""Drafters that learn from their target: what each reads of it, and what it should have said.
+"""Recipes that train a head on the features and the distributions of a frozen target.
 
-The target is frozen. Its features and its whole distribution at every token of an answer are computed on the
-fly, in the same pass; a head is taught the distribution, not only the token that happened to come.
+One pass of the target gives the features that the head reads, and the target's distribution at every token of
+an answer. The head learns the whole distribution, not only the token of the text.
 """
 
 from __future__ import annotations
@@ -17,51 +17,57 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.drafters.block import BlockHead
-from soothsay.drafters.eagle3 import Eagle3Head
-from soothsay.drafters.head import Head, RecurrentHead, Shared
-from soothsay.drafters.hydra import HydraHead
-from soothsay.drafters.medusa import MedusaHead
+from soothsay.drafters.heads.modules.base import Head, RecurrentHead, TargetEnds
+from soothsay.drafters.heads.modules.block import BlockHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
+from soothsay.drafters.heads.modules.hydra import HydraHead
+from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.model.transformer import Transformer
-from soothsay.train.data import Example
+from soothsay.train.examples import Example
 from soothsay.train.losses import distillation, log_probs
 from soothsay.train.sequences import Sequences, at, weight_of
 
 DECAY = 0.8
-"""What a guess weighs against the one before it, as in EAGLE-3 (Li et al. 2025, arXiv 2503.01840)."""
+"""Weight of a draft token's loss relative to the one before, as in EAGLE-3 (Li et al. 2025, 2503.01840)."""
 
 Evaluate = Callable[[Path], dict[str, float]]
-"""How a saved drafter does in the engine: its accepted tokens; `score` is what the best has most of."""
+"""Measures a drafter that is saved in a directory. `score` is highest for the best one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A batch through the target."""
+    """A batch, and what the target computes for it."""
 
     batch: Sequences  # B sequences of T tokens
-    features: Tensor  # [B, T, H] what this head reads
+    features: Tensor  # [B, T, H] the inputs of the head
     teacher: Tensor  # [K, V] log p of the target for every token of an answer
-    teacher_rows: Tensor  # [B, T] the row of each such token
+    teacher_rows: Tensor  # [B, T] for each token of an answer, its row in `teacher`
     generator: torch.Generator  # of this step
 
     def anchors(self, share: float) -> Tensor:
-        """`[B, n]` columns behind which guesses are learned: a share of those that an answer goes on behind,
-        drawn for each sequence. Where another sequence has more of them, others go along."""
-        answered = F.pad(self.batch.answer[:, 2:], (0, 1))  # the first guess behind a column is two further
+        """Draw the columns after which drafts are learned, in order.
+
+        They are a share of the columns t whose token t + 2 belongs to an answer. n is the same for all
+        sequences. A sequence with fewer of these columns gets others, whose losses do not count.
+
+        Returns:
+            `[B, n]` int64.
+        """
+        answered = F.pad(self.batch.answer[:, 2:], (0, 1))  # the first draft token after column t is t + 2
         drawn = torch.rand(answered.shape, generator=self.generator, device=answered.device)
         count = max(1, round(share * int(answered.sum(1).max())))
         return (drawn + ~answered).argsort(1)[:, :count].sort(1).values
 
 
 class HeadRecipe(ABC):
-    """A head of a frozen target.
+    """Trains a head of a frozen target. A subclass says what the head proposes.
 
     Args:
         target: on `TrainingKernels`, in any dtype.
-        head: what is trained.
+        head: is trained.
         evaluate: measures what `save` has written.
-        save: writes it as a checkpoint.
-        anchors: share of the tokens behind which guesses are learned; neighbours teach much the same.
+        save: writes the head as a checkpoint.
+        anchors: share of the tokens after which drafts are learned. Neighbours teach nearly the same.
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class HeadRecipe(ABC):
         self.target = target.eval().requires_grad_(False)
         self.head = head.to(target.device)
         self.trained: nn.Module = self.head
-        self.shared = Shared.of(target)
+        self.shared = TargetEnds.of(target)
         self._evaluate, self._save, self.anchors = evaluate, save, anchors
 
     def modules(self) -> Sequence[nn.Module]:
@@ -90,37 +96,43 @@ class HeadRecipe(ABC):
         with torch.no_grad():
             hidden, taps = self.target(batch, taps=self.head.taps)
         features = self.head.fuse(taps, self.shared)
-        asked = batch.answer.view(-1).roll(-1)  # rows that a token of an answer stands behind
-        asked.view(batch.shape)[:, -1] = False
+        learned = batch.answer.view(-1).roll(-1)  # rows before a token of an answer
+        learned.view(batch.shape)[:, -1] = False
         seen = Seen(
             batch=batch,
             features=features.view(*batch.shape, -1),
-            teacher=log_probs(hidden[asked], self.teacher_weight),
-            teacher_rows=(asked.cumsum(0) - 1).view(batch.shape).roll(1, dims=1),
+            teacher=log_probs(hidden[learned], self.teacher_weight),
+            teacher_rows=(learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1),
             generator=generator,
         )
         return _total(self.guesses(seen))
 
     @abstractmethod
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
-        """For each guess in a row, the losses (`loss` is descended) and the share that is the teacher's."""
+        """Return what `teach` returns, for each draft token of a draft in order."""
 
     def teach(self, seen: Seen, out: Tensor, weight: Tensor, columns: Tensor) -> dict[str, Tensor]:
-        """Compare guesses with the target, where the assistant speaks.
+        """Compare the head's distributions with the target's, at the tokens of answers.
 
-        `out[b, j]` `[B, n, H]` guesses token `columns[b, j]` `[B, n]`, if there is one; `weight` `[V, H]` is
-        the head's output matrix.
+        Args:
+            seen: the batch.
+            out: `[B, n, H]`; the distribution of token `columns[b, j]` is computed from `out[b, j]`.
+            weight: `[V, H]` of the head's output matrix.
+            columns: `[B, n]` int64. Columns after the end do not count.
+
+        Returns:
+            `loss`, and `agreement`: the share of tokens whose likeliest value is the target's.
         """
         there = columns < seen.batch.shape[1]
         columns = columns.clamp(max=seen.batch.shape[1] - 1)
-        asked = at(seen.batch.answer, columns) & there
-        teacher_rows = at(seen.teacher_rows, columns)[asked]
-        loss, agreement = distillation(out[asked], weight, seen.teacher, teacher_rows)
+        learned = at(seen.batch.answer, columns) & there
+        teacher_rows = at(seen.teacher_rows, columns)[learned]
+        loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows)
         return {"loss": loss, "agreement": agreement}
 
     @property
     def teacher_weight(self) -> Tensor:
-        """`[V, H]` of the target's output head, or its rows for the tokens that this head can say."""
+        """`[V, H]`: the target's output matrix, or its rows for the tokens that the head can propose."""
         return weight_of(self.shared.head)
 
     def evaluate(self, directory: Path) -> dict[str, float]:
@@ -137,7 +149,7 @@ class HeadRecipe(ABC):
 
 
 class MedusaRecipe(HeadRecipe):
-    """Medusa-1 (Cai et al. 2024, arXiv 2401.10774), taught the target's distributions."""
+    """Trains Medusa-1 (Cai et al. 2024, arXiv 2401.10774) on the target's distributions."""
 
     head: MedusaHead
 
@@ -154,7 +166,7 @@ class MedusaRecipe(HeadRecipe):
 
 
 class HydraRecipe(HeadRecipe):
-    """Hydra (Ankner et al. 2024, arXiv 2402.05109), taught the target's distributions."""
+    """Trains Hydra (Ankner et al. 2024, arXiv 2402.05109) on the target's distributions."""
 
     head: HydraHead
 
@@ -165,20 +177,21 @@ class HydraRecipe(HeadRecipe):
         columns = seen.anchors(self.anchors)
         features, made = at(seen.features, columns).flatten(0, 1), []
         for k in range(self.head.config.num_heads):
-            behind = [(columns + 1 + i).clamp(max=t - 1) for i in range(k + 1)]
-            tokens = torch.stack([at(embedded, one) for one in behind], dim=2)  # [B, n, k + 1, H]
+            after = [(columns + 1 + i).clamp(max=t - 1) for i in range(k + 1)]
+            tokens = torch.stack([at(embedded, one) for one in after], dim=2)  # [B, n, k + 1, H]
             out = self.head(features, tokens.flatten(0, 1)).view(*columns.shape, -1)
             made.append(self.teach(seen, out, self.teacher_weight, columns + k + 2))
         return made
 
 
 class RecurrentRecipe(HeadRecipe):
-    """EAGLE-1, EAGLE-3 and MTP modules: guesses that build on the head's own states.
+    """Trains EAGLE-1, EAGLE-3 and MTP modules, which read their own states for deeper draft tokens.
 
-    A draft is unrolled for `depth` guesses, each reading the state before it, as it will be when it is served
-    ("training-time test", EAGLE-3, arXiv 2503.01840; for EAGLE-1's weights HASS, Zhang et al. 2024, arXiv
-    2408.15766). The first guess is learned at every token, deeper ones behind a sample of them. With
-    `regression` the head learns the target's next feature, too (EAGLE-1, arXiv 2401.15077).
+    Training unrolls a draft of `depth` tokens. Each reads the head's state at the one before, as it does when
+    the head is served. EAGLE-3 (arXiv 2503.01840) calls this training-time test. HASS (Zhang et al. 2024,
+    arXiv 2408.15766) does it for EAGLE-1's weights. The first draft token is learned after every token,
+    deeper ones after a sample of them. `regression` is the weight of a second loss: the distance from the
+    target's next feature (EAGLE-1, arXiv 2401.15077).
     """
 
     head: RecurrentHead
@@ -205,19 +218,20 @@ class RecurrentRecipe(HeadRecipe):
         return made
 
     def _taught(self, seen: Seen, out: Tensor, columns: Tensor) -> dict[str, Tensor]:
+        """The losses of one level; see `teach`."""
         taught = self.teach(seen, *self._output(out), columns)
         if self.regression:
             there = columns < seen.batch.shape[1]
             columns = columns.clamp(max=seen.batch.shape[1] - 1)
-            asked = at(seen.batch.answer, columns) & there
-            feature = at(seen.features, columns - 1)[asked]
-            error = F.smooth_l1_loss(out[asked].float(), feature, reduction="sum")
-            taught["feature"] = error / max(feature.numel(), 1)  # short answers have no deep guesses
+            learned = at(seen.batch.answer, columns) & there
+            feature = at(seen.features, columns - 1)[learned]
+            error = F.smooth_l1_loss(out[learned].float(), feature, reduction="sum")
+            taught["feature"] = error / max(feature.numel(), 1)  # short answers have no deep draft tokens
             taught["loss"] = taught["loss"] + self.regression * taught["feature"]
         return taught
 
     def _output(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """What an output matrix reads, and the matrix."""
+        """The inputs of the output matrix, and the matrix."""
         if isinstance(self.head, Eagle3Head):
             normed = self.head.kernels.norm(out, self.head.norm, torch.float32)
             return normed, weight_of(self.head.head)
@@ -231,9 +245,10 @@ class RecurrentRecipe(HeadRecipe):
 
 
 class BlockRecipe(HeadRecipe):
-    """All guesses of a block in one pass, behind a sample of the tokens.
+    """Trains a head that drafts all tokens of a block in one pass, after a sample of the tokens.
 
-    A guess depends on those before it only by the correction, which is taught with the tokens that came.
+    A draft token depends on the ones before it only by the correction. The correction is trained with the
+    tokens of the text.
     """
 
     head: BlockHead
@@ -258,7 +273,7 @@ class BlockRecipe(HeadRecipe):
         return made
 
     def _output(self, out: Tensor, now: Sequences) -> tuple[Tensor, Tensor]:
-        """What an output matrix reads, and the matrix: the correction is a few columns more."""
+        """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
         inside, outside = self.head.markov_in, self.head.markov_out
         if inside is None or outside is None:
             return out, self.teacher_weight
@@ -267,7 +282,7 @@ class BlockRecipe(HeadRecipe):
 
 
 def _with_room(kv: Tensor | None, c: ModelConfig, rows: int, device: torch.device) -> Tensor:
-    """Keys and values of the levels so far, and room for one more, `[2 * H_kv, S, d]`."""
+    """Append room for `rows` rows to the keys and values of the levels so far, `[2 * H_kv, S, d]`."""
     kind = device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     room = torch.empty(2 * c.num_kv_heads, rows, c.head_dim, dtype=dtype, device=device)
@@ -275,7 +290,7 @@ def _with_room(kv: Tensor | None, c: ModelConfig, rows: int, device: torch.devic
 
 
 def _total(guesses: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The weighted mean of the guesses' losses, and what was measured of each."""
+    """The weighted mean of the draft tokens' losses, and all values of each, numbered from 1."""
     weights = [DECAY**k for k in range(len(guesses))]
     loss = sum((w * taught["loss"] for w, taught in zip(weights, guesses, strict=True)), torch.zeros(()))
     measured = {

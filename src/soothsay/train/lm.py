@@ -1,4 +1,4 @@
-"""A language model, with modules that predict further ahead (DeepSeek-V3, 2024, arXiv 2412.19437)."""
+"""Trains a language model, and MTP modules beside it (DeepSeek-V3, 2024, arXiv 2412.19437)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.drafters.checkpoints import write_head
-from soothsay.drafters.head import Shared
-from soothsay.drafters.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.families import parse_model_config
 from soothsay.model.load import TensorNames, load_model
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import writing
-from soothsay.train.data import Example
+from soothsay.train.examples import Example
 from soothsay.train.losses import cross_entropy
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 MTP_WEIGHT = 0.3
-"""Of the modules' loss beside the model's own, as DeepSeek-V3 has it for most of its training."""
+"""Weight of the MTP modules' loss; that of the model is 1. DeepSeek-V3 has it for most of its training."""
 
 
 class LanguageModel:
-    """Trains the model of `checkpoint` further, or from random weights, on all tokens of the examples."""
+    """Trains the model of `checkpoint` on all tokens of the examples.
+
+    Args:
+        checkpoint: the model, its tokenizer and its configuration.
+        held_out: examples to evaluate on.
+        fresh: whether to begin with random weights, not with the checkpoint's.
+        mtp_modules: number of MTP modules that are trained beside the model.
+        seed: of new weights.
+        device: where training runs.
+    """
 
     name = "lm"
 
@@ -45,7 +55,7 @@ class LanguageModel:
         self.checkpoint, self.held_out, self.device = checkpoint, held_out, device
         kernels = TrainingKernels()
         self.model = (
-            Transformer(ModelConfig.from_hf(checkpoint.config), kernels)
+            Transformer(parse_model_config(checkpoint.config), kernels)
             if fresh
             else trainable(load_model(checkpoint, "float32", device, kernels))
         ).to(device)
@@ -68,7 +78,7 @@ class LanguageModel:
         losses = {"lm": self._next_token(hidden, batch, 1)}
         losses["loss"] = losses["lm"]
         if self.mtp is not None:
-            shared = Shared.of(self.model)
+            shared = TargetEnds.of(self.model)
             rows, feature = batch.rows(slice(1, None)), hidden.view(*batch.shape, -1)[:, :-1]
             embedded = shared.embed(rows.tokens)
             for step in range(len(self.mtp.steps)):
@@ -81,14 +91,14 @@ class LanguageModel:
         return losses
 
     def _next_token(self, hidden: Tensor, batch: Sequences, ahead: int) -> Tensor:
-        """Cross entropy of the tokens that stand `ahead` of each row."""
+        """Cross entropy of the tokens `ahead` places after each row."""
         b, t = batch.shape
         real = batch.real[:, ahead:]
         labels = batch.tokens.view(b, t)[:, ahead:][real]
         return cross_entropy(hidden.view(b, t, -1)[:, : t - ahead][real], weight_of(self.model.head), labels)
 
     def evaluate(self, directory: Path) -> dict[str, float]:
-        """Loss on held-out examples, nats a token; the score is that of the model alone, negated."""
+        """Return the losses on held-out examples, in nats a token. The score is minus the model's loss."""
         sums: dict[str, float] = {}
         count = 0
         for first in range(0, len(self.held_out), 16):
@@ -103,7 +113,7 @@ class LanguageModel:
         return {**means, "score": -means["held_out_lm"]}
 
     def save(self, directory: Path) -> None:
-        """The model as a Hugging Face directory, its modules in `drafters/mtp` beside it."""
+        """Write the model as a Hugging Face directory, and its MTP modules to `drafters/mtp` in it."""
         write_model(self.model, self.checkpoint, self.checkpoint.config, directory)
         if self.mtp is not None:
             write_head(self.mtp, directory / "drafters" / "mtp", self.checkpoint.path.name)
@@ -121,7 +131,7 @@ class LanguageModel:
 
 
 def trainable(model: Transformer) -> Transformer:
-    """A loaded model whose weights can change: in float32, a tied head sharing the embedding's table."""
+    """Make the weights of a loaded model trainable, in float32. A tied head shares the embedding's table."""
     model.embedding.weight = nn.Parameter(model.embedding.weight.detach().float().clone())
     if model.config.tie_embeddings:
         model.head.weight = model.embedding.weight
@@ -137,7 +147,7 @@ def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any],
 
 
 def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights of `model` under the names that they have in `checkpoint`, which it was made from."""
+    """Return the weights of `model` under their names in `checkpoint`, from which the model was loaded."""
     names = TensorNames(model.config, checkpoint)
     rows = {"attention.qkv": _heads(model.config), "mlp.gate_up": [0.5, 0.5]}
     out: dict[str, Tensor] = {}
@@ -155,5 +165,6 @@ def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tenso
 
 
 def _heads(c: ModelConfig) -> list[float]:
+    """The shares of queries, keys and values in the rows of their common matrix."""
     total = c.num_heads + 2 * c.num_kv_heads
     return [c.num_heads / total, c.num_kv_heads / total, c.num_kv_heads / total]

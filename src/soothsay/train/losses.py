@@ -1,7 +1,7 @@
-"""What training descends, without ever holding the logits of all rows.
+"""Losses over a vocabulary that never hold the logits of all rows.
 
-Logits of a vocabulary are by far the largest tensors of a training step. Here they exist for `CHUNK` rows at
-a time, and the gradients are computed on the way, in closed form; so a loss can be differentiated once.
+Logits are by far the largest tensors of a training step. These losses compute them for `CHUNK` rows at a
+time, and the gradients in closed form in the same pass. A loss can be differentiated once.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import torch
 from torch import Tensor
 
 CHUNK = 256
-"""Rows whose logits exist at a time: small enough that they stay in the processor's cache."""
+"""Rows whose logits exist at a time: few enough for the processor's cache."""
 
 Divergence = Literal["forward-kl", "reverse-kl", "total-variation"]
-"""Between the teacher's p and the student's q: KL(p || q), KL(q || p) or sum |p - q| / 2, whose complement is
-the rate at which speculative sampling accepts. All three are studied in DistillSpec (Zhou et al. 2023, arXiv
-2310.08461)."""
+"""Divergence of the student's q from the teacher's p: KL(p || q), KL(q || p) or total variation.
+
+Total variation is sum |p - q| / 2: one minus the acceptance rate of speculative sampling. DistillSpec (Zhou
+et al. 2023, arXiv 2310.08461) compares the three.
+"""
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of labels under an output head, nats a row.
+    """Mean cross entropy of labels under an output head, in nats a row.
 
     Args:
-        hidden: `[M, H]`.
-        weight: `[V, H]` of the head; multiplied in bfloat16 where autocast is on.
+        hidden: `[M, H]` inputs of the head.
+        weight: `[V, H]` of the head. Under autocast, the product is in autocast's type.
         labels: `[M]` int64.
 
     Returns:
@@ -36,9 +38,9 @@ def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_probs(hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
-    """What a teacher's output head says: `[M, H]`, `[V, H]` -> log p, `[M, V]` bfloat16.
+    """Log-probabilities of a teacher's output head: `[M, H]`, `[V, H]` -> `[M, V]` bfloat16.
 
-    Where `weight` has a part of the vocabulary only, p is renormalized over it.
+    If `weight` has only some tokens of the vocabulary, the probabilities of these add up to 1.
     """
     dtype = _dtype(hidden)
     x, w = hidden.to(dtype), weight.to(dtype)
@@ -52,18 +54,18 @@ def log_probs(hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tenso
 def distillation(
     hidden: Tensor, weight: Tensor, teacher: Tensor, rows: Tensor, divergence: Divergence = "forward-kl"
 ) -> tuple[Tensor, Tensor]:
-    """How far an output head is from its teacher.
+    """Compare a student's output head with its teacher's.
 
     Args:
-        hidden: `[M, H]` of the student.
-        weight: `[V, H]` of the student's head; has a gradient only if it requires one.
-        teacher: `[K, V]` log p of the same V tokens, constant; see `log_probs`.
-        rows: `[M]` int64, the teacher's row for each of the student's.
-        divergence: what is measured.
+        hidden: `[M, H]` inputs of the student's head.
+        weight: `[V, H]` of the student's head. It gets a gradient only if it requires one.
+        teacher: `[K, V]` log p of the same V tokens, without gradient; see `log_probs`.
+        rows: `[M]` int64, the teacher's row for each row of the student.
+        divergence: what is computed.
 
     Returns:
-        The mean divergence, nats a row (total variation: 0 to 1), and the share of rows whose likeliest token
-        is the teacher's, without gradient. Scalars, float32.
+        The mean divergence in nats a row (total variation: 0 to 1), and the share of rows whose likeliest
+        token is the teacher's. Scalars, float32; the share has no gradient.
     """
     loss, agreement = _Distillation.apply(  # type: ignore[no-untyped-call]
         hidden, weight, teacher, rows, divergence
@@ -126,7 +128,7 @@ class _Distillation(torch.autograd.Function):
 
 
 def _diverge(log_p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
-    """`[M]` divergences, and their gradients by the student's logits, `[M, V]`."""
+    """Divergences `[M]`, and their gradients with respect to the student's logits, `[M, V]`."""
     q = log_q.exp()
     if divergence == "forward-kl":
         p = log_p.exp()
@@ -138,7 +140,7 @@ def _diverge(log_p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tens
 
 
 class _Gradient:
-    """Sums up the gradients of a mean over rows, from those by the logits."""
+    """Computes the gradients of a mean over rows from those with respect to the logits, chunk by chunk."""
 
     def __init__(self, x: Tensor, w: Tensor, of_hidden: bool, of_weight: bool):
         self.x, self.w = x, w
@@ -146,6 +148,7 @@ class _Gradient:
         self.weight = torch.zeros_like(w, dtype=torch.float32) if of_weight else None
 
     def add(self, rows: slice, error: Tensor) -> None:
+        """Add a chunk. `error` `[rows, V]` is the gradient with respect to its logits."""
         error = error.to(self.x.dtype)
         if self.hidden is not None:
             self.hidden[rows] = error @ self.w
@@ -153,11 +156,13 @@ class _Gradient:
             self.weight += error.t() @ self.x[rows]
 
     def keep(self, ctx: Any, hidden: Tensor, weight: Tensor) -> None:
+        """Save the gradients in autograd's context."""
         ctx.save_for_backward(self.hidden, self.weight)
         ctx.count, ctx.dtypes = max(len(hidden), 1), (hidden.dtype, weight.dtype)
 
     @staticmethod
     def give(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+        """Return the saved gradients times `grad`, of `hidden` and of `weight`."""
         scale = grad / ctx.count
         return [
             None if part is None else (part * scale).to(dtype)
@@ -166,5 +171,6 @@ class _Gradient:
 
 
 def _dtype(x: Tensor) -> torch.dtype:
+    """The type of products: autocast's, or float32."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32

@@ -1,4 +1,4 @@
-"""Whole sequences through the one decoder: a batch of them, and kernels that can be differentiated."""
+"""Whole sequences in the one decoder: batches of them, and kernels with gradients."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.engine.batch import Batch
+from soothsay.core.batch import Batch
 from soothsay.errors import TrainingError
 from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.quantized import Quantized
 from soothsay.model.rope import rotate
 from soothsay.model.transformer import Block
-from soothsay.train.data import Example
+from soothsay.train.examples import Example
 
 
 @dataclass(frozen=True)
 class Sequences(Batch):
-    """B sequences of T rows each, one behind the other, padded at their ends.
+    """B sequences of T rows each, one after the other, padded at their ends.
 
-    At level 0 a row attends to the rows up to itself. A draft that is unrolled has a pass for each level l
-    behind it: its rows are the l-th guesses behind some tokens, the anchors, and attend to level 0 up to the
-    anchor and to what the same anchor has in the levels between.
+    At level 0 a row attends to its sequence up to itself. Training unrolls a draft level by level. The rows
+    of level l are the l-th draft tokens after some tokens of level 0, the anchors. A row of level l attends
+    to level 0 up to its anchor, and to the rows of the same anchor in levels 1 to l.
+
+    Example:
+        One sequence `a b c d` with the anchors `a` and `b` (columns 0 and 1). Level 1 has the rows `b` and
+        `c`, the tokens after the anchors; level 2 has the rows `c` and `d`. The row `d` attends to `a b` of
+        level 0, to `c` of level 1, and to itself.
     """
 
     shape: tuple[int, int]  # B, T
-    answer: Tensor  # [B, T] bool, tokens that the model should say
-    real: Tensor  # [B, T] bool, tokens that are no padding
+    answer: Tensor  # [B, T] bool, the tokens to learn
+    real: Tensor  # [B, T] bool, False for padding
     level: int = 0
-    anchors: Tensor | None = None  # [B, T] of a deeper level: where its anchors stand in level 0
+    anchors: Tensor | None = None  # [B, T] int64 of a deeper level: the columns of its anchors in level 0
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Sequences:
-        """Lay out `examples`."""
+        """Pack `examples`, padded to the longest."""
         size = len(examples), max(len(example.tokens) for example in examples)
         tokens = torch.zeros(size, dtype=torch.int64)
         answer, real = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
@@ -63,7 +68,7 @@ class Sequences(Batch):
         )
 
     def rows(self, columns: slice) -> Sequences:
-        """A part of every sequence, at the positions it had."""
+        """Keep some columns of every sequence. Positions stay."""
         b, t = self.shape
         tokens, positions = (x.view(b, t)[:, columns] for x in (self.tokens, self.positions))
         size = b, tokens.shape[1]
@@ -81,8 +86,15 @@ class Sequences(Batch):
         )
 
     def deeper(self, level: int, anchors: Tensor) -> Sequences:
-        """The `level`-th guesses behind the tokens `anchors` `[B, n]`; beyond a sequence's end they have its
-        last token."""
+        """Return the rows of level `level` after the anchors.
+
+        Args:
+            level: at least 1.
+            anchors: `[B, n]` int64 columns of level 0.
+
+        Returns:
+            n rows a sequence. A row after the last column has the token of the last column.
+        """
         b, t = self.shape
         tokens = at(self.tokens.view(b, t), (anchors + level).clamp(max=t - 1)).reshape(-1)
         positions = at(self.positions.view(b, t), anchors).reshape(-1) + level
@@ -100,7 +112,7 @@ class Sequences(Batch):
 
 
 class TrainingKernels(StockKernels):
-    """Stock operations over `Sequences`, differentiable and fast; rows are not independent of each other."""
+    """Stock operations over `Sequences`, with gradients. A row's bits may depend on the other rows."""
 
     name = "stock PyTorch operations, for training"
 
@@ -113,7 +125,7 @@ class TrainingKernels(StockKernels):
         kv: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        """See `Kernels`. The slots are those of the last level that `kv` has room for."""
+        """See `Kernels`. Keys and values go to the last rows of `kv`; `slots` is not used."""
         keys = kv.shape[0] // 2
         queries = qkv.shape[1] - 2 * keys
         qk, v = qkv[:, : queries + keys].float(), qkv[:, queries + keys :]
@@ -146,26 +158,26 @@ class TrainingKernels(StockKernels):
         return out.transpose(1, 2).reshape(b * t, -1)
 
     def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """The kind that trains. See `Kernels`."""
+        """Return a layer with a trainable weight. See `Kernels`."""
         plain = weight.dequantize() if isinstance(weight, Quantized) else weight
         return Dense(plain.clone(), None if bias is None else bias.clone())
 
 
 def at(x: Tensor, columns: Tensor) -> Tensor:
-    """`[B, T, ...]`, `[B, n]` -> `[B, n, ...]`: of each sequence, its own columns."""
+    """Pick columns of each sequence: `[B, T, ...]` and `[B, n]` -> `[B, n, ...]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], columns]
 
 
 def weight_of(linear: nn.Module) -> Tensor:
-    """`[out, in]` of a linear layer that trains."""
+    """The weight of a linear layer, `[out, in]`."""
     return cast(Tensor, linear.weight)
 
 
 def compile_blocks(module: nn.Module, backend: str = "inductor") -> None:
     """Compile the decoder blocks of `module`, for any number of rows.
 
-    On a GPU, launching their many small operations one by one takes longer than running them; on a CPU,
-    products take nearly all of the time, and compiling would take longer than it saves.
+    Worth it on a GPU: to launch the many small operations takes longer than to run them. On a CPU, matrix
+    products take nearly all of the time, and compiling takes longer than it saves.
     """
     for block in module.modules():
         if isinstance(block, Block):
@@ -173,14 +185,14 @@ def compile_blocks(module: nn.Module, backend: str = "inductor") -> None:
 
 
 def _attend_to_levels(q: Tensor, k: Tensor, v: Tensor, own: Tensor, anchors: Tensor) -> Tensor:
-    """Attention of the last level's rows.
+    """Compute the attention of the last level's rows. T counts columns of level 0, n anchors a sequence.
 
     Args:
         q: `[B, H_q, n, d]` scaled.
         k: `[B, H_kv, T, d]` keys of level 0.
         v: `[B, H_kv, T, d]` values of level 0.
-        own: `[2, levels, B, H_kv, n, d]`, those of the levels behind it, the last one's included.
-        anchors: `[B, n]` the last row of level 0 that each row sees.
+        own: `[2, levels, B, H_kv, n, d]` keys and values of levels 1 to the last.
+        anchors: `[B, n]` the last column of level 0 that each row attends to.
 
     Returns:
         `[B, H_q, n, d]`.

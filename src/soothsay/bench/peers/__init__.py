@@ -1,1 +1,1 @@
-"""Other engines beside ours. `compare` measures, `client` talks to `engines`, `results` keeps."""
+"""Compares other engines with ours: measures, runs each engine in a process, stores results."""

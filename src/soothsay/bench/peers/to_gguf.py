@@ -1,12 +1,11 @@
-"""Writes GGUF files for llama.cpp, of models like Llama: what llama.cpp's own converter writes, less texts.
+"""Writes GGUF files of Llama-like models for llama.cpp, as its own converter does, but without a vocabulary.
 
-There is no vocabulary in them. Prompts are token ids in every engine, so that text never matters.
+All engines get prompts as token ids, so no engine needs the text.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import gguf
@@ -17,7 +16,9 @@ from torch import Tensor
 
 from soothsay.config import ModelConfig, RopeConfig
 from soothsay.errors import ModelError
+from soothsay.files import replacing
 from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.families import parse_model_config
 from soothsay.model.rope import inverse_frequencies
 
 ARCHITECTURES = {
@@ -29,23 +30,34 @@ ARCHITECTURES = {
 
 
 def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
-    """Write `checkpoint`, its matrices in GGML's type `kind` ("F32", "BF16", "Q8_0", "Q4_0"), one by one.
+    """Write a checkpoint with its matrices in GGML's type `kind`: "F32", "BF16", "Q8_0" or "Q4_0".
 
-    Norms and biases are F32. The file appears when it is complete.
+    Norms and biases are F32. The file appears when it is complete; see `soothsay.files.replacing`.
 
-    Raises `ModelError` for a family, a rotation or a matrix that the format or this writer has no place for.
+    Raises `ModelError` for a family, a rotation or a matrix that the format or this writer does not support.
     """
-    config = ModelConfig.from_hf(checkpoint.config)
+    config = parse_model_config(checkpoint.config)
     arch = ARCHITECTURES.get(config.family)
     if arch is None or config.rope.kind not in ("default", "llama3") or any(config.windows):
         raise ModelError(
             f"{checkpoint.path}: GGUF is written of {', '.join(ARCHITECTURES)}, without sliding windows and "
             f"with rotation default or llama3; this is {config.family} with {config.rope.kind}"
         )
-    unfinished = path.with_suffix(".unfinished")
-    writer = GGUFWriter(unfinished, gguf.MODEL_ARCH_NAMES[arch])
-    _add_header(writer, config)
-    tensors = _tensors(checkpoint, config, arch, GGMLQuantizationType[kind])
+    with replacing(path) as temporary:
+        writer = GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[arch])
+        try:
+            _add_header(writer, config)
+            _add_tensors(writer, checkpoint, arch, GGMLQuantizationType[kind])
+        finally:
+            writer.close()
+
+
+def _add_tensors(
+    writer: GGUFWriter, checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
+) -> None:
+    """Write the table of tensors, then the tensors one by one, so that few are in memory."""
+    config = parse_model_config(checkpoint.config)
+    tensors = _tensors(checkpoint, config, arch, kind)
     with checkpoint.open() as read:
         divisors = _rope_divisors(config)
         if divisors is not None:
@@ -55,7 +67,9 @@ def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
             try:
                 shape = quant_shape_to_byte_shape(shape, type_)
             except ValueError as error:
-                raise ModelError(f"{checkpoint.path}: {name} cannot be stored as {kind}: {error}") from None
+                raise ModelError(
+                    f"{checkpoint.path}: {name} cannot be stored as {type_.name}: {error}"
+                ) from None
             writer.add_tensor_info(stored, shape, np.dtype(np.uint8), math.prod(shape), type_)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -65,8 +79,6 @@ def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
         for name, (_, type_) in tensors.items():
             values = _interleaved(read(name), name, config) if arch is gguf.MODEL_ARCH.LLAMA else read(name)
             writer.write_tensor_data(quantize(values.float().numpy(), type_).view(np.uint8))
-    writer.close()
-    os.replace(unfinished, path)
 
 
 def _add_header(writer: GGUFWriter, config: ModelConfig) -> None:
@@ -86,7 +98,7 @@ def _add_header(writer: GGUFWriter, config: ModelConfig) -> None:
 
 
 def _rope_divisors(config: ModelConfig) -> Tensor | None:
-    """Llama 3's scaling as GGUF has it: the divisors of the frequencies."""
+    """Return Llama 3's scaling of rotary frequencies as divisors, as GGUF stores it."""
     if config.rope.kind == "default":
         return None
     plain = inverse_frequencies(RopeConfig(config.rope.theta), config.head_dim)
@@ -96,7 +108,7 @@ def _rope_divisors(config: ModelConfig) -> Tensor | None:
 def _tensors(
     checkpoint: Checkpoint, config: ModelConfig, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
 ) -> dict[str, tuple[str, GGMLQuantizationType]]:
-    """Of each tensor that is needed, GGUF's name and its type."""
+    """Return GGUF's name and type of each tensor to write, by our name."""
     names = gguf.get_tensor_name_map(arch, config.num_layers)
     tensors = {}
     for name in sorted(checkpoint.names()):
@@ -109,7 +121,7 @@ def _tensors(
 
 
 def _kind(name: str, config: ModelConfig, kind: GGMLQuantizationType) -> GGMLQuantizationType:
-    """The type of a tensor: in a file of four bits a head has eight, as it has with us."""
+    """Return the type of a tensor. In a 4-bit file the head has 8 bits, as in ours."""
     if "norm" in name or not name.endswith(".weight"):
         return GGMLQuantizationType.F32
     head = "embed_tokens" if config.tie_embeddings else "lm_head"
@@ -117,7 +129,7 @@ def _kind(name: str, config: ModelConfig, kind: GGMLQuantizationType) -> GGMLQua
 
 
 def _interleaved(tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
-    """Rows of q and k in the order of llama.cpp's rotation: (head, 2, d/2) -> (head, d/2, 2)."""
+    """Reorder the rows of q and k for llama.cpp's rotation: (head, 2, d/2) -> (head, d/2, 2)."""
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
     if heads is None:
         return tensor

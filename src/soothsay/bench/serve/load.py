@@ -1,4 +1,4 @@
-"""When requests are sent: as soon as others are answered, as strangers come, or all at once."""
+"""Decides when requests are sent: in a closed loop, in an open loop, or in bursts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Literal
 from soothsay.errors import RequestError
 
 PAUSE = 0.2
-"""Seconds for which a client of a closed loop rests after a failure, so that a server that is gone, or that
-turns clients away, is not asked as fast as it can fail."""
+"""Seconds that a client waits after a failure, so that it does not flood a server that fails at once."""
 
 Kind = Literal["concurrency", "rate", "burst"]
 
 Send = Callable[[int, float], Awaitable[bool]]
-"""Carries out the conversation of a number, due at a time of the loop's clock, and says if all went well."""
+"""Runs conversation `number`, due at a time of the loop's clock. Returns whether all requests succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How conversations arrive.
+class Arrivals:
+    """A load: how conversations arrive.
 
-    "concurrency": a closed loop, `level` clients that each begin another one when theirs has ended. "rate":
-    an open loop, `level` a second on average, at times of a Poisson process, whether or not the server keeps
-    up. "burst": `level` at once, and as many again when all of them have ended.
+    - "concurrency": a closed loop of `level` clients. Each starts a conversation when its last one ends.
+    - "rate": an open loop of `level` conversations a second on average, a Poisson process. It does not wait
+      for the server.
+    - "burst": `level` conversations at once, and the next ones when all have ended.
     """
 
     kind: Kind
     level: float
-    requests: int | None = None  # conversations, in all
-    duration: float | None = None  # seconds in which conversations begin; all that have begun are ended
+    requests: int | None = None  # number of conversations
+    duration: float | None = None  # seconds in which conversations begin; all of them are completed
 
     def __post_init__(self) -> None:
         if (self.requests is None) == (self.duration is None):
@@ -47,16 +47,16 @@ class Load:
 
     @property
     def name(self) -> str:
-        """For readers, such as "concurrency 16"."""
+        """The load's name in reports, such as "concurrency 16"."""
         unit = "/s" if self.kind == "rate" else ""
         return f"{self.kind} {self.level:g}{unit}"
 
     async def run(self, send: Send, seed: str) -> None:
-        """Send conversations 0, 1, 2, ... and wait for their ends.
+        """Send conversations 0, 1, 2, ... and wait until all have ended.
 
         Args:
-            send: see `Send`. It raises nothing.
-            seed: of the times of "rate".
+            send: see `Send`. It must not raise.
+            seed: seed of the arrival times of "rate".
         """
         begin = asyncio.get_running_loop().time()
         match self.kind:
@@ -68,7 +68,7 @@ class Load:
                 await self._bursts(send, begin)
 
     def _numbers(self, begin: float) -> Iterator[int]:
-        """Until there are enough, or the time is over."""
+        """Yield numbers of conversations until there are enough or the time is over."""
         clock = asyncio.get_running_loop().time
         for number in count() if self.requests is None else range(self.requests):
             if self.duration is not None and clock() - begin >= self.duration:
@@ -81,7 +81,7 @@ class Load:
 
         async def client() -> None:
             due = begin
-            for number in numbers:  # of all clients
+            for number in numbers:  # all clients take from one iterator
                 if not await send(number, due):
                     await asyncio.sleep(PAUSE)
                 due = clock()

@@ -1,4 +1,4 @@
-"""What is asked under load: real questions, alone or behind long real texts."""
+"""Makes the conversations that are sent under load: real questions, alone or after long texts."""
 
 from __future__ import annotations
 
@@ -12,61 +12,80 @@ from pathlib import Path
 
 from soothsay.bench.prompts import read_prompts
 from soothsay.bench.spec.questions import read_questions
+from soothsay.bench.texts import TOPICS
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 
+REQUESTS = (
+    "Tell me a story about {topic}.",
+    "Write a poem about {topic}, in four verses.",
+    "Explain {topic} to a child of eight, in a few sentences.",
+    "Name ten facts about {topic}, one a line, each with a number.",
+    "Write a Python class that represents {topic}, with a method that describes it, and show how it is used.",
+    "Translate into German: the children talked about {topic} all day, and then they drew pictures.",
+    "Write a letter to a newspaper about {topic}, with three reasons to care.",
+    "A shop sells {topic} for 7 dollars a dozen. Work out, step by step, what 60 of them cost.",
+)
+"""What the default conversations ask; they differ in how well they can be drafted."""
+
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a user says, turn by turn; the answers are the server's."""
+class UserTurns:
+    """The user's side of a conversation; the server gives the answers."""
 
     turns: tuple[str, ...]
-    before: tuple[Message, ...] = ()  # messages that come before the first turn
+    before: tuple[Message, ...] = ()  # messages before the first turn
 
 
-def read_conversations(path: Path) -> list[Conversation]:
-    """Those of any file that `soothsay.bench.prompts.read_prompts` reads, each with one turn: what the user
-    says last.
+def default_conversations() -> list[UserTurns]:
+    """Return 256 short requests of eight kinds, each about one of 32 topics."""
+    return [UserTurns((text.format(topic=topic),)) for topic in TOPICS.split() for text in REQUESTS]
 
-    Raises `RequestError` for what is no such file, and for a conversation in which no user speaks.
+
+def read_conversations(path: Path) -> list[UserTurns]:
+    """Read a file of prompts; see `soothsay.bench.prompts.read_prompts`.
+
+    Each conversation has one turn: the user's last message.
+
+    Raises `RequestError` for other files, and for a conversation without a message of the user.
     """
     conversations = []
     for entry in read_prompts(path):
         if isinstance(entry.prompt, str):
-            conversations.append(Conversation((entry.prompt,)))
+            conversations.append(UserTurns((entry.prompt,)))
             continue
         spoken = [place for place, message in enumerate(entry.prompt) if message["role"] == "user"]
         if not spoken:
             raise RequestError(f"{path}, prompt {entry.id}: no message is the user's")
         last = spoken[-1]
-        conversations.append(Conversation((entry.prompt[last]["content"],), entry.prompt[:last]))
+        conversations.append(UserTurns((entry.prompt[last]["content"],), entry.prompt[:last]))
     return conversations
 
 
-def read_spec_bench(path: Path) -> list[Conversation]:
-    """Those of a file of Spec-Bench, with all their turns. Raises `RequestError` if it is none."""
-    return [Conversation(question.turns) for question in read_questions(path)]
+def read_spec_bench(path: Path) -> list[UserTurns]:
+    """Read a Spec-Bench file, with all turns. Raises `RequestError` for other files."""
+    return [UserTurns(question.turns) for question in read_questions(path)]
 
 
 class Mix:
-    """An endless sequence of conversations; the same arguments give the same.
+    """An endless sequence of conversations, determined by the arguments.
 
-    All of them come in an order drawn by the seed before the first comes again.
+    All conversations come once, in an order drawn with the seed, before the first comes again.
 
     Args:
-        conversations: to be drawn from. Their own words, in the order given, are also the long texts.
-        seed: of the order, and of which prompts are long.
-        turns: of a conversation, at most.
-        shared_prefix: words of a system message that all have.
-        long_share: share of conversations that begin with a long text, each another one.
-        long_words: words of such a text.
+        conversations: the conversations. Their words, in the order given, also make the long texts.
+        seed: seed of the order, and of the choice of long prompts.
+        turns: largest number of turns of a conversation.
+        shared_prefix: number of words of a system message that all conversations have.
+        long_share: share of conversations that begin with a long text. The texts differ.
+        long_words: number of words of a long text.
 
-    Raises `RequestError` if there is no conversation, or a number makes no sense.
+    Raises `RequestError` if there is no conversation or a number is out of range.
     """
 
     def __init__(
         self,
-        conversations: Sequence[Conversation],
+        conversations: Sequence[UserTurns],
         seed: int = 0,
         *,
         turns: int = 1,
@@ -89,11 +108,11 @@ class Mix:
         random.Random(seed).shuffle(self._order)
 
     def __len__(self) -> int:
-        """Conversations that differ."""
+        """Return the number of different conversations."""
         return len(self._order)
 
-    def __getitem__(self, index: int) -> Conversation:
-        """Of any place from 0 on."""
+    def __getitem__(self, index: int) -> UserTurns:
+        """Return the conversation at a place, 0 or above."""
         one = self._order[index % len(self._order)]
         first, *later = one.turns[: self._turns]
         rng = random.Random(f"{self._seed} {index}")
@@ -103,15 +122,15 @@ class Mix:
         if self._prefix:
             own = before.pop(0)["content"] if before and before[0]["role"] == "system" else ""
             before.insert(0, {"role": "system", "content": f"{self._prefix}\n\n{own}".rstrip()})
-        return Conversation((first, *later), tuple(before))
+        return UserTurns((first, *later), tuple(before))
 
     @property
     def digest(self) -> str:
-        """Tells mixes apart."""
+        """A short hash of all that the mix is made of."""
         said = [(one.before, one.turns[: self._turns]) for one in self._order]
         facts = (said, self._prefix, self._long_share, self._long_words, self._seed)
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=4).hexdigest()
 
     def _passage(self, begin: int, words: int) -> str:
-        """So many words from there on, and from the first again where they end."""
+        """Return `words` words from word `begin` on, cyclically."""
         return " ".join(self._words[(begin + i) % len(self._words)] for i in range(words))

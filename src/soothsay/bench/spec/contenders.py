@@ -1,4 +1,4 @@
-"""Whoever answers questions and is timed: a drafter on our engine here, a server in `bench.endpoint`."""
+"""Contenders of `soothsay bench spec`: a drafter on our engine here, a server in `bench.endpoint`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
-from soothsay.drafters import Drafter, Observation
-from soothsay.engine.params import SamplingParams
-from soothsay.engine.request import Request
-from soothsay.engine.tree import DraftTree
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Observation
+from soothsay.drafters.proxy import DrafterProxy
 from soothsay.llm import LLM
 from soothsay.tokenizer import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A turn of a question, ready to be answered."""
+class AskedTurn:
+    """One turn of a question, as a request."""
 
     messages: tuple[Message, ...]
     prompt: list[int]  # token ids of the messages
@@ -26,61 +27,68 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was said."""
+class TurnAnswer:
+    """A contender's answer to one turn."""
 
     token_ids: list[int]  # an end token included
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one contender took to answer some turns together. Times are in seconds."""
+class RunTimes:
+    """Times and counts of one contender that answered some turns in one batch. Times are in seconds."""
 
     answers: int
-    different: int | None  # of them, from plain decoding's: must be 0. None: they cannot be compared
-    tokens: int  # raw token ids; none behind an end token
-    seconds: float  # until the last answer's end
-    prefill: float  # of them, until each had its first token
-    ahead: int  # tokens that were there by then
-    cpu: float = 0.0  # of `seconds`, those in which the machine did not do something else
-    draft: float = 0.0  # behind prefill, in the drafter
-    verify: float = 0.0  # behind prefill, between the drafter's guesses and the verdict on them
-    steps: int = 0  # passes that gave tokens, each answer's counted
-    first: int = 0  # tokens of each answer's first step, which reads the prompt
-    drafted: int = 0  # nodes verified, roots not counted
-    accepted_at: list[int] = field(default_factory=list)  # steps that accepted as deep as this, or deeper
+    different: int | None  # answers that are not plain decoding's: must be 0. None: not comparable
+    tokens: int  # raw token ids, up to the end token
+    seconds: float  # until the last answer ended
+    prefill: float  # until each answer had its first token
+    ahead: int  # tokens emitted by then
+    cpu: float = 0.0  # CPU time of the engine's thread
+    draft: float = 0.0  # in the drafter, after prefill
+    verify: float = 0.0  # from drafts to verdicts, after prefill
+    steps: int = 0  # forward passes that emitted tokens, summed over answers
+    first: int = 0  # tokens that the first steps emitted, summed over answers
+    drafted: int = 0  # tree nodes verified, without roots
+    # element i: steps that accepted a node at depth i + 1
+    accepted_at: list[int] = field(default_factory=list)
 
 
 class Contender(Protocol):
-    """Answers several turns at once."""
+    """Answers a batch of turns."""
 
     name: str
 
     def reset(self) -> None:
-        """Forget what was learnt from questions before."""
+        """Forget everything learnt from earlier questions."""
 
-    def answer(self, asked: Sequence[Asked]) -> tuple[Run, list[Answer] | None]:
-        """Answer and take the time; the answers come along if they can be compared with ours.
+    def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
+        """Answer the turns in one batch.
 
-        `Run.different` is yet to be found.
+        Returns the times, with `different` still None, and the answers; None if they cannot be compared with
+        ours.
         """
 
 
-class Timed(Drafter):
-    """Guesses as another drafter does, and takes the time."""
+class TimedDrafter(DrafterProxy):
+    """Measures the time that a drafter takes, and the time between its draft and the verdict.
+
+    Attributes:
+        draft: seconds in the drafter since `restart`.
+        verify: seconds from the end of `propose` to the start of `observe`, since `restart`.
+    """
 
     def __init__(self, drafter: Drafter):
-        self.drafter, self.taps, self.max_nodes = drafter, drafter.taps, drafter.max_nodes
+        super().__init__(drafter)
         self.restart()
 
     def restart(self) -> None:
-        """Begin to count."""
+        """Set both times to zero."""
         self.draft = self.verify = 0.0
         self._proposed: float | None = None
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """The other's guesses."""
+        """Draft, and take the time."""
         begin = time.perf_counter()
         trees = self.drafter.propose(requests)
         self._proposed = time.perf_counter()
@@ -88,43 +96,39 @@ class Timed(Drafter):
         return trees
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Show them to the other."""
+        """Let the drafter learn, and take the time."""
         begin = time.perf_counter()
-        if self._proposed is not None:  # else it was a piece of a prompt
+        if self._proposed is not None:  # None: the step was a prompt chunk, without a draft
             self.verify += begin - self._proposed
         self._proposed = None
         self.drafter.observe(observations)
         self.draft += time.perf_counter() - begin
 
     def release(self, request: Request) -> None:
-        """Tell the other."""
+        """Let the drafter forget a request, and take the time."""
         begin = time.perf_counter()
         self.drafter.release(request)
         self.draft += time.perf_counter() - begin
 
-    def reset(self) -> None:
-        """Have the other forget."""
-        self.drafter.reset()
 
-
-class Drafted:
+class DrafterContender:
     """A drafter on our engine. See `Contender`.
 
     Args:
-        name: of the drafter in reports.
-        llm: of the target; no other request may be in it.
-        drafter: made for it.
+        name: the drafter's name in reports.
+        llm: the target's engine, without other requests.
+        drafter: a drafter built for that target.
     """
 
     def __init__(self, name: str, llm: LLM, drafter: Drafter):
-        self.name, self._llm, self._timed = name, llm, Timed(drafter)
+        self.name, self._llm, self._timed = name, llm, TimedDrafter(drafter)
 
     def reset(self) -> None:
-        """See `Contender`, as for what follows."""
+        """Forget everything learnt from earlier questions."""
         self._timed.reset()
 
-    def answer(self, asked: Sequence[Asked]) -> tuple[Run, list[Answer] | None]:
-        """All at once, step by step until the last has ended."""
+    def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
+        """Answer the turns in one batch; see `Contender`."""
         engine, timed = self._llm.engine, self._timed
         begin, cpu = time.perf_counter(), time.thread_time()
         streams = [self._llm.stream(one.prompt, one.params, drafter=timed) for one in asked]
@@ -137,12 +141,12 @@ class Drafted:
             while engine.has_work:
                 engine.step()
             end, cpu = time.perf_counter(), time.thread_time() - cpu
-        except BaseException:  # an interrupt leaves no request behind
+        except BaseException:  # also on Ctrl-C, no request may stay in the engine
             for stream in streams:
                 stream.cancel()
             raise
         stats = [request.stats for request in requests]
-        run = Run(
+        run = RunTimes(
             answers=len(asked),
             different=None,
             tokens=sum(one.emitted for one in stats),
@@ -158,11 +162,11 @@ class Drafted:
             accepted_at=added([one.accepted_at for one in stats]),
         )
         choices = [stream.choice for stream in streams]
-        return run, [Answer(choice.token_ids, choice.text) for choice in choices]
+        return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
 
 
 def added(lists: Sequence[Sequence[int]]) -> list[int]:
-    """Sums of what stands at the same place.
+    """Add lists element by element; missing elements count as 0.
 
     Example:
         >>> added([[3, 1], [4]])

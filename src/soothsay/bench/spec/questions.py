@@ -1,4 +1,4 @@
-"""The questions of a file of Spec-Bench."""
+"""Reads the questions of a Spec-Bench file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from soothsay.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user says, turn by turn."""
+    """The user's messages of one conversation."""
 
     task: str
     turns: tuple[str, ...]
-    number: int = 0  # what it is known by: its line in the file
+    number: int = 0  # identifies the question: its line in the file
 
 
 def read_questions(path: Path, per_task: int | None = None) -> list[Question]:
-    """The questions of a file of Spec-Bench: JSON lines with `turns` and `category`.
+    """Read a Spec-Bench file: JSON lines with `turns` and `category`.
 
-    MT-bench's categories are one task, "conversation". `per_task` takes so many of each task, evenly spread.
+    MT-bench's categories are one task, "conversation".
 
-    Raises `RequestError` for a line that is none, by its number, and if there are none.
+    Args:
+        path: the file.
+        per_task: number of questions of each task, evenly spread over the file. None: all.
+
+    Raises `RequestError` for a line that is not a question, and if the file has no questions.
     """
     tasks: dict[str, dict[PromptEntry, Question]] = {}
     for number, line in read_lines(path):

@@ -1,4 +1,4 @@
-"""`soothsay bench agentic`: questions as agents ask them."""
+"""`soothsay bench agentic`: makes questions as coding agents ask them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ def agentic(
     out: Annotated[
         Path, typer.Option("--out", "-o", dir_okay=False, help="The file to write, for 'bench spec'.")
     ],
-    per_task: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="The same one makes the same episodes.")] = 0,
+    per_task: Annotated[int, typer.Option(min=1, help="Number of episodes of each task.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of episodes.")] = 0,
     model: Annotated[
         str | None,
-        typer.Option("--replay", metavar="MODEL", help="Also count what drafters would do for this model."),
+        typer.Option(
+            "--replay", metavar="MODEL", help="Also count the steps that drafters would need for this model."
+        ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option("--drafter", "-d", help="One to count; may be repeated.", show_default="suffix"),
+        typer.Option("--drafter", "-d", help="Drafter to count; may be repeated.", show_default="suffix"),
     ] = None,
     nodes: Annotated[
-        int, typer.Option(min=1, help="Nodes of a draft tree, at most, the root included.")
+        int, typer.Option(min=1, help="Largest number of nodes of a draft tree, with the root.")
     ] = EngineConfig.max_tree,
 ) -> None:
-    """Make questions as agents ask them: repeat code with a name changed, call a tool again.
+    """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
 
-    'bench spec' asks them. With --replay, drafters that look things up are also tried on the answers of a
-    model that does just as it is told, which takes no such model.
+    The file is for 'bench spec'. With --replay, lookup drafters are also tried on exact answers, without
+    running the model.
     """
     from soothsay.bench.agentic import make_episodes, write_questions
 
@@ -62,11 +64,12 @@ def agentic(
 
 
 def _replayed(episodes: list[Episode], model: str, drafters: list[str], nodes: int) -> Table:
-    """Tokens a step of each drafter by task."""
+    """Return a table of tokens a step, by drafter and task."""
     with notice(f"loading {model} ..."):
         from soothsay import LLM, RequestError
         from soothsay.bench.agentic import replay
-        from soothsay.drafters import Drafter, build_drafter
+        from soothsay.drafters.base import Drafter
+        from soothsay.drafters.registry import build_drafter
 
         llm = LLM(model, drafter="none")
         if llm.tokenizer is None:
@@ -74,7 +77,7 @@ def _replayed(episodes: list[Episode], model: str, drafters: list[str], nodes: i
         built = {name: build_drafter(name, llm.engine.target) for name in drafters}
     for name, one in built.items():
         if one.trained or type(one).observe is not Drafter.observe:
-            raise RequestError(f"drafter {name} looks at more than tokens, and a replay has nothing else")
+            raise RequestError(f"drafter {name} needs more than tokens, and a replay has tokens only")
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("tokens a step, replayed")
     for task in dict.fromkeys(episode.task for episode in episodes):

@@ -1,4 +1,4 @@
-"""`soothsay bench decode`: this engine against itself and against transformers."""
+"""`soothsay bench decode`: compares this engine with itself and with transformers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from soothsay.cli.terminal import notice
 
 def decode(
     model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")] = "sibyl",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each run makes.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each contender; ratios are medians.")] = 7,
-    batch: Annotated[int, typer.Option(min=2, max=32, help="Requests in the batch.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each run.")] = 128,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of runs of each contender; ratios are medians.")
+    ] = 7,
+    batch: Annotated[int, typer.Option(min=2, max=32, help="Number of requests in the batch.")] = 16,
     dtype: DTypeOption = "auto",
 ) -> None:
-    """Plain decoding against transformers, prompt lookup against plain, a batch against one request."""
+    """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
     with notice(f"measuring {model} ..."):
         from soothsay.bench.decode import bench_decode
 

@@ -1,4 +1,4 @@
-"""`soothsay bench peers`: the same weights in other engines."""
+"""`soothsay bench peers`: compares engines that run the same weights."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.options import DTypesOption, known_dtypes
+from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
 from soothsay.cli.options import DrafterOption
+from soothsay.plotting import require_matplotlib, save_png
 
 if TYPE_CHECKING:
-    from soothsay.bench.peers.compare import Plan
-    from soothsay.bench.peers.results import Results
+    from soothsay.bench.peers.peer_bench import PeerPlan
+    from soothsay.bench.peers.peer_results import PeerResults
 
 SUSPICIOUS = 8
-"""Equal tokens, of 32, below which another engine probably runs another model."""
+"""With fewer leading tokens equal to ours, of 32, an engine probably runs another model."""
 
 
 def peers(
@@ -37,61 +38,66 @@ def peers(
         list[str] | None,
         typer.Option(
             metavar="[PEER=]PATH",
-            help="The interpreter that has the peers' packages, or one's; may be repeated.",
+            help="Python interpreter with the packages of all peers, or of one; may be repeated.",
             show_default="this one",
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a round.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; times are medians.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; times are medians.")] = 5,
     threads: Annotated[
-        int | None, typer.Option(min=1, show_default="torch's", help="Of each engine.")
+        int | None, typer.Option(min=1, show_default="torch's", help="Threads of each engine.")
     ] = None,
     questions: Annotated[
         Path | None,
         typer.Option(
-            "--spec-bench", exists=True, dir_okay=False, help="Also time whole answers to a file's prompts."
+            "--spec-bench",
+            exists=True,
+            dir_okay=False,
+            help="Also measure whole answers to the prompts of this file.",
         ),
     ] = None,
-    per_task: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 20,
+    per_task: Annotated[int, typer.Option(min=1, help="Number of prompts of each task.")] = 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
     drafter: DrafterOption = "auto",
     lookup_tokens: Annotated[
         int,
-        typer.Option(
-            min=0, help="Guesses at once of the peers' prompt lookup; 0: as their makers recommend."
-        ),
+        typer.Option(min=0, help="Draft tokens of the peers' prompt lookup; 0: as their makers recommend."),
     ] = 0,
     work: Annotated[
-        Path, typer.Option(file_okay=False, help="Where exported models and logs go, to be used again.")
+        Path,
+        typer.Option(file_okay=False, help="Directory for exported models, which are used again, and logs."),
     ] = Path("peers"),
     to_json: Annotated[
         Path | None,
         typer.Option(
-            "--json", dir_okay=False, help="Append each measurement; a file that is there is continued."
+            "--json",
+            dir_okay=False,
+            help="Append each measurement to this file; an existing file is continued.",
         ),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", dir_okay=False, help="Draw the rates of whole answers to a file.")
+        Path | None,
+        typer.Option("--png", dir_okay=False, help="Draw the rates of whole answers to this file."),
     ] = None,
 ) -> None:
-    """Compare with other engines that run the same weights, each in a process of its own, all in turn.
+    """Compare engines that run the same weights. Each has its own process, and they take turns.
 
-    A token at a time and passes of 4, 8 and 16 rows behind a context of 128 tokens, a prompt of 512, and
-    with --spec-bench whole answers, in each engine plainly and with its own prompt lookup.
+    It measures decoding, passes of 4, 8 and 16 rows after a context of 128 tokens, and a prompt of 512. With
+    --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup.
     """
     dtypes = known_dtypes(dtype)
     if "auto" in dtypes:
         raise typer.BadParameter("--dtype auto: engines are compared at equal weights; name what they are")
     import torch
 
-    from soothsay.bench.peers.compare import PEERS, PeerBench, Plan
-    from soothsay.bench.plot import new_figure, plot_answers
+    from soothsay.bench.peers.peer_bench import PEERS, PeerBench, PeerPlan
+    from soothsay.bench.peers.peer_chart import answers_chart
 
     if png is not None:
         if questions is None:
             raise typer.BadParameter("--png: whole answers are drawn, which --spec-bench asks for")
-        new_figure()  # says that matplotlib is missing before anything takes its time
-    plan = Plan(
+        require_matplotlib()  # before the long run
+    plan = PeerPlan(
         model=model,
         work=work,
         threads=threads or torch.get_num_threads(),
@@ -116,13 +122,13 @@ def peers(
         if bench.questions:
             console.print(_answers(results, weights))
     if png is not None:
-        plot_answers(results, dtypes, png)
+        save_png(answers_chart(results, dtypes), png, dpi=150)
     for note in bench.notes:
         console.print(Text(note, "dim"), soft_wrap=True)
 
 
 class _Bars:
-    """A bar with the time left for each part of the work, on stderr, where only a terminal sees it."""
+    """Progress bars on stderr, one for each part of the work, if stderr is a terminal."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -142,7 +148,7 @@ class _Bars:
         self._progress.stop()
 
     def __call__(self, description: str, done: int, steps: int) -> None:
-        """Show the last part's state, under its name."""
+        """Update the bar of a part and hide the others."""
         tasks = [task.id for task in self._progress.tasks if task.description == description]
         for other in self._progress.task_ids:
             self._progress.update(other, visible=other in tasks)
@@ -151,7 +157,7 @@ class _Bars:
 
 
 def _pythons(options: Sequence[str]) -> dict[str, str]:
-    """`["PATH", "openvino=PATH"]` -> `{"": path, "openvino": path}`."""
+    """Parse `["A", "openvino=B"]` into `{"": "A", "openvino": "B"}`, where "" is any other engine."""
     pythons = {}
     for option in options:
         peer, equals, path = option.partition("=")
@@ -159,9 +165,9 @@ def _pythons(options: Sequence[str]) -> dict[str, str]:
     return pythons
 
 
-def _speeds(results: Results, dtype: str, plan: Plan) -> Table:
-    from soothsay.bench.peers.compare import CONTEXT, PROMPT, VERIFIED
-    from soothsay.bench.peers.results import OURS
+def _speeds(results: PeerResults, dtype: str, plan: PeerPlan) -> Table:
+    from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED
+    from soothsay.bench.peers.peer_results import OURS
 
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -200,18 +206,18 @@ def _speeds(results: Results, dtype: str, plan: Plan) -> Table:
     return table
 
 
-def _warn(results: Results, dtype: str, console: Console) -> None:
-    """Say so where an engine says something else altogether; in four bits all do, honestly."""
+def _warn(results: PeerResults, dtype: str, console: Console) -> None:
+    """Warn if an engine's tokens differ much from ours, except in int4, where engines round differently."""
     for engine, equal in results.agreement(dtype).items():
         if equal < SUSPICIOUS and dtype != "int4":
             line = f"{engine} agrees in {equal} of 32 leading tokens only: does it run the same model?"
             console.print(Text(line, "bold red"), soft_wrap=True)
 
 
-def _answers(results: Results, dtype: str) -> Table:
-    """Tokens a second of whole answers, and what speculation and this engine make of it."""
-    from soothsay.bench.peers.results import OURS, PLAIN
-    from soothsay.bench.report.tables import HEADINGS
+def _answers(results: PeerResults, dtype: str) -> Table:
+    """Return a table of whole answers: tokens a second by task, and speed-ups."""
+    from soothsay.bench.peers.peer_results import OURS, PLAIN
+    from soothsay.bench.report.speedup_tables import HEADINGS
 
     rates = results.rates(dtype)
     table = Table(

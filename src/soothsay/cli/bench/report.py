@@ -1,4 +1,4 @@
-"""`soothsay bench report`: results of `bench spec` as tables and as a page, several of them in one."""
+"""`soothsay bench report`: shows results of `bench spec` as tables and as a page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from soothsay.cli.bench.options import HtmlOption, MarkdownOption
+from soothsay.cli.bench.bench_options import HtmlOption, MarkdownOption
 from soothsay.cli.bench.spec import finish
+from soothsay.plotting import require_matplotlib
 
 
 def report(
@@ -18,10 +19,12 @@ def report(
     markdown: MarkdownOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Show results of 'bench spec' again, of several models or dtypes together. Measures nothing.
+    """Show results of 'bench spec' again, several runs together. Nothing is measured.
 
-    Ends with 1 if any answer was not plain decoding's.
+    The exit code is 1 if an answer differed from plain decoding's.
     """
-    from soothsay.bench.spec.results import Results
+    from soothsay.bench.spec.spec_results import SpecResults
 
-    finish([Results.read(file) for file in files], markdown, html)
+    if html is not None:
+        require_matplotlib()
+    finish([SpecResults.read(file) for file in files], markdown, html)

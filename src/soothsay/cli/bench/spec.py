@@ -1,4 +1,4 @@
-"""`soothsay bench spec`: drafters on the questions of Spec-Bench."""
+"""`soothsay bench spec`: measures drafters on the questions of Spec-Bench."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.options import HtmlOption, MarkdownOption, write_markdown
+from soothsay.cli.bench.bench_options import HtmlOption, MarkdownOption, write_markdown
 from soothsay.cli.options import DTypeOption, MaxContextOption
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
 from soothsay.config import EngineConfig
+from soothsay.files import write_text
+from soothsay.plotting import require_matplotlib
 
 if TYPE_CHECKING:
     from soothsay.bench.endpoint import Endpoint
-    from soothsay.bench.spec.results import Results
+    from soothsay.bench.spec.spec_results import SpecResults
 
 WIDE = 120
-"""Characters of a terminal that has room for all columns."""
+"""Characters of a line that has room for all columns."""
 
 _ENDPOINT = "Another server"
 
@@ -39,29 +41,34 @@ def spec(
     ],
     drafter: Annotated[
         list[str] | None,
-        typer.Option("--drafter", "-d", help="Measure this one; may be given repeatedly."),
+        typer.Option("--drafter", "-d", help="Drafter to measure; may be repeated."),
     ] = None,
     per_task: Annotated[
-        int | None, typer.Option(min=1, show_default="all", help="Questions of each task, evenly spread.")
+        int | None,
+        typer.Option(min=1, show_default="all", help="Number of questions of each task, evenly spread."),
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "-t", min=0, show_default="0", help="May be given repeatedly."),
+        typer.Option(
+            "--temperature", "-t", min=0, show_default="0", help="Sampling temperature; may be repeated."
+        ),
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1, show_default="1", help="Questions that are answered at once; may be given repeatedly."
-        ),
+        typer.Option(min=1, show_default="1", help="Questions answered in one batch; may be repeated."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Ask everything so often; times are medians.")] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of times that each question is asked; times are medians.")
+    ] = 1,
     nodes: Annotated[
-        int, typer.Option(min=1, help="Nodes of a draft tree, at most, the root included.")
+        int, typer.Option(min=1, help="Largest number of nodes of a draft tree, with the root.")
     ] = EngineConfig.max_tree,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of an answer.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Of all answers.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="Largest number of tokens of an answer.")
+    ] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all answers.")] = 0,
     carry: Annotated[
-        bool, typer.Option("--carry", help="Let drafters keep what they have learnt from other questions.")
+        bool, typer.Option("--carry", help="Let drafters keep what they learn from other questions.")
     ] = False,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
@@ -70,7 +77,7 @@ def spec(
         typer.Option(
             "--json",
             dir_okay=False,
-            help="Append all numbers, for 'bench report' too; a file that is there is continued.",
+            help="Append all numbers to this file, also for 'bench report'; an existing file is continued.",
         ),
     ] = None,
     markdown: MarkdownOption = None,
@@ -80,40 +87,44 @@ def spec(
         typer.Option(
             metavar="URL",
             rich_help_panel=_ENDPOINT,
-            help="Ask it too: one with OpenAI's chat completions, such as http://localhost:8000/v1; may be "
+            help="Server with OpenAI's chat completions to measure too: http://localhost:8000/v1; may be "
             "repeated.",
         ),
     ] = None,
     endpoint_model: Annotated[
         list[str] | None,
-        typer.Option(rich_help_panel=_ENDPOINT, help="What it calls its model; once for each --endpoint."),
+        typer.Option(
+            rich_help_panel=_ENDPOINT, help="The server's name for its model; once for each --endpoint."
+        ),
     ] = None,
     api_key_env: Annotated[
         str | None,
         typer.Option(
-            metavar="VARIABLE", rich_help_panel=_ENDPOINT, help="The environment variable that has its key."
+            metavar="VARIABLE", rich_help_panel=_ENDPOINT, help="Environment variable with the server's key."
         ),
     ] = None,
 ) -> None:
-    """Speed-up and accepted tokens by task of Spec-Bench, and whether every answer is plain decoding's.
+    """Measure speed-up and accepted tokens by task of Spec-Bench, and check that answers stay the same.
 
-    Every question is answered plainly and with each drafter, in turn. Speed-up is the leaderboard's: tokens a
-    second, prompt included, the mean over questions, over the same of plain decoding. "accepted" counts a
-    step's bonus token, and not the pass over the prompt. A second turn is asked behind plain decoding's
-    answer to the first, for all alike. Ends with 1 if any answer differs.
+    Plain decoding and each drafter answer every question in turn. Speed-up is the leaderboard's: mean tokens
+    a second over questions, with the prompt, divided by that of plain decoding. "accepted" is tokens a step
+    with the bonus token, without the pass over the prompt. Second turns follow plain decoding's answers to
+    the first. The exit code is 1 if an answer differs from plain decoding's.
     """
     servers = _endpoints(endpoint or [], endpoint_model or [], api_key_env)
     if not drafter and not servers:
         raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
+    if html is not None:
+        require_matplotlib()  # before the long run
     batches = batch or [1]
     with notice(f"loading {model} ..."):
         from soothsay import LLM
-        from soothsay.bench.spec.compare import Plan, SpecBench, serving
         from soothsay.bench.spec.questions import read_questions
+        from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
 
         questions = read_questions(spec_bench, per_task)
         llm = LLM(model, drafter="none", dtype=dtype, config=serving(max(batches), nodes, max_context))
-        plan = Plan(
+        plan = SpecPlan(
             drafters={name: name for name in drafter or ()},
             temperatures=temperature or [0.0],
             batches=batches,
@@ -130,11 +141,11 @@ def spec(
     finish([results], markdown, html)
 
 
-def finish(every: Sequence[Results], markdown: Path | None, html: Path | None) -> None:
-    """Write what was asked for, or show the tables; end with 1 if any answer differs."""
-    from soothsay.bench.report.page import page
-    from soothsay.bench.report.tables import different
-    from soothsay.bench.report.tables import markdown as as_markdown
+def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | None) -> None:
+    """Write the files that were asked for, and show the tables. Exits with 1 if an answer differs."""
+    from soothsay.bench.report.speedup_page import page
+    from soothsay.bench.report.speedup_tables import different
+    from soothsay.bench.report.speedup_tables import markdown as as_markdown
 
     if markdown is not None:
         write_markdown(as_markdown(every), markdown)
@@ -142,7 +153,7 @@ def finish(every: Sequence[Results], markdown: Path | None, html: Path | None) -
         for results in every:
             _show(results)
     if html is not None:
-        html.write_text(page(every), encoding="utf-8")
+        write_text(html, page(every))
     if any(different(results) for results in every):
         raise typer.Exit(1)
 
@@ -161,9 +172,9 @@ def _endpoints(urls: Sequence[str], models: Sequence[str], variable: str | None)
     return servers
 
 
-def _show(results: Results) -> None:
-    from soothsay.bench.report.tables import different, notes, table_of, title
-    from soothsay.bench.spec.results import by_setting
+def _show(results: SpecResults) -> None:
+    from soothsay.bench.report.speedup_tables import different, notes, table_of, title
+    from soothsay.bench.spec.spec_results import by_setting
 
     console = Console(highlight=False)
     for (temperature, batch), rows in by_setting(results.rows()):

@@ -1,8 +1,7 @@
-"""`soothsay bench step`: what a forward pass costs by its number of rows."""
+"""`soothsay bench step`: measures a forward pass by its number of rows."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,8 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.options import DTypesOption, known_dtypes
+from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
 from soothsay.cli.terminal import notice
+from soothsay.files import write_json
+from soothsay.plotting import require_matplotlib, save_png
 
 if TYPE_CHECKING:
     from soothsay.bench.step import StepReport
@@ -33,39 +34,46 @@ def step(
         ),
     ] = None,
     dtype: DTypesOption = None,
-    rows: Annotated[str, typer.Option(help="Rows of a pass.")] = "1,2,4,8,16,32,64",
+    rows: Annotated[str, typer.Option(help="Numbers of rows of a pass.")] = "1,2,4,8,16,32,64",
     contexts: Annotated[
         list[int] | None,
-        typer.Option("--context", min=1, help="Tokens before the rows; may be repeated.", show_default="128"),
+        typer.Option(
+            "--context", min=1, help="Number of tokens before the rows; may be repeated.", show_default="128"
+        ),
     ] = None,
     tree: Annotated[
-        Literal["chain", "binary"], typer.Option(help="Rows one below the other, or two below each.")
+        Literal["chain", "binary"],
+        typer.Option(help="Shape of the rows' tree: a path, or two children a node."),
     ] = "chain",
-    rounds: Annotated[int, typer.Option(min=1, help="Passes of each kind; times are medians.")] = 15,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of passes of each kind; times are medians.")
+    ] = 15,
     png: Annotated[
-        Path | None, typer.Option("--png", dir_okay=False, help="Draw the times to a file.")
+        Path | None,
+        typer.Option("--png", dir_okay=False, help="Draw the times to this file (needs matplotlib)."),
     ] = None,
     to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to a file.")
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
     ] = None,
 ) -> None:
-    """Time of a forward pass that verifies M rows, beside the time that it must take at least.
+    """Measure a forward pass that verifies M rows, and the least time that it can take (the floor).
 
-    A pass is packing, all blocks, and the head for every row. The floor is the longer of two times: reading
-    all weights and the context's keys and values once, and the arithmetic, at the rates that this run finds.
+    A pass packs the rows and runs all blocks, and the head for every row. The floor is the longer of two
+    times, at the rates measured in this run: reading all weights and the context's keys and values once, and
+    the arithmetic.
     """
     if model is not None and shape is not None:
         raise typer.BadParameter("give a model or --shape, not both")
     counts, dtypes = _counts(rows), known_dtypes(dtype)
     with notice("measuring ..."):
-        from soothsay.bench.plot import new_figure, plot_steps
-        from soothsay.bench.shapes import Shape
+        from soothsay.bench.shapes import LlamaShape
         from soothsay.bench.step import bench_step
+        from soothsay.bench.step_chart import step_chart
 
         if png is not None:
-            new_figure()  # says that matplotlib is missing before anything takes its time
+            require_matplotlib()  # before the long run
         report = bench_step(
-            Shape.parse(shape or "1.1B") if model is None else model,
+            LlamaShape.parse(shape or "1.1B") if model is None else model,
             dtypes=dtypes,
             rows=counts,
             contexts=contexts or [128],
@@ -74,9 +82,9 @@ def step(
         )
     Console(highlight=False).print(_table(report))
     if png is not None:
-        plot_steps(report, png)
+        save_png(step_chart(report), png, dpi=150)
     if to_json is not None:
-        to_json.write_text(json.dumps(asdict(report), indent=1) + "\n")
+        write_json(to_json, asdict(report), indent=1)
 
 
 def _counts(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`soothsay train data`: what a model itself answers, for its drafters to learn from."""
+"""`soothsay train data`: lets a model answer conversations, as data to train its drafters on."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ from soothsay.cli.terminal import PLAIN, notice
 
 if TYPE_CHECKING:
     from soothsay.corpus import Tally
-    from soothsay.train.answers import Report
+    from soothsay.train.answers import AnswersReport
 
 
 def data(
-    model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face directory, a hub name, or a bundled model's name. It has a chat template."
+        ),
+    ],
     prompts: Annotated[
         Path,
         typer.Argument(
             exists=True,
             help="Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the "
-            "package 'datasets'. What assistants say in them is left out.",
+            "package 'datasets'. Messages of assistants are left out.",
         ),
     ],
     out: Annotated[
@@ -41,31 +46,30 @@ def data(
             "--out",
             "-o",
             dir_okay=False,
-            help="JSON lines with 'messages'; a file that is there is continued.",
+            help="The file to write: JSON lines with 'messages'. An existing file is continued.",
         ),
     ],
     limit: Annotated[
         int | None,
-        typer.Option(
-            min=1, show_default="all", help="Take so many conversations, drawn from the whole file."
-        ),
+        typer.Option(min=1, show_default="all", help="Number of conversations, drawn from the whole file."),
     ] = None,
     temperature: TemperatureOption = 0.7,
     max_tokens: MaxTokensOption = 512,
     batch: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of all answers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all answers.")] = 0,
     drafter: DrafterOption = PLAIN,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
 ) -> None:
-    """Let a model answer the users of a file of conversations, each turn behind its own earlier answers.
+    """Let a model answer the users' messages of a file of conversations, turn by turn.
 
-    Conversations are written as they end. After an interruption, the same command goes on where it was.
+    Each answer follows the model's own earlier answers. A conversation is written when it ends. After an
+    interruption, the same command continues.
     """
     with notice(f"reading {prompts} ..."):
-        from soothsay.train.answers import read_questions, write_answers
+        from soothsay.train.answers import read_unanswered, write_answers
 
-        asked, tally = read_questions(prompts)
+        asked, tally = read_unanswered(prompts)
     with notice(f"loading {model} ..."):
         from soothsay import LLM, SamplingParams
 
@@ -76,12 +80,12 @@ def data(
     _show(report, tally, out)
 
 
-def _show(report: Report, tally: Tally, out: Path) -> None:
+def _show(report: AnswersReport, tally: Tally, out: Path) -> None:
     table = Table.grid(padding=(0, 2))
     held = report.before + report.written
-    before = f", {report.before:,} of them from before" if report.before else ""
+    before = f", {report.before:,} of them from earlier runs" if report.before else ""
     table.add_row(Text("written", "dim"), Text(f"{out}: {held:,} conversations{before}"))
-    table.add_row(Text("answers", "dim"), f"{report.answers:,}, of {report.tokens:,} tokens")
+    table.add_row(Text("answers", "dim"), f"{report.answers:,} with {report.tokens:,} tokens")
     losses = {
         "answers cut, by --max-tokens or the context": report.cut,
         "conversations without their later turns": report.unfinished,

@@ -1,4 +1,4 @@
-"""`soothsay train layer-skip`: which layers a model can do without while it guesses."""
+"""`soothsay train layer-skip`: finds the layers that a model can leave out when it drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
 
 if TYPE_CHECKING:
-    from soothsay.drafters.layer_skip import SkipSet
+    from soothsay.drafters.models.skip_search import SkipSet
 
 
 def layer_skip(
@@ -28,35 +28,38 @@ def layer_skip(
             exists=True,
             dir_okay=False,
             show_default="the model writes its own",
-            help="What to judge by: plain text, or .jsonl with 'messages' or 'text'; may be .gz.",
+            help="Text to measure with: plain text, or .jsonl with 'messages' or 'text'; may be .gz.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", show_default="drafters/layer-skip beside the model", help="Directory to write."
+            "--out", "-o", show_default="drafters/layer-skip beside the model", help="The directory to write."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Pieces of text.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens in a piece.")] = 128,
     dtype: DTypeOption = "auto",
 ) -> None:
-    """Find the layers that 'layer-skip' leaves out when the model drafts for itself (arXiv 2309.08168).
+    """Find the layers that the drafter 'layer-skip' leaves out of the model (arXiv 2309.08168).
 
-    Nothing is trained: layers are left out one after the other, each time the one that is missed least.
+    Nothing is trained. Layers are left out one after the other: each time the one whose loss costs least.
     """
     with notice(f"loading {model} ..."):
-        from soothsay.calibration import read_samples, write_samples
-        from soothsay.drafters.layer_skip import search, skip_directory
+        from soothsay.drafters.models.layer_skip import skip_directory
+        from soothsay.drafters.models.skip_search import search
         from soothsay.errors import DrafterError
         from soothsay.model.checkpoint import open_checkpoint
         from soothsay.model.load import load_model
+        from soothsay.quantizing.samples import read_samples, write_samples
 
         checkpoint = open_checkpoint(model)
         if out is None and not checkpoint.path.is_dir():
-            raise DrafterError(f"{checkpoint.path} is one file, with no place beside it: give --out")
+            raise DrafterError(
+                f"{checkpoint.path} is a single file, not a directory that can hold a drafter: give --out"
+            )
         target, tokenizer = load_model(checkpoint, dtype), checkpoint.tokenizer()
-    with notice("reading text ..." if text else f"{model} writes text to judge by ..."):
+    with notice("reading text ..." if text else f"{model} writes text to measure with ..."):
         if text:
             pieces = read_samples(text, tokenizer, samples, tokens)
         else:
@@ -71,7 +74,13 @@ def layer_skip(
 
 def _show(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("layers left out", "words kept", "cost of a guess", "guesses", "speed-up, at best"):
+    for heading in (
+        "layers left out",
+        "tokens kept",
+        "cost of a draft token",
+        "draft tokens",
+        "best speed-up",
+    ):
         table.add_column(heading, justify="left" if heading == "layers left out" else "right")
     for one in found:
         table.add_row(

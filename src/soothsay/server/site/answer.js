@@ -1,20 +1,20 @@
-/** An answer as it comes: its text, whose each token is, and the tree of each step. */
+/** An answer while it streams: its text, the drafter of each token, and the draft tree of each step. */
 
-const TIMED = 16; // tokens that are enough to speak of a speed
-const PART = "\ufffd"; // what a token says that is only part of a character
+const TIMED = 16; // tokens that are needed to measure a speed
+const PART = "\ufffd"; // stands in the text of a token that is only a part of a character
 
 /**
- * Finds each token's share of the text.
+ * Finds the part of the text that belongs to each token.
  *
- * Text comes later than its tokens where it might still change (half a character, the beginning of a stop string), and
- * a token's own text need not be in it (special tokens, a space at the beginning).
+ * Text arrives later than its tokens if it may still change: half a character, or the beginning of a stop string. The
+ * text of a token may also be missing: special tokens, or a space at the beginning.
  */
 export class Aligner {
   #text = "";
   #tokens = [];
   #begun = false;
 
-  /** Spans that have become certain: `{text, tokens}`, one token each but where several make up a character. */
+  /** The spans that are now known: `{text, tokens}`, with several tokens only if they make up one character. */
   push(text, tokens) {
     this.#text += text;
     this.#tokens.push(...tokens);
@@ -25,12 +25,12 @@ export class Aligner {
     return spans;
   }
 
-  /** Text that is not yet known to be any token's; all of it where no steps are told. */
+  /** Text that has no token yet. That is all of the text if the server reports no steps. */
   get rest() {
     return this.#text;
   }
 
-  /** What is left at the end. */
+  /** The spans that are left when the answer has ended. */
   end() {
     const text = this.#text;
     this.#text = "";
@@ -47,7 +47,7 @@ export class Aligner {
     if (parts < 0) return null;
     const own = this.#tokens[0].text;
     if (this.#text.startsWith(own)) return this.#take(own.length, 1);
-    if (own.startsWith(this.#text)) return null; // the rest of it is to come
+    if (own.startsWith(this.#text)) return null; // the rest of its text will come
     const bare = own.trimStart();
     if (!this.#begun && bare && this.#text.startsWith(bare)) return this.#take(bare.length, 1);
     return this.#take(0, 1);
@@ -61,7 +61,7 @@ export class Aligner {
   }
 }
 
-/** Tokens that a step brought, in order: `{text, drafter, step}`. */
+/** The tokens that a step added to the answer, in order: `{text, drafter, step}`. */
 function emitted(step, number) {
   const tokens = step.accepted.map((node) => ({
     text: step.tokens[node],
@@ -77,21 +77,21 @@ export class Answer {
   steps = [];
   tokens = [];
   usage = null;
-  finish = null; // the server's reason, "stopped" by the user, or "error"
-  ending = null; // the server's reason, of a stream that has yet to close
+  finish = null; // the server's finish reason, "stopped" if the user stopped it, or "error"; null: it still runs
+  ending = null; // the server's finish reason, before the stream has closed
   error = null;
   firstAt = null;
   lastAt = null;
   #aligner = new Aligner();
   #firstTokens = 0;
 
-  /** `body`: what was asked, with the seed that makes it the same again. */
+  /** `body`: the request. It has a seed, so that the same answer can be requested again. */
   constructor(body, now) {
     this.body = body;
     this.askedAt = now;
   }
 
-  /** Text behind the last span. */
+  /** The text after the last span. */
   get rest() {
     return this.#aligner.rest;
   }
@@ -100,7 +100,7 @@ export class Answer {
     return this.finish === null;
   }
 
-  /** Take in a chunk of the stream that came at `now`, in milliseconds. */
+  /** Add a chunk of the stream. `now`: when it arrived, in milliseconds. */
   push(chunk, now) {
     if (chunk.usage) this.usage = chunk.usage;
     const [choice] = chunk.choices;
@@ -122,7 +122,7 @@ export class Answer {
     if (choice.finish_reason) this.ending = choice.finish_reason;
   }
 
-  /** Nothing more will come. */
+  /** End the answer. */
   end(finish = this.ending) {
     this.finish = finish ?? "stopped";
     this.spans.push(...this.#aligner.end());
@@ -133,25 +133,25 @@ export class Answer {
     return this.usage?.completion_tokens ?? this.tokens.length;
   }
 
-  /** Tokens a second behind the first chunk, so that reading the prompt does not count; null if they are too few. */
+  /** Tokens a second after the first chunk, so that prefill does not count; null if there are too few tokens. */
   get rate() {
     const tokens = this.numTokens - this.#firstTokens;
     const seconds = (this.lastAt - this.firstAt) / 1000;
     return tokens >= TIMED && seconds > 0 ? tokens / seconds : null;
   }
 
-  /** Seconds to the first token; null before. */
+  /** Seconds to the first token; null if there is none yet. */
   get firstAfter() {
     return this.firstAt === null ? null : (this.firstAt - this.askedAt) / 1000;
   }
 
-  /** Tokens a step, the target's own counted. */
+  /** Tokens a step, including the target's own token. */
   get meanAccepted() {
     if (this.usage?.speculation) return this.usage.speculation.mean_accepted;
     return this.steps.length ? this.tokens.length / this.steps.length : null;
   }
 
-  /** How many tokens are whose: drafters by name, the target's under null. Most first, the target last. */
+  /** Number of tokens by drafter, the largest first. The target's own tokens come last, under the key null. */
   get authors() {
     const counts = new Map();
     for (const { drafter } of this.tokens) counts.set(drafter, (counts.get(drafter) ?? 0) + 1);

@@ -1,6 +1,6 @@
-/** The server that this page came from. */
+/** Calls the server that serves this page. */
 
-/** What went wrong, as the server says it, or that it could not be asked. */
+/** An error that the server returned, or a failure to reach the server. */
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "connection_lost", retryAfter = null } = {}) {
     super(message);
@@ -9,20 +9,20 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  /** Kept here and nowhere else. */
+  /** The API key. The page stores it nowhere else. */
   key = "";
 
-  /** The card of the one model: `id`, `drafters`, `max_model_len`. */
+  /** The description of the server's model: `id`, `drafters`, `max_model_len`. */
   async model() {
     return (await (await this.#fetch("/v1/models")).json()).data[0];
   }
 
-  /** What Prometheus would be told. */
+  /** The metrics, in the text format of Prometheus. */
   async metrics() {
     return (await this.#fetch("/metrics")).text();
   }
 
-  /** "ok", or what is wrong with the engine. */
+  /** The state of the engine: "ok", or a description. */
   async health() {
     try {
       return (await (await fetch("/health")).json()).status;
@@ -31,7 +31,7 @@ export class Api {
     }
   }
 
-  /** The chunks of an answer as they come. Ends early, and without an error, if `signal` says so. */
+  /** The chunks of an answer as they arrive. `signal` ends them early, without an error. */
   async *chat(body, signal) {
     const options = { include_usage: true };
     const request = {
@@ -44,7 +44,7 @@ export class Api {
     try {
       for await (const data of events(await this.#fetch("/v1/chat/completions", request))) {
         if (done || data === "[DONE]") {
-          done = true; // the body is read to its end, or the browser would say that it was broken off
+          done = true; // read on to the end of the body, or the browser reports an aborted request
           continue;
         }
         const chunk = JSON.parse(data);
@@ -53,7 +53,7 @@ export class Api {
       }
     } catch (error) {
       if (signal.aborted) return;
-      throw error instanceof ApiError ? error : new ApiError("the connection broke off in mid-answer");
+      throw error instanceof ApiError ? error : new ApiError("the connection was lost before the answer ended");
     }
     if (!done) throw new ApiError("the connection ended before the answer did");
   }
@@ -67,21 +67,21 @@ export class Api {
       throw new ApiError("the server does not answer");
     }
     if (response.ok) return response;
-    let told = {};
+    let problem = {};
     try {
-      told = (await response.json()).error ?? {};
+      problem = (await response.json()).error ?? {};
     } catch {
-      // a proxy's own page, most likely: the status has to do
+      // probably a proxy's own page: only the status is known
     }
-    throw new ApiError(told.message ?? `the server answered with status ${response.status}`, {
+    throw new ApiError(problem.message ?? `the server answered with status ${response.status}`, {
       status: response.status,
-      code: told.code ?? "unknown",
+      code: problem.code ?? "unknown",
       retryAfter: Number(response.headers.get("Retry-After")) || null,
     });
   }
 }
 
-/** The data of server-sent events. */
+/** The data of each server-sent event of a response. */
 async function* events(response) {
   const reader = response.body.getReader();
   const decoder = new TextDecoder();

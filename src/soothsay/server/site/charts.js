@@ -1,10 +1,10 @@
-/** Small charts of the last minute. */
+/** Small charts of the server's last minute. */
 
 import { el, rounded, svg } from "./dom.js";
 
 const SECONDS = 60;
-const BREAK = 3.5; // seconds without a reading that part a line
-const [WIDTH, HEIGHT] = [200, 60]; // of the drawing's own units; it is stretched to its place
+const BREAK = 3.5; // a longer time without a reading, in seconds, interrupts a line
+const [WIDTH, HEIGHT] = [200, 60]; // size in the drawing's own units; the drawing is stretched to its place
 const RATE = 1; // seconds over which rates are taken
 const MEAN = 5; // seconds over which means are taken
 
@@ -18,12 +18,12 @@ const eachPerSecond = (history, name, label) => {
   return new Map(rise ? [...rise.by].map(([key, by]) => [key, by / rise.seconds]) : []);
 };
 const accepted = (history) => {
-  const held = history.rise("spec_decode_num_accepted_tokens_total", MEAN);
+  const tokens = history.rise("spec_decode_num_accepted_tokens_total", MEAN);
   const steps = history.rise("spec_decode_num_drafts_total", MEAN);
-  return one(held && steps?.by > 0 ? 1 + held.by / steps.by : null);
+  return one(tokens && steps?.by > 0 ? 1 + tokens.by / steps.by : null);
 };
 
-/** What is drawn: `read(history)` gives a value for each part; `least` is the least top of its scale. */
+/** The charts. `read(history)` returns a value for each part; `least` is the smallest top of the scale. */
 export const CHARTS = [
   { title: "Tokens a second", least: 10, read: (history) => perSecond(history, "generation_tokens_total") },
   { title: "Tokens a step", least: 2, floor: 1, read: accepted },
@@ -79,7 +79,7 @@ export class Chart {
   #points = [];
   #parts = new Map(); // name -> {area, line, value}
 
-  /** `spec`: one of `CHARTS`. `element` is the whole. */
+  /** `spec`: one of `CHARTS`. The property `element` is the chart's element. */
   constructor(spec, palette) {
     this.spec = spec;
     this.palette = palette;
@@ -97,7 +97,7 @@ export class Chart {
     if (spec.parts) this.element.append(this.key);
   }
 
-  /** Take in what the history says at `at` (seconds), and draw. */
+  /** Add the history's values at the time `at` (seconds), and draw. */
   push(at, history) {
     this.#points.push({ at, values: this.spec.read(history) });
     this.#points = this.#points.filter((point) => at - point.at <= SECONDS + 1);
@@ -149,7 +149,7 @@ export class Chart {
   }
 }
 
-/** The points that have a part, without those between which too much time has passed. */
+/** Runs of points that have values of a part. A run ends where the next point is more than `BREAK` later. */
 function runs(points, name) {
   const found = [];
   let before = -Infinity;
@@ -165,7 +165,7 @@ function runs(points, name) {
 const upper = (piece) => piece.map(([x, , high]) => `${x} ${high}`);
 const lower = (piece) => piece.map(([x, low]) => `${x} ${low}`).reverse();
 
-/** The least of 1, 2 and 5 times a power of ten that is not below a value. */
+/** The smallest number that is 1, 2 or 5 times a power of ten and not below a value. */
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);

@@ -1,30 +1,30 @@
-/** What was said, by both, and how it goes on. One answer comes at a time. */
+/** The conversation: its turns, and the next message. Only one answer runs at a time. */
 
 import { Answer } from "./answer.js";
 import { el, onPaint } from "./dom.js";
 import { AnswerView } from "./view.js";
 
-const NEAR = 60; // pixels from the end of the list within which it follows what comes
+const NEAR = 60; // pixels from the end of the list within which it scrolls along with new text
 
 export class Conversation {
   #turns = []; // {text, answer, view, element}
   #controller = null;
 
   /**
-   * `parts`: `list`, `welcome`, `system`. `read()` gives the settings. `on`: `busy(whether)`, `failed(error)`, and
-   * `say` and `point` of a view.
+   * `parts`: the elements `list`, `welcome` and `system`. `read()` returns the settings. `on`: the callbacks
+   * `busy(whether)` and `failed(error)`, and `say` and `point` of an `AnswerView`.
    */
   constructor(parts, { api, palette, tree, read }, on) {
     Object.assign(this, { parts, api, palette, tree, read, on });
     this.model = "";
   }
 
-  /** Whether an answer is coming. */
+  /** Whether an answer is running. */
   get busy() {
     return this.#controller !== null;
   }
 
-  /** Ask, and show the answer as it comes. */
+  /** Send a message, and show the answer while it streams. */
   async send(text) {
     const { list, welcome } = this.parts;
     const turn = { text };
@@ -37,8 +37,8 @@ export class Conversation {
       compare: () => this.#compare(turn),
       retry: () => this.#retry(turn),
     }));
-    const asked = el("article", { class: "turn question", "aria-label": "You" }, el("p", {}, text));
-    turn.element = el("div", {}, asked, view.element);
+    const question = el("article", { class: "turn question", "aria-label": "You" }, el("p", {}, text));
+    turn.element = el("div", {}, question, view.element);
     welcome.hidden = true;
     list.append(turn.element);
     list.scrollTop = list.scrollHeight;
@@ -53,12 +53,12 @@ export class Conversation {
     this.#keepEnd();
   }
 
-  /** End what is coming. What has come stays. */
+  /** Stop the running answer. Its text so far stays. */
   stop() {
     this.#controller?.abort();
   }
 
-  /** Begin anew. */
+  /** Remove all turns. */
   clear() {
     this.stop();
     for (const { element } of this.#turns.splice(0)) element.remove();
@@ -66,7 +66,7 @@ export class Conversation {
     this.tree.show(null);
   }
 
-  /** Mark the tokens of a step of an answer, and no others. */
+  /** Mark the tokens of one step of one answer, and unmark all others. */
   mark(answer, step) {
     for (const turn of this.#turns) turn.view.mark(turn.answer === answer ? step : -1);
   }
@@ -100,7 +100,7 @@ export class Conversation {
     this.#keepEnd();
   }
 
-  /** Ask for an answer and read it to its end; `draw` is called between. */
+  /** Request an answer and read it to its end. Calls `draw` now and then. */
   async #follow(answer, draw) {
     const controller = (this.#controller = new AbortController());
     this.on.busy(true);

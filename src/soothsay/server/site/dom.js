@@ -1,6 +1,6 @@
-/** Making elements. What is given as a child is always text or an element, never markup. */
+/** Makes elements, and formats numbers. A child is always text or an element, never markup. */
 
-const PAUSE = 40; // milliseconds
+const PAUSE = 40; // milliseconds between two drawings
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(node, attributes, children) {
@@ -13,19 +13,19 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** An element of HTML; attributes that begin with "on" are listeners, false and null ones are left out. */
+/** Make an HTML element. Attributes that begin with "on" become listeners; false and null ones are left out. */
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** An element of SVG. */
+/** Make an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
 /**
- * Calls `draw` soon, once, however often it is asked to, and in a tab that nobody sees not at all. The pause leaves the
- * processor to the engine, which may be on the same machine: a speed is measured meanwhile.
+ * Make a function that calls `draw` after a pause. More calls within the pause have no effect. A hidden tab does not
+ * draw. The pause leaves the processor to the engine, which may run on the same machine while its speed is measured.
  */
 export function onPaint(draw) {
   let due = false;
@@ -40,23 +40,23 @@ export function onPaint(draw) {
   };
 }
 
-/** A token with its white space made visible. */
+/** The text of a token with visible white space. */
 export function visible(text) {
   return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
 }
 
-/** "1 token", "2 tokens". */
+/** A number with its noun: "1 token", "2 tokens". */
 export function count(number, thing, things = `${thing}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? thing : things}`;
 }
 
-/** A number with as many digits as are worth reading. */
+/** A number with about three digits. */
 export function rounded(value) {
   const digits = value >= 100 ? 0 : value >= 10 ? 1 : 2;
   return value.toLocaleString("en", { maximumFractionDigits: digits });
 }
 
-/** Seconds, in a unit that fits. */
+/** A time in seconds or milliseconds. */
 export function duration(seconds) {
   return seconds < 1 ? `${rounded(seconds * 1000)} ms` : `${rounded(seconds)} s`;
 }

@@ -1,4 +1,4 @@
-/** Puts the page's parts together. */
+/** Connects the parts of the page. */
 
 import { Api } from "./api.js";
 import { Chart, CHARTS } from "./charts.js";
@@ -17,7 +17,7 @@ const EXAMPLES = [
   "I would like to book a table at a restaurant for tonight.",
 ];
 
-const REMEMBERED = 15; // seconds of readings, more than any rate or mean is taken over
+const REMEMBERED = 15; // seconds of readings to keep: more than any rate or mean needs
 
 const get = (id) => document.getElementById(id);
 
@@ -59,8 +59,8 @@ get("chart-list").append(...charts.map((chart) => chart.element));
 
 const pulse = new Pulse(api, {
   state: showState,
-  found: meet,
-  beat: (at, text) => {
+  found: loadModel,
+  reading: (at, text) => {
     history.push(at, parse(text));
     for (const chart of charts) chart.push(at, history);
   },
@@ -85,8 +85,8 @@ function unlock() {
   get("key").focus();
 }
 
-/** Learn, or learn anew, whom one talks to. */
-async function meet() {
+/** Load the description of the server's model, and show it. */
+async function loadModel() {
   const card = await api.model();
   conversation.model = card.id;
   get("model").textContent = card.id;

@@ -1,12 +1,12 @@
-/** The server's numbers: Prometheus' text, and what has happened between two readings of it. */
+/** Parses the server's metrics, and computes their changes between readings. */
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$/;
 const LABEL = /([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g;
-const SLACK = 0.5; // seconds by which a reading may be early
+const SLACK = 0.5; // a reading may be early by this many seconds
 const PREFIX = "soothsay:";
 const ESCAPES = { n: "\n", "\\": "\\", '"': '"' };
 
-/** From names, without their prefix, to lists of `{labels, value}`. */
+/** Parse the text format of Prometheus: a map from names, without prefix, to lists of `{labels, value}`. */
 export function parse(text) {
   const samples = new Map();
   for (const line of text.split("\n")) {
@@ -24,34 +24,34 @@ export function parse(text) {
   return samples;
 }
 
-/** The latest readings, and what changed over the last of their seconds. */
+/** The readings of the last seconds, with rates and means over them. */
 export class History {
   #readings = [];
 
-  /** `seconds`: how far back it remembers. */
+  /** `seconds`: how long to keep a reading. */
   constructor(seconds) {
     this.seconds = seconds;
   }
 
-  /** Take in a reading of `at` (seconds). */
+  /** Add a reading. `at`: its time in seconds. */
   push(at, samples) {
     this.#readings.push({ at, samples });
     this.#readings = this.#readings.filter((reading) => at - reading.at <= this.seconds);
   }
 
-  /** A gauge, now; null if there is none. */
+  /** The latest value of a gauge; null if there is none. */
   now(name) {
     const samples = this.#readings.at(-1)?.samples.get(name);
     return samples ? sum(samples) : null;
   }
 
-  /** How much a counter rose over about so many seconds, and how many they were; null if that is not known. */
+  /** The rise of a counter over about `seconds`: `{by, seconds}` with the exact time; null if unknown. */
   rise(name, seconds) {
     const parts = this.riseBy(name, null, seconds);
     return parts && { by: [...parts.by.values()].reduce((a, b) => a + b, 0), seconds: parts.seconds };
   }
 
-  /** The same for each value of a label. */
+  /** Like `rise`, but `by` is a map with the rise for each value of a label. */
   riseBy(name, label, seconds) {
     const last = this.#readings.at(-1);
     const past = this.#readings.findLast((reading) => last.at - reading.at >= seconds - SLACK);
@@ -61,13 +61,13 @@ export class History {
     const by = new Map();
     for (const [value, total] of byLabel(last.samples.get(name) ?? [], label)) {
       const rise = total - (before.get(value) ?? 0);
-      if (rise < 0) return null; // the server has begun anew
+      if (rise < 0) return null; // the server was restarted
       by.set(value, rise);
     }
     return { by, seconds: last.at - first.at };
   }
 
-  /** The mean of what a histogram saw over the last seconds; null if it saw nothing. */
+  /** The mean of a histogram's values over about `seconds`; null if there were none. */
   mean(name, seconds) {
     const total = this.rise(`${name}_sum`, seconds);
     const seen = this.rise(`${name}_count`, seconds);

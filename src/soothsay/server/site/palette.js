@@ -1,14 +1,14 @@
-/** Colours of drafters: the same everywhere on the page and, as far as there are enough, on every other day. */
+/** Colours of drafters. A drafter has one colour on the whole page, and the same after a reload if it is free. */
 
-const COLOURS = 8; // as many as style.css has
+const COLOURS = 8; // the number of colours in style.css
 
-/** What tokens are called that no drafter had guessed. */
+/** Label of tokens that the target model added itself. */
 export const TARGET = "target";
 
 export class Palette {
   #slots = new Map();
 
-  /** Give an element the colour of a drafter; null is the target, which has none. */
+  /** Give an element the colour of a drafter. Null is the target, which has no colour. */
   paint(node, drafter) {
     if (drafter === null) return node;
     if (!this.#slots.has(drafter)) this.#slots.set(drafter, this.#choose(drafter));
@@ -16,7 +16,7 @@ export class Palette {
     return node;
   }
 
-  /** The name's own colour, or the next that is free. */
+  /** The colour that follows from the name, or the next free one. */
   #choose(name) {
     const own = [...name].reduce((sum, letter) => sum + letter.codePointAt(0), 0) % COLOURS;
     const taken = new Set(this.#slots.values());

@@ -1,21 +1,21 @@
-/** Asks the server how it is, once a second while somebody looks. */
+/** Reads the server's state and metrics once a second, while the tab is visible. */
 
 const PERIOD = 1000; // milliseconds
 
 export class Pulse {
   #timer = null;
-  #turn = null; // the latest asking; those before it are forgotten
+  #turn = null; // identifies the latest reading, so that older ones can be ignored
 
   /**
-   * `on`: `beat(seconds, text)` for each reading of the metrics, `state(name, text)`, where name is ok, busy, locked
-   * or lost, and `found()` when the server answers after it did not.
+   * `on`: callbacks. `reading(seconds, text)` gets the metrics. `state(name, text)` gets the state: ok, busy, locked or
+   * lost. `found()` is called when the server answers for the first time, or again after a failure.
    */
   constructor(api, on) {
     Object.assign(this, { api, on, reached: false });
     document.addEventListener("visibilitychange", () => this.ask());
   }
 
-  /** Ask now, and go on asking; or rest, while nobody looks. */
+  /** Read now and once a second from now on. Stops while the tab is hidden. */
   async ask() {
     clearTimeout(this.#timer);
     this.#turn = null;
@@ -24,12 +24,12 @@ export class Pulse {
     try {
       const health = await this.api.health();
       const text = await this.api.metrics();
-      if (turn !== this.#turn) return; // the tab was left, or it was asked again
+      if (turn !== this.#turn) return; // the tab was hidden, or a newer reading has begun
       if (!this.reached) await this.on.found();
       this.reached = true;
       if (health === "ok") this.on.state("ok", "ready");
       else this.on.state("busy", health);
-      this.on.beat(performance.now() / 1000, text);
+      this.on.reading(performance.now() / 1000, text);
     } catch (error) {
       if (turn !== this.#turn) return;
       this.reached = false;

@@ -1,7 +1,7 @@
-/** How to answer, as the form says. */
+/** The form with the settings of an answer. */
 
 export class Settings {
-  /** `form`: the form; its fields are found by their ids. */
+  /** `form`: the form. Its fields are found by their ids. */
   constructor(form) {
     this.form = form;
     this.fields = form.elements;
@@ -10,23 +10,23 @@ export class Settings {
     this.#enable();
   }
 
-  /** Offer the drafters of a model's card; the first is the server's own. */
+  /** Offer the drafters of a model. The first one is the server's own. */
   offer([own, ...others]) {
     const { drafter } = this.fields;
     const chosen = drafter.value;
-    const names = others.filter((name) => name !== "none"); // that is what the switch is for
+    const names = others.filter((name) => name !== "none"); // the switch "Speculate" does that
     drafter.replaceChildren(new Option(own, ""), ...names.map((name) => new Option(name, name)));
     if (names.includes(chosen)) drafter.value = chosen;
   }
 
-  /** Show what is wrong with the form, if anything is; whether it is fine. */
+  /** Whether the form is valid. If not, show what is wrong. */
   check() {
     if (this.form.checkValidity()) return true;
     this.form.closest("details").open = true;
     return this.form.reportValidity();
   }
 
-  /** Fields of a request. A seed is always among them, so that the same can be asked for again. */
+  /** The fields of a request. They always have a seed, so that the same answer can be requested again. */
   read() {
     const { fields } = this;
     const number = ({ value }) => (value === "" ? null : Number(value));

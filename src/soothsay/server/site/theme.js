@@ -1,4 +1,4 @@
-// Before the first paint, so that the page does not flash in the other colours. Not a module: those come later.
+// Sets the colours before the first paint, so that the page does not flash. Not a module, since modules run too late.
 {
   const chosen = localStorage.getItem("theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

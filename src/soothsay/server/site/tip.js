@@ -1,29 +1,29 @@
-/** What is told of a token under the pointer, or under the cursor of the keys. */
+/** The tooltip of a token under the pointer or the keyboard's cursor. */
 
 import { TARGET } from "./palette.js";
 import { el } from "./dom.js";
 
-const WHAT = {
-  accepted: (author) => `guessed by ${author}, and held`,
-  rejected: (author) => `guessed by ${author}, rejected`,
-  bonus: () => "the target's own",
+const KINDS = {
+  accepted: (author) => `drafted by ${author}, accepted`,
+  rejected: (author) => `drafted by ${author}, rejected`,
+  bonus: () => "added by the model itself",
   root: () => "the last token before this step",
 };
 
-/** Give an element what there is to tell of its token. `kind` is one of a tree's nodes. */
-export function tell(element, { token, drafter, kind, step = null }) {
+/** Attach the facts of a token to its element, for `Tip` and `description`. `kind`: a kind of tree node. */
+export function attach(element, { token, drafter, kind, step = null }) {
   Object.assign(element.dataset, { token, author: drafter ?? TARGET, kind });
   if (step !== null) element.dataset.step = step;
   return element;
 }
 
-/** What there is to tell, in one line. */
-export function told({ dataset: { token, author, kind, step } }) {
-  return `“${token}”, ${WHAT[kind](author)}${step === undefined ? "" : `, step ${Number(step) + 1}`}`;
+/** The facts of an element's token, in one line. */
+export function description({ dataset: { token, author, kind, step } }) {
+  return `“${token}”, ${KINDS[kind](author)}${step === undefined ? "" : `, step ${Number(step) + 1}`}`;
 }
 
 export class Tip {
-  /** `box` is where it is told; elements that `tell` was called for are watched. */
+  /** `box`: the element of the tooltip. It shows the facts of elements that `attach` was called for. */
   constructor(box) {
     this.box = box;
     document.addEventListener("pointerover", ({ target }) => {
@@ -38,7 +38,7 @@ export class Tip {
   show(element) {
     const { token, author, kind, step } = element.dataset;
     const where = step === undefined ? [] : [el("span", {}, `step ${Number(step) + 1}`)];
-    this.box.replaceChildren(el("strong", {}, token), el("span", {}, WHAT[kind](author)), ...where);
+    this.box.replaceChildren(el("strong", {}, token), el("span", {}, KINDS[kind](author)), ...where);
     this.box.hidden = false;
     const at = element.getClientRects()[0];
     const { width, height } = this.box.getBoundingClientRect();

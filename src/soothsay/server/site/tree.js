@@ -1,21 +1,22 @@
-/** The draft tree of one step, drawn, and a way to walk through the steps of an answer. */
+/** Draws the draft tree of one step, and lets the user walk through the steps of an answer. */
 
 import { count, onPaint, svg, visible } from "./dom.js";
-import { tell } from "./tip.js";
+import { attach } from "./tip.js";
 
-const LETTER = 7.3; // widths and heights in CSS pixels, at the size of type that style.css gives to nodes
-const LONGEST = 14; // letters of a label
+// sizes in CSS pixels, for the font size of nodes in style.css
+const LETTER = 7.3; // width of a letter
+const LONGEST = 14; // limit of letters in a label
 const PADDING = 9;
 const HEIGHT = 24;
 const ROW = 32;
 const GAP = 26; // between columns
 const MARGIN = 6;
-const SMALLEST = 0.75; // scale below which scrolling is kinder than shrinking
-const PACE = 400; // milliseconds a step of a replay
+const SMALLEST = 0.75; // smallest scale; a larger drawing scrolls instead
+const PACE = 400; // milliseconds for each step of a replay
 
 /**
- * Where the nodes of a step go: `{nodes, width, height}`, each node with `parent` (its place in `nodes`, or -1), `kind`
- * (root, accepted, rejected, bonus), `text`, `drafter` and a box. What was accepted is the uppermost line.
+ * Place the nodes of a step: `{nodes, width, height}`. A node has `parent` (an index into `nodes`, or -1), `kind`
+ * (root, accepted, rejected or bonus), `text`, `drafter` and a box. The accepted path is the top line.
  */
 export function layout(step) {
   const path = new Set(step.accepted);
@@ -36,8 +37,8 @@ export function layout(step) {
   let rows = 0;
   const place = (node, depth) => {
     const one = nodes[node];
-    const said = visible(one.text);
-    one.label = [...said].length > LONGEST ? `${[...said].slice(0, LONGEST - 1).join("")}…` : said;
+    const letters = [...visible(one.text)];
+    one.label = letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : letters.join("");
     one.width = Math.max([...one.label].length, 2) * LETTER + 2 * PADDING;
     one.depth = depth;
     one.y = MARGIN + rows * ROW;
@@ -55,23 +56,23 @@ export function layout(step) {
   };
 }
 
-/** A step in a sentence. */
+/** A step in one sentence. */
 export function summary(step) {
-  const guesses = step.tokens.length - 1;
-  if (!guesses) return "Nothing was guessed; the target added one token.";
-  return `${step.accepted.length} of ${count(guesses, "guess", "guesses")} held, and the target added one token.`;
+  const drafted = step.tokens.length - 1;
+  if (!drafted) return "Nothing was drafted; the model added one token.";
+  return `${step.accepted.length} of ${count(drafted, "draft token")} accepted, and the model added one token.`;
 }
 
-/** A step in words, for those who do not see the drawing. */
+/** A step in words, for screen readers. */
 function description(step) {
-  const told = (node) => `“${visible(step.tokens[node])}” by ${step.drafters[node]}`;
+  const named = (node) => `“${visible(step.tokens[node])}” by ${step.drafters[node]}`;
   const path = new Set(step.accepted);
   const rest = step.tokens.map((_, node) => node).filter((node) => node && !path.has(node));
   return [
     `Draft tree after “${visible(step.tokens[0])}”.`,
-    path.size ? `Accepted: ${step.accepted.map(told).join(", ")}.` : "Nothing accepted.",
-    rest.length ? `Rejected: ${rest.map(told).join(", ")}.` : "",
-    `The target added “${visible(step.bonus)}”.`,
+    path.size ? `Accepted: ${step.accepted.map(named).join(", ")}.` : "Nothing accepted.",
+    rest.length ? `Rejected: ${rest.map(named).join(", ")}.` : "",
+    `The model added “${visible(step.bonus)}”.`,
   ].join(" ");
 }
 
@@ -92,7 +93,7 @@ export class TreePanel {
 
   /**
    * `parts`: the elements `drawing`, `empty`, `caption`, `slider`, `position`, `back`, `on` and `replay`.
-   * `onstep(answer, step)` hears what is shown.
+   * `onstep(answer, step)` is called when a step is shown.
    */
   constructor(parts, palette, onstep) {
     this.parts = parts;
@@ -106,7 +107,7 @@ export class TreePanel {
     this.#draw();
   }
 
-  /** Show an answer, from now on, at its latest step or the one given. */
+  /** Show a step of an answer. Without `step`, show its latest step, and follow new ones. */
   show(answer, step = null) {
     this.#pause();
     this.#answer = answer;
@@ -115,7 +116,7 @@ export class TreePanel {
     this.#draw();
   }
 
-  /** The answer may have more steps. */
+  /** Draw again if this answer is shown, since it may have more steps. */
   update(answer) {
     if (answer !== this.#answer) return;
     if (this.#follows) this.#step = Math.max(answer.steps.length - 1, 0);
@@ -191,7 +192,7 @@ export class TreePanel {
     if (drafter !== null) {
       group.append(svg("line", { x1: x + PADDING, x2: x + width - PADDING, y1: y + HEIGHT - 4, y2: y + HEIGHT - 4 }));
     }
-    return this.palette.paint(tell(group, { token: visible(text), drafter, kind }), drafter);
+    return this.palette.paint(attach(group, { token: visible(text), drafter, kind }), drafter);
   }
 
   #fit() {

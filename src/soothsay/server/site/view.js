@@ -1,34 +1,34 @@
-/** An answer on the page: its tokens in the colours of their drafters, its numbers, and how plain decoding compares. */
+/** An answer on the page: tokens in the colours of their drafters, statistics, and a comparison with plain decoding. */
 
 import { TARGET } from "./palette.js";
 import { count, duration, el, rounded, visible } from "./dom.js";
-import { tell, told } from "./tip.js";
+import { attach, description } from "./tip.js";
 
-/** What a user can do about an error, by its code. */
+/** What a user can do about an error, by the error's code. */
 const ADVICE = {
-  connection_lost: "Is the server still running? This page finds it again by itself; then send the message again.",
+  connection_lost: "Is the server still running? This page reconnects by itself; then send the message again.",
   context_length_exceeded: "Clear the conversation, or ask for fewer tokens.",
-  engine_stopped: "The engine is being restarted, or has given up: see above. Try again when it is ready.",
-  internal_error: "The server's log says why, under the id of this request.",
+  engine_stopped: "The engine is being restarted, or has stopped for good: see above. Try again when it is ready.",
+  internal_error: "The server's log has the reason, under the id of this request.",
   invalid_api_key: "Enter a valid key above, then try again.",
-  queue_full: "Others are being answered. Try again in a moment.",
-  rate_limit_exceeded: "This key has used up its share of the minute. Try again later.",
-  shutting_down: "The server is being stopped. Try again when it is back.",
+  queue_full: "The server is busy with other requests. Try again in a moment.",
+  rate_limit_exceeded: "This key has used up its limit for this minute. Try again later.",
+  shutting_down: "The server is shutting down. Try again when it is back.",
   timeout: "The answer took longer than the server allows. Ask for fewer tokens.",
 };
 
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 
 export class AnswerView {
-  #shown = 0; // spans
+  #shown = 0; // number of spans
   #byStep = new Map();
   #now = -1;
   #cursor = null;
   #rest = new Text();
 
   /**
-   * `on`: `compare()`, `retry()`, `step(number)` for a token that was chosen, `say(text)` for those who do not see, and
-   * `point(element)`, with null for none, for the token under the cursor.
+   * `on`: callbacks. `compare()`, `retry()`; `step(number)` when the user chooses a token; `say(text)` for screen
+   * readers; `point(element)` for the token under the cursor, or null.
    */
   constructor(answer, name, palette, on) {
     Object.assign(this, { answer, palette, on });
@@ -36,13 +36,13 @@ export class AnswerView {
       class: "said",
       tabindex: 0,
       role: "group",
-      "aria-label": "Answer; the arrow keys walk through its tokens",
+      "aria-label": "Answer. The arrow keys move through its tokens.",
       onkeydown: (event) => this.#key(event),
       onclick: ({ target }) => target.closest(".token") && this.#choose(target.closest(".token")),
       onblur: () => this.#point(null),
     });
     this.said.append(this.#rest);
-    this.legend = el("ul", { class: "legend", "aria-label": "Who guessed how many tokens" });
+    this.legend = el("ul", { class: "legend", "aria-label": "Number of tokens by drafter" });
     this.numbers = el("p", { class: "numbers" });
     this.compare = el(
       "button",
@@ -72,7 +72,7 @@ export class AnswerView {
     this.#number();
   }
 
-  /** The answer has ended. */
+  /** Show that the answer has ended. */
   end() {
     const { answer } = this;
     this.update();
@@ -81,7 +81,7 @@ export class AnswerView {
     if (!answer.error) this.on.say(`Answer: ${answer.text}`);
   }
 
-  /** Mark the tokens of a step; -1: none. */
+  /** Mark the tokens of a step, and unmark all others; -1: no step. */
   mark(step) {
     if (step === this.#now) return;
     for (const token of this.#byStep.get(this.#now) ?? []) token.classList.remove("now");
@@ -89,7 +89,7 @@ export class AnswerView {
     this.#now = step;
   }
 
-  /** Show how the same answer, decoded plainly, compares; it may still be running. */
+  /** Show the comparison with the same answer, decoded plainly. The plain answer may still be running. */
   compared(plain) {
     const { answer, comparison } = this;
     const fastest = Math.max(answer.rate ?? 0, plain.rate ?? 0);
@@ -107,12 +107,12 @@ export class AnswerView {
 
   #verdict(plain) {
     const { answer } = this;
-    if (plain.running) return el("p", {}, "Saying it again without speculation …");
+    if (plain.running) return el("p", {}, "Generating it again without speculation …");
     if (plain.error) return el("p", { class: "bad", role: "alert" }, `Not compared: ${plain.error.message}.`);
     if (plain.finish === "stopped") return el("p", {}, "The comparison was stopped.");
     if (plain.text !== answer.text) return difference(answer.text, plain.text);
     const ratio = answer.rate && plain.rate ? `${rounded(answer.rate / plain.rate)} times the speed, and ` : "";
-    const text = `✓ ${ratio}the same text to the last letter (seed ${answer.body.seed})`;
+    const text = `✓ ${ratio}exactly the same text (seed ${answer.body.seed})`;
     const verdict = el("p", { class: "good" }, text);
     this.on.say(verdict.textContent);
     return verdict;
@@ -126,10 +126,10 @@ export class AnswerView {
     const blank = !text.trim();
     const space = blank ? 0 : text.length - text.trimStart().length;
     const element = el("span", { class: blank ? "token blank" : "token" }, text.slice(space));
-    tell(element, { token, drafter, step, kind: drafter === null ? "bonus" : "accepted" });
+    attach(element, { token, drafter, step, kind: drafter === null ? "bonus" : "accepted" });
     if (!this.#byStep.has(step)) this.#byStep.set(step, []);
     this.#byStep.get(step).push(element);
-    return [text.slice(0, space), this.palette.paint(element, drafter)]; // lines break at the space: it stays plain
+    return [text.slice(0, space), this.palette.paint(element, drafter)]; // lines can break at a space outside a token
   }
 
   #entry(drafter, number) {
@@ -145,7 +145,7 @@ export class AnswerView {
     if (answer.firstAfter !== null) facts.push(`first after ${duration(answer.firstAfter)}`);
     facts.push(`seed ${answer.body.seed}`);
     if (answer.finish === "stopped") facts.push("stopped");
-    if (answer.finish === "length") facts.push("cut off at max tokens");
+    if (answer.finish === "length") facts.push("cut at max tokens");
     this.numbers.replaceChildren(...facts.map((fact) => el("span", {}, fact)));
   }
 
@@ -169,7 +169,7 @@ export class AnswerView {
   #choose(token) {
     this.#point(token);
     this.on.step(Number(token.dataset.step));
-    this.on.say(told(token));
+    this.on.say(description(token));
   }
 
   #point(token) {
@@ -181,7 +181,7 @@ export class AnswerView {
   }
 }
 
-/** Where two texts part: it must never happen, and is shown so that it can be reported. */
+/** Show where two texts differ. That must never happen, so the user is asked to report it. */
 function difference(ours, plain) {
   let at = 0;
   while (at < ours.length && ours[at] === plain[at]) at += 1;
@@ -192,7 +192,7 @@ function difference(ours, plain) {
   return el(
     "p",
     { class: "bad", role: "alert" },
-    `✗ The texts differ from character ${at + 1}. That is an error in soothsay; please report it. Speculative: `,
+    `✗ The texts differ from character ${at + 1}. This is a bug of soothsay; please report it. Speculative: `,
     around(ours),
     " plain: ",
     around(plain),

@@ -1,1 +1,1 @@
-"""Engines to compare with, each in a process of its own that may have an environment of its own."""
+"""Engines to compare. Each runs in its own process, which may use its own Python environment."""

@@ -1,10 +1,10 @@
-"""One engine: requests come as lines of JSON on stdin, replies go out on stdout.
+"""Run one engine. It reads requests as lines of JSON from stdin and writes replies to stdout.
 
     python -m engines NAME '{"model": ..., "dtype": ..., "threads": ..., "context": ...}'
 
-The first reply says that the engine is there: `{"result": {"version": ..., "modes": [...]}}`. Then a request
-is `{"call": "decode", "args": [...]}`, after `Peer`, and a reply `{"result": ...}`, `{"unavailable": why}` or
-`{"error": text}`. It ends with its input.
+The first reply says that the engine is available: `{"result": {"version": ..., "modes": [...]}}`. Then each
+request is a call of a method of `Peer`: `{"call": "decode", "args": [...]}`. The reply to it is
+`{"result": ...}`, `{"unavailable": reason}` or `{"error": text}`. The process ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PEERS: dict[str, type[Peer]] = {
 
 
 def serve(kind: type[Peer], setup: Setup) -> None:
-    """Say whether the engine is there, and answer until the input ends."""
+    """Report whether the engine is available, then answer requests until stdin ends."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints, libraries in C among them, must not stand between replies
+    os.dup2(2, 1)  # stdout becomes stderr, also for C libraries, so that no print mixes with replies
 
     def reply(work: Callable[[], Any]) -> None:
         try:

@@ -1,8 +1,10 @@
-"""What every engine gives, and the little that they share.
+"""The interface of every engine, and the helpers that engines share.
 
-This package runs under any interpreter, without soothsay: `python -m engines NAME SETUP` with the folder
-above on the path. So it imports nothing but the standard library and what an engine needs, and itself
-relatively. All prompts are token ids, all decoding is greedy, end tokens end nothing, all times are seconds.
+This package runs under any interpreter, also without soothsay: `python -m engines NAME SETUP`, with its
+parent directory on the path. So it imports only the standard library, the packages of the engine, and its
+own modules by relative imports.
+
+Prompts are token ids. Decoding is greedy and does not stop at end tokens. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -18,24 +20,24 @@ Result = TypeVar("Result")
 
 
 class UnavailableError(Exception):
-    """The engine is not installed, or cannot do what is asked; the message says what to do about it."""
+    """The engine is not installed or does not support the setup. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What to load, and how it may run."""
+    """The model to load, and the conditions to run it under."""
 
     model: str  # a Hugging Face directory
     dtype: str  # of the weights
     threads: int
-    context: int  # tokens of prompt and answer together, at most
-    export: str = ""  # where the engine's own format of the model is, or goes
-    lookup_tokens: int = 0  # guessed at once by prompt lookup; 0: what the engine's makers recommend
-    drafter: str = "auto"  # soothsay's
+    context: int  # maximum number of tokens of a prompt with its answer
+    export: str = ""  # path of the model in the engine's own format; exported if it does not exist
+    lookup_tokens: int = 0  # draft tokens of prompt lookup; 0: as the engine's makers recommend
+    drafter: str = "auto"  # for soothsay only
 
 
 class Peer(Protocol):
-    """A model in one engine. Making one tells whether the engine is there; it raises `UnavailableError`."""
+    """A model in one engine. The constructor raises `UnavailableError` if the engine cannot run."""
 
     version: str
     modes: tuple[str, ...]  # ways to generate, plain decoding first
@@ -43,23 +45,30 @@ class Peer(Protocol):
     def __init__(self, setup: Setup): ...
 
     def load(self) -> None:
-        """Load the model, for engines with a format of their own after exporting it: this takes minutes."""
+        """Load the model. Engines with their own format export it first, which takes minutes."""
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
-        """Time of `count` steps of one token behind the prompt, and the `count + 1` tokens there."""
+        """Time `count` steps of one token each after the prompt.
+
+        Returns the seconds and the `count + 1` tokens after the prompt. The first token comes with the prompt
+        and is not timed.
+        """
 
     def prompt(self, ids: list[int]) -> float:
-        """Time of a prompt and one token."""
+        """Time a prompt and the first token after it, in seconds."""
 
     def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """Times of a pass that gives logits of `rows` tokens behind the prompt; None: cannot be asked for."""
+        """Time a pass that computes the logits of `rows` tokens after the prompt, `times` times.
+
+        Returns the seconds of each pass, or None if the engine offers no way to run one.
+        """
 
     def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """Time and tokens of an answer, the prompt's time included."""
+        """Generate an answer of `count` tokens. Returns the seconds, with the prompt's, and the tokens."""
 
 
 def need(module: str, package: str = "") -> Any:
-    """Import what an engine needs. Raises `UnavailableError` saying how to install it."""
+    """Import a module that an engine needs. Raises `UnavailableError`, which says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -70,7 +79,7 @@ def need(module: str, package: str = "") -> Any:
 
 
 def timed(work: Callable[[], Result]) -> tuple[float, Result]:
-    """Seconds that `work` takes, and its result."""
+    """Call `work`. Returns the seconds that it takes, and its result."""
     begin = time.perf_counter()
     result = work()
     return time.perf_counter() - begin, result

@@ -1,4 +1,4 @@
-"""Hugging Face's transformers."""
+"""The engine transformers, by Hugging Face."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import Peer, Setup, UnavailableError, need, timed
 
 
 class Transformers(Peer):
-    """Hugging Face's reference: eager PyTorch."""
+    """The reference implementation: transformers in eager PyTorch."""
 
     def __init__(self, setup: Setup):
         if setup.dtype not in ("float32", "bfloat16"):
@@ -21,13 +21,13 @@ class Transformers(Peer):
         self.setup = setup
         self.version = f"{self.transformers.__version__}, torch {self.torch.__version__}"
         self.modes = ("plain", "prompt lookup")
-        self.lookup = setup.lookup_tokens or 10  # of transformers' documentation
+        self.lookup = setup.lookup_tokens or 10  # as in transformers' documentation
 
     def load(self) -> None:
         """See `Peer`."""
         dtype, load = self.setup.dtype, self.transformers.AutoModelForCausalLM.from_pretrained
         self.model = load(self.setup.model, dtype=getattr(self.torch, dtype)).eval()
-        # None would end nothing too, but prompt lookup does not take it
+        # An id outside the vocabulary, so that no token ends an answer: prompt lookup does not accept None.
         self.model.generation_config.eos_token_id = self.model.config.vocab_size
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
@@ -73,7 +73,7 @@ class Transformers(Peer):
         return seconds, out[0, len(ids) :].tolist()
 
     def _forward(self, ids: list[int], cache: Any, keep: int) -> int:
-        """The token behind the last one; the head runs for the last `keep` rows."""
+        """Run a pass, with logits of the last `keep` rows. Returns the likeliest token after the last."""
         inputs = self.torch.tensor([ids])
         out = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
         return int(out.logits[0, -1].argmax())

@@ -1,4 +1,4 @@
-"""llama.cpp, in llama-cpp-python's bindings."""
+"""The engine llama.cpp, through the bindings of llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Peer, Setup, need, timed
 
 
 class LlamaCpp(Peer):
-    """llama.cpp through its C interface, in llama-cpp-python's bindings, without Python's sampling around."""
+    """llama.cpp through its C interface, without the sampling that llama-cpp-python does in Python."""
 
     def __init__(self, setup: Setup):
         self.np = need("numpy")
@@ -20,7 +20,7 @@ class LlamaCpp(Peer):
         speculative = need("llama_cpp.llama_speculative", "llama-cpp-python")
         self.lookup = speculative.LlamaPromptLookupDecoding(
             max_ngram_size=2,
-            num_pred_tokens=setup.lookup_tokens or 2,  # what its documentation recommends on a CPU
+            num_pred_tokens=setup.lookup_tokens or 2,  # as its documentation recommends for a CPU
         )
         self.setup = setup
 
@@ -28,7 +28,7 @@ class LlamaCpp(Peer):
         """See `Peer`."""
         c, setup = self.c, self.setup
         c.llama_backend_init()
-        self.logged = c.llama_log_callback(_ignore_log)  # kept: the library calls it for as long as it lives
+        self.logged = c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
         c.llama_log_set(self.logged, None)
         of_model, of_context = c.llama_model_default_params(), c.llama_context_default_params()
         of_model.use_mmap = False
@@ -82,7 +82,7 @@ class LlamaCpp(Peer):
         return timed(run)
 
     def _speculate(self, ids: list[int], count: int) -> list[int]:
-        """Prompt lookup: the longest run of guesses that hold, and the token behind it."""
+        """Decode with prompt lookup: each step adds the accepted draft tokens and the token after them."""
         tokens = [*ids, *self._start(ids)]
         while len(tokens) < len(ids) + count:
             past = len(tokens) - 1
@@ -97,28 +97,28 @@ class LlamaCpp(Peer):
         return tokens[len(ids) :]
 
     def _start(self, ids: list[int]) -> list[int]:
-        """Forget everything, read the prompt; the token behind it."""
+        """Clear the KV cache and read a prompt. Returns the likeliest token after it, as a list."""
         self.c.llama_memory_clear(self.memory, True)
         return self._forward(ids, 0)
 
     def _forget(self, past: int) -> None:
-        """Drop keys and values from position `past` on."""
+        """Drop the keys and values at position `past` and after it."""
         self.c.llama_memory_seq_rm(self.memory, 0, past, -1)
 
     def _forward(self, ids: Sequence[int], past: int, keep: int = 1) -> list[int]:
-        """One pass; the likeliest tokens behind each of the last `keep`."""
+        """Run one pass. Returns the likeliest next token after each of the last `keep` tokens."""
         batch, count = self.batch, len(ids)
         batch.n_tokens = count
         for i, token in enumerate(ids):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, past + i, 1
             batch.seq_id[i][0], batch.logits[i] = 0, i >= count - keep
         if self.c.llama_decode(self.context, batch):
-            raise RuntimeError(f"llama.cpp does not decode {count} tokens behind {past}")
+            raise RuntimeError(f"llama.cpp does not decode {count} tokens after {past}")
         rows = (self.c.llama_get_logits_ith(self.context, i) for i in range(count - keep, count))
         return [int(self.np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
 
 
 def _ignore_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-    """Errors only."""
+    """Write errors to stderr and drop all other messages."""
     if level == 4:  # GGML_LOG_LEVEL_ERROR
         sys.stderr.write(text.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, on a model that optimum-intel exports."""
+"""The engine OpenVINO GenAI, on a model that optimum-intel exports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .base import Peer, Setup, UnavailableError, need, timed
 
 
 class OpenVINO(Peer):
-    """OpenVINO GenAI, on a model that optimum-intel exports, as it runs unless told otherwise.
+    """OpenVINO GenAI with its default settings, on a model that optimum-intel exports.
 
-    Keys and values are in 8 bits then, and products in bfloat16, also where weights are stored in float16.
+    By default, keys and values have 8 bits. Products are in bfloat16, also if weights are stored in float16.
     """
 
-    FORMATS = {  # noqa: RUF012  # integers symmetric as ours, in groups of 128 where there are four bits
+    FORMATS = {  # noqa: RUF012  # integers are symmetric like ours; 4-bit integers are in groups of 128
         "float32": ["--weight-format", "fp32"],
         "bfloat16": ["--weight-format", "fp16"],
         "int8": ["--weight-format", "int8", "--sym"],
@@ -39,7 +39,7 @@ class OpenVINO(Peer):
             raise UnavailableError(f"OpenVINO has no {setup.dtype}; it has {', '.join(self.FORMATS)}")
         self.version = self.genai.__version__
         self.modes = ("plain", "prompt lookup")
-        self.lookup = setup.lookup_tokens or 5  # of OpenVINO's sample, with n-grams of up to 3
+        self.lookup = setup.lookup_tokens or 5  # as in OpenVINO's sample, with n-grams of up to 3
         self.setup = setup
         self.folder = Path(setup.export)
         self.options: dict[str, Any] = {
@@ -67,7 +67,7 @@ class OpenVINO(Peer):
         return timed(lambda: self._run(ids, 1, "plain"))[0]
 
     def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """See `Peer`. GenAI does not offer it: the same model directly in OpenVINO's runtime."""
+        """See `Peer`. GenAI does not offer it, so the same model runs directly in OpenVINO's runtime."""
         if self.request is None:
             model = self.openvino.Core().compile_model(
                 self.folder / "openvino_model.xml", "CPU", self.options
@@ -96,11 +96,11 @@ class OpenVINO(Peer):
         return self._pipeline(mode).generate(inputs, config)
 
     def _pipeline(self, mode: str) -> Any:
-        """Loaded when it is first asked for."""
+        """Return the pipeline of a mode. It is loaded on first use."""
         if mode not in self.pipelines:
             scheduler = self.genai.SchedulerConfig()
-            scheduler.enable_prefix_caching = False  # it would know the prompts of earlier rounds
-            scheduler.max_num_batched_tokens = 1 << 16  # a prompt in one pass
+            scheduler.enable_prefix_caching = False  # else prompts of earlier rounds would be in the cache
+            scheduler.max_num_batched_tokens = 1 << 16  # so that any prompt is one pass
             scheduler.cache_size = 1  # GB
             options = {**self.options, **({"prompt_lookup": True} if mode != "plain" else {})}
             self.pipelines[mode] = self.genai.LLMPipeline(
@@ -120,7 +120,10 @@ class OpenVINO(Peer):
         )
 
     def _export(self) -> None:
-        """In a process of its own, which takes its memory with it; the folder appears when it is complete."""
+        """Export the model in a separate process, so that its memory is freed.
+
+        The export goes to another name and is renamed when complete, so `folder` is never partial.
+        """
         need("optimum.intel", "optimum-intel[openvino,nncf]")
         unfinished = self.folder.with_suffix(".unfinished")
         command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", self.setup.model]

@@ -1,4 +1,4 @@
-"""soothsay itself, under the same conditions as all others."""
+"""The engine soothsay, under the same conditions as the others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .base import Peer, Setup, need, timed
 
 
 class Soothsay(Peer):
-    """This package."""
+    """soothsay, without prefix caching and with one request at a time."""
 
     def __init__(self, setup: Setup):
         torch, self.soothsay = need("torch"), need("soothsay")
         torch.set_num_threads(setup.threads)
-        self.step = need("soothsay.engine.timing")
+        self.step = need("soothsay.model.pass_times")
         self.setup = setup
         self.version = self.soothsay.__version__
         self.modes = ("plain", setup.drafter)
@@ -42,9 +42,9 @@ class Soothsay(Peer):
         return self.generate(ids, 1, "plain")[0]
 
     def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """See `Peer`. The bare pass, like all others': the engine around it is in `decode` and `generate`."""
+        """See `Peer`. It times the pass alone, as for other engines; `decode` times whole steps."""
         cache = self.step.filled_cache(self.llm.model, len(ids) + rows)
-        step = self.step.Step(self.llm.model, cache, rows, len(ids))
+        step = self.step.VerifyPass(self.llm.model, cache, rows, len(ids))
         step()
         return [timed(step)[0] for _ in range(times)]
 

@@ -1,0 +1,239 @@
+"""Streams chat completions from a server that speaks OpenAI's protocol, and times each piece of text.
+
+Every request has a connection of its own, and all requests share one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from soothsay.errors import SoothsayError
+
+TIMEOUT = 600.0
+"""Seconds without a byte after which a request fails."""
+
+REFUSED = (400, 422)
+"""Statuses with which servers refuse a field that they do not know."""
+
+Json = dict[str, Any]
+
+Ready = Callable[[], Awaitable[object]]
+"""Awaited when a request's connection is made, before the request is sent."""
+
+
+class ChatError(SoothsayError):
+    """A request failed.
+
+    Args:
+        message: what happened, for a reader.
+        kind: the same in a word or two, for counting: "unreachable", "timeout", "broke off", "error in
+            stream", or a status such as "429".
+    """
+
+    def __init__(self, message: str, kind: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReply:
+    """A streamed answer. Times are those of the event loop's clock, in seconds."""
+
+    begin: float  # before the connection is made; with `ready`, before the request is sent
+    end: float
+    pieces: list[float]  # when each piece of text came
+    text: str
+    finish_reason: str
+    usage: Mapping[str, Any]  # empty if the server sends none
+
+    @property
+    def counts(self) -> bool:
+        """Whether the server says how many tokens the answer has."""
+        return isinstance(self.usage.get("completion_tokens"), int)
+
+    @property
+    def tokens(self) -> int:
+        """The server's count of tokens, or else the number of pieces."""
+        return int(self.usage["completion_tokens"]) if self.counts else len(self.pieces)
+
+
+class ChatClient:
+    """Sends chats to one model on one server.
+
+    Args:
+        url: the server's address, up to where `/chat/completions` follows: "http://localhost:8000/v1".
+        model: the server's name for the model.
+        key: sent as the bearer token; empty: none.
+        timeout: seconds without a byte after which a request fails.
+        optional: fields of every request that are left out if the server refuses them.
+
+    Raises `SoothsayError` if `url` is not an address. Coroutines raise `ChatError`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str = "",
+        timeout: float = TIMEOUT,
+        optional: Mapping[str, Any] | None = None,
+    ):
+        self.url, self.model, self.timeout = urlsplit(url), model, timeout
+        if self.url.scheme not in ("http", "https") or not self.url.hostname:
+            raise SoothsayError(f"{url!r} is not the address of a server, such as http://localhost:8000/v1")
+        self.place = self.url.netloc.rpartition("@")[2]
+        """Host and port, without a user's name."""
+
+        self.optional: Json = {"stream_options": {"include_usage": True}, **(optional or {})}
+        """Optional fields that the server has not refused."""
+
+        self.refused: tuple[str, ...] = ()
+        """Names of the optional fields that the server has refused."""
+
+        self._headers = {"Accept-Encoding": "identity", "Connection": "close"}  # compression delays pieces
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        secure = self.url.scheme == "https"  # made once: either kind takes longer than a request
+        self._tls = ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._settled = False  # whether it is known which optional fields the server refuses
+
+    @property
+    def name(self) -> str:
+        """The model's name and the server's place."""
+        return f"{self.model} at {self.place}"
+
+    async def models(self) -> list[str]:
+        """Return the server's names for its models."""
+        try:
+            async with self._response("GET", "models") as response:
+                answered = await response.aread()
+                if response.status_code != 200:
+                    raise self._refusal(response, answered)
+                return [str(model["id"]) for model in json.loads(answered)["data"]]
+        except (httpx.HTTPError, ValueError, TypeError, LookupError) as error:
+            message = f"{self.url.geturl()} does not say which models it has ({error!r})"
+            raise ChatError(message, "broke off") from None
+
+    async def ask(self, body: Mapping[str, Any], ready: Ready | None = None) -> TimedReply:
+        """Stream the answer to a chat.
+
+        A server may refuse optional fields. The first request finds out which: it is sent again without one
+        field, then without two, and so on.
+
+        Args:
+            body: fields of the request besides `model`, `stream` and the optional ones.
+            ready: see `Ready`.
+        """
+        reply = await self._ask({**body, **self.optional}, ready)
+        if isinstance(reply, TimedReply):
+            self._settled = True
+            return reply
+        begin, refusal = reply
+        options = () if self._settled else tuple(self.optional.items())
+        for count in range(len(options) - 1, -1, -1):
+            for kept in combinations(options, count):
+                again = await self._ask({**body, **dict(kept)}, begin=begin)
+                if isinstance(again, TimedReply):
+                    self.refused = tuple(name for name in self.optional if name not in dict(kept))
+                    self.optional, self._settled = dict(kept), True
+                    return again
+        raise refusal
+
+    async def _ask(
+        self, body: Json, ready: Ready | None = None, begin: float | None = None
+    ) -> TimedReply | tuple[float, ChatError]:
+        """Send one request. A refusal is returned with the time of its begin: a field may be the reason."""
+        clock = asyncio.get_running_loop().time
+        begin = clock() if begin is None else begin
+
+        async def trace(event: str, _: object) -> None:
+            nonlocal begin
+            if ready is not None and event == "http11.send_request_headers.started":
+                await ready()
+                begin = clock()
+
+        sent = {"model": self.model, "stream": True, **body}
+        try:
+            async with self._response("POST", "chat/completions", sent, trace) as response:
+                if response.status_code == 200:
+                    return await self._stream(response, begin)
+                refusal = self._refusal(response, await response.aread())
+        except httpx.TimeoutException:
+            raise ChatError(f"{self.name} was silent for {self.timeout:g} s", "timeout") from None
+        except (httpx.HTTPError, ValueError, TypeError, AttributeError) as error:
+            raise ChatError(f"{self.name} broke off ({error!r})", "broke off") from None
+        if response.status_code in REFUSED:
+            return begin, refusal
+        raise refusal
+
+    async def _stream(self, response: httpx.Response, begin: float) -> TimedReply:
+        """Read the events of an answer. Raises `ValueError` and the like if they are malformed."""
+        clock = asyncio.get_running_loop().time
+        pieces, texts = list[float](), list[str]()
+        reason, usage = "", Json()
+        async with aclosing(_events(response)) as events:
+            async for event in events:
+                now = clock()
+                if "error" in event:
+                    raise ChatError(f"{self.name} broke off: {event['error']}", "error in stream")
+                for choice in event.get("choices") or ():
+                    delta = choice.get("delta") or {}
+                    if text := delta.get("content") or delta.get("reasoning_content"):
+                        pieces.append(now)
+                        texts.append(text)
+                    reason = choice.get("finish_reason") or reason
+                usage = event.get("usage") or usage
+        return TimedReply(begin, clock(), pieces, "".join(texts), reason, usage)
+
+    @asynccontextmanager
+    async def _response(
+        self, method: str, name: str, body: Json | None = None, trace: object = None
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request over a new connection; yield the answer before its body is read."""
+        url = f"{self.url.scheme}://{self.place}{self.url.path.rstrip('/')}/{name}"
+        extensions = {} if trace is None else {"trace": trace}
+        transport = httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False)
+        async with httpx.AsyncClient(
+            transport=transport, headers=self._headers, timeout=self.timeout
+        ) as client:
+            try:
+                request = client.build_request(method, url, json=body, extensions=extensions)
+                response = await client.send(request, stream=True)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                message = f"{self.url.geturl()} cannot be reached ({error or 'no answer'})"
+                raise ChatError(message, "unreachable") from None
+            async with aclosing(response):
+                yield response
+
+    def _refusal(self, response: httpx.Response, answered: bytes) -> ChatError:
+        shown = answered[:500].decode(errors="replace")
+        message = f"{self.name} answered {response.status_code} {response.reason_phrase}: {shown}"
+        return ChatError(message, str(response.status_code))
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[Json, None]:
+    """Yield the objects of server-sent events. Raises `ValueError` if the stream ends before `[DONE]`.
+
+    Only line feeds end a line: JSON may hold other ends of lines as they are.
+    """
+    left = b""
+    async with aclosing(response.aiter_bytes()) as parts:  # type: ignore[type-var]
+        async for part in parts:
+            *lines, left = (left + part).split(b"\n")
+            for line in lines:
+                field, _, value = line.partition(b":")
+                if field == b"data" and value.strip() == b"[DONE]":
+                    return
+                if field == b"data":
+                    yield json.loads(value)
+    raise ValueError("the stream ended before [DONE]")

@@ -1,0 +1,176 @@
+"""The drafters of a small model, fitted to a model that was grown from it.
+
+A grown model has the small model's hidden states in the first dimensions of its own, times a factor. So a
+trained head of the small model fits the grown one with a `FeatureView` that says so, and with other numbers
+for the layers that it reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from soothsay.config import EngineConfig
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.checkpoints.directory import open_head, write_head
+from soothsay.drafters.heads.modules.base import Head
+from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
+from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.serving import FeatureView
+from soothsay.errors import DrafterError
+from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.families import parse_model_config
+from soothsay.model.load import TensorNames
+from soothsay.model.transformer import Transformer
+
+COPIED = ("draft-model", "rest.store")
+"""Drafters that depend on the vocabulary alone."""
+
+LEFT_OUT = ("layer-skip",)
+"""Drafters that are about the blocks of one model: the grown model has others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Where the small model's hidden states are in the grown model."""
+
+    hidden_size: int
+    """Hidden size of the grown model."""
+
+    scale: float
+    """The grown model's hidden states are the small model's times this number."""
+
+    layers: Sequence[int]
+    """For each layer of the small model, and for its output, the grown model's layer with the same input."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrownDrafters:
+    """What happened to the small model's drafters."""
+
+    written: tuple[str, ...]
+    """Names of those that are beside the grown model."""
+
+    refused: tuple[str, ...]
+    """For each one that could not be read, why."""
+
+
+def grow_drafters(checkpoint: Checkpoint, growth: Growth, directory: Path, name: str) -> GrownDrafters:
+    """Write the drafters of a small model for the model that is grown from it.
+
+    Args:
+        checkpoint: the small model, a directory. Its drafters are in `drafters`; MTP modules may be in its
+            own checkpoint.
+        growth: how it grew.
+        directory: where the drafters are written, one directory or file each.
+        name: the grown model's, for the configurations of heads.
+    """
+    beside = checkpoint.path / "drafters"
+    places = {place.name: place for place in sorted(beside.iterdir())} if beside.is_dir() else {}
+    config = parse_model_config(checkpoint.config)
+    with torch.device("meta"):
+        target = Target(Transformer(config), None, EngineConfig(), 0, checkpoint.path)
+    if "mtp" not in places and _has_mtp(target):
+        places["mtp"] = checkpoint.path
+    written, refused = [], []
+    for drafter, place in places.items():
+        if drafter in LEFT_OUT:
+            continue
+        try:
+            if drafter in COPIED:
+                _copy(place, directory / drafter)
+            else:
+                _grow_head(place, target, checkpoint, growth, directory / drafter, name)
+            written.append(drafter)
+        except DrafterError as error:
+            refused.append(str(error))
+    return GrownDrafters(tuple(written), tuple(refused))
+
+
+def _has_mtp(target: Target) -> bool:
+    """Whether there are MTP modules in the model's own checkpoint."""
+    assert target.path is not None
+    try:
+        with open_head(target.path, target):
+            return True
+    except DrafterError:
+        return False
+
+
+def _copy(place: Path, out: Path) -> None:
+    out.parent.mkdir(exist_ok=True)
+    if place.is_dir():
+        shutil.copytree(place, out)
+    else:
+        shutil.copyfile(place, out)
+
+
+def _grow_head(
+    place: Path, target: Target, checkpoint: Checkpoint, growth: Growth, out: Path, name: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of contexts: the user hears of them when the head drafts
+        with open_head(place, target) as stored:
+            head, view = stored.load(), stored.fit.view or whole_view(checkpoint)
+            grown = replace(view, target_hidden_size=growth.hidden_size, scale=view.scale * growth.scale)
+            out.parent.mkdir(exist_ok=True)
+            write_head(_renumbered(head, growth.layers), out, name, view=grown)
+
+
+def whole_view(checkpoint: Checkpoint) -> FeatureView:
+    """All of a model's features, with the model's own embedding, last norm and output head."""
+    config = parse_model_config(checkpoint.config)
+    names = TensorNames(config, checkpoint)
+    with checkpoint.open() as read:
+        embedding, norm = read(names.require("embedding")[0]), read(names.require("norm")[0]).float()
+        return FeatureView(
+            target_hidden_size=config.hidden_size,
+            scale=1.0,
+            embedding=embedding,
+            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=embedding.dtype)),
+            norm=norm + 1 if config.zero_centred_norms else norm,
+            norm_eps=config.norm_eps,
+            head=embedding if config.tie_embeddings else read(names.require("head")[0]),
+        )
+
+
+AnyConfig = TypeVar("AnyConfig", EagleConfig, MTPConfig, MedusaConfig, HydraConfig)
+AnyTappedConfig = TypeVar("AnyTappedConfig", Eagle3Config, BlockConfig)
+
+
+def _renumbered(head: Head, layers: Sequence[int]) -> Head:
+    """`head`, changed to read `layers[i]` of a grown model where it read layer i of the small one."""
+    match head:
+        case EagleHead():
+            head.config = _after(head.config, layers)
+        case MTPHead():
+            head.config = _after(head.config, layers)
+        case MedusaHead():
+            head.config = _after(head.config, layers)
+        case HydraHead():
+            head.config = _after(head.config, layers)
+        case Eagle3Head():
+            head.config = _tapping(head.config, layers)
+        case BlockHead():
+            head.config = _tapping(head.config, layers)
+        case _:
+            raise DrafterError(f"heads of {head.method} cannot be fitted to a grown model")
+    return head
+
+
+def _after(config: AnyConfig, layers: Sequence[int]) -> AnyConfig:
+    return replace(config, target_layers=layers[config.target_layers])
+
+
+def _tapping(config: AnyTappedConfig, layers: Sequence[int]) -> AnyTappedConfig:
+    return replace(config, taps=tuple(layers[tap] for tap in config.taps))

@@ -1,0 +1,73 @@
+"""Sizes that a model can be grown to, by name or by number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+
+from soothsay.config import ModelConfig
+from soothsay.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class GrownShape:
+    """The sizes of a decoder that can grow. Its vocabulary and the size of a head cannot."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> GrownShape:
+        """The shape of a model."""
+        c = config
+        return cls(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.intermediate_size)
+
+    @classmethod
+    def parse(cls, text: str, config: ModelConfig) -> GrownShape:
+        """Parse a named shape or sizes, `"layers=22,hidden=2048,ffn=5632"`, for the model of `config`.
+
+        The heads of a named shape get the size of the model's heads. Sizes that are not given stay.
+
+        Raises `ModelError` for an unknown name, and for a value that is not a number above 0.
+        """
+        if text in SHAPES:
+            return SHAPES[text].with_head_dim(config.head_dim)
+        names = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}
+        example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632"
+        sizes = read_sizes(text, names, f"{', '.join(SHAPES)} or {example}")
+        return replace(cls.of(config), **{names[name]: size for name, size in sizes.items()})
+
+    def with_head_dim(self, head_dim: int) -> GrownShape:
+        """Change the size of a head. All heads together stay about as wide, and groups keep their size."""
+        group = self.heads // self.kv_heads
+        kv_heads = max(1, self.hidden // (head_dim * group))
+        return replace(self, heads=kv_heads * group, kv_heads=kv_heads)
+
+
+SHAPES = {
+    "0.5B": GrownShape(layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864),  # Qwen2.5 0.5B
+    "1B": GrownShape(layers=22, hidden=2048, heads=32, kv_heads=4, intermediate=5632),  # TinyLlama 1.1B
+    "3B": GrownShape(layers=28, hidden=3072, heads=24, kv_heads=8, intermediate=8192),  # Llama 3.2 3B
+}
+
+
+def read_sizes(text: str, names: Collection[str], instead: str) -> dict[str, int]:
+    """Parse `"layers=22,hidden=2048"` into sizes by name.
+
+    Args:
+        text: the user's text.
+        names: the known names.
+        instead: examples of valid texts, for the error.
+
+    Raises `ModelError` for an unknown name, and for a value that is not a number above 0.
+    """
+    sizes = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in names or not number.isdecimal() or int(number) < 1:
+            raise ModelError(f"shape {text!r}: {part!r} is not understood; write {instead}")
+        sizes[name] = int(number)
+    return sizes

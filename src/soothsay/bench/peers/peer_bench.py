@@ -1,0 +1,277 @@
+"""`soothsay bench peers`: engines that run the same weights take turns.
+
+Every engine, also ours, runs in a process of its own with the same number of threads. In each round each
+engine decodes token by token, reads a prompt, and runs passes of several tokens as speculation needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, cycle, islice, zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+from soothsay.bench.journal import Journal
+from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.peer_process import PeerProcess
+from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
+from soothsay.bench.peers.to_gguf import write_gguf
+from soothsay.bench.prompts import PromptEntry, read_prompts, spread
+from soothsay.bench.texts import PASSAGE, QUESTION
+from soothsay.errors import ModelError, SoothsayError
+from soothsay.model.checkpoint import Checkpoint, open_checkpoint
+from soothsay.model.families import parse_model_config
+from soothsay.tokenizer import Tokenizer
+
+PEERS = ("transformers", "openvino", "llama.cpp")
+GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+
+CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
+VERIFICATIONS = 5
+"""Number of passes of one size in a round; the median counts."""
+
+T = TypeVar("T")
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the current part, the steps of it that are done, and its number of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlan:
+    """What to compare.
+
+    Args:
+        model: a Hugging Face directory, or a name that leads to one.
+        work: directory for exported models, which are used again, and logs.
+        threads: threads of each engine.
+        dtypes: element types of the weights, one after the other.
+        peers: names from `PEERS`.
+        pythons: the Python interpreter of each peer; "" stands for all peers without one.
+        tokens: tokens decoded in a round.
+        rounds: number of rounds.
+        questions: a file of prompts for whole answers. None: measure no answers.
+        per_task: number of prompts of each task.
+        max_tokens: tokens of an answer; end tokens are ignored.
+        drafter: the drafter of our engine.
+        lookup_tokens: draft tokens of the peers' prompt lookup; 0: as their makers recommend.
+    """
+
+    model: str
+    work: Path
+    threads: int
+    dtypes: Sequence[str] = ("bfloat16",)
+    peers: Sequence[str] = PEERS
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    tokens: int = 64
+    rounds: int = 5
+    questions: Path | None = None
+    per_task: int = 20
+    max_tokens: int = 128
+    drafter: str = "auto"
+    lookup_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPrompt:
+    """A prompt to which engines give whole answers."""
+
+    name: str
+    task: str
+    ids: list[int]
+
+
+class PeerBench:
+    """Measures what a plan says.
+
+    Args:
+        plan: what to measure.
+        path: the file for results; an existing file is continued.
+        progress: see `Progress`.
+
+    Raises:
+        SoothsayError: a peer is unknown, the model is not a directory, the file is of another run, or an
+            engine fails.
+    """
+
+    def __init__(self, plan: PeerPlan, path: Path | None = None, progress: Progress = lambda *_: None):
+        self.plan, self.progress = plan, progress
+        if unknown := {*plan.peers, *(name for name in plan.pythons if name)} - {*PEERS}:
+            raise SoothsayError(
+                f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
+            )
+        self.checkpoint = open_checkpoint(plan.model)
+        if not self.checkpoint.path.is_dir():
+            raise ModelError(f"{self.checkpoint.path} is no Hugging Face directory, which the peers need")
+        config, tokenizer = parse_model_config(self.checkpoint.config), self.checkpoint.tokenizer()
+        text = tokenizer.encode(f"{QUESTION} {PASSAGE}") if tokenizer else range(1, config.vocab_size)
+        self.ids = list(islice(cycle(text), PROMPT))
+        self.notes: list[str] = []
+        """What could not be measured, and why."""
+
+        every = [] if plan.questions is None else list(_questions(plan, tokenizer))
+        self.questions = [one for one in every if len(one.ids) + plan.max_tokens <= config.max_positions]
+        if left := len(every) - len(self.questions):
+            self.notes.append(
+                f"{left} of {len(every)} prompts left out: with {plan.max_tokens} tokens to answer they are "
+                f"longer than the model's context of {config.max_positions}"
+            )
+        longest = max((len(question.ids) for question in self.questions), default=0) + plan.max_tokens
+        needed = max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED), longest)
+        self.context = -(-needed // 64) * 64  # a multiple of every engine's block size
+        self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
+        conditions = {
+            "model": str(self.checkpoint.path.resolve()),
+            "threads": plan.threads,
+            "tokens": plan.tokens,
+            "max_tokens": plan.max_tokens,
+            "lookup_tokens": plan.lookup_tokens,
+        }
+        self.results = PeerResults(Journal(conditions, path))
+
+    def run(self) -> PeerResults:
+        """Measure what is not in the file yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for dtype in self.plan.dtypes:
+            with ExitStack() as stack:
+                engines = []
+                for name in (OURS, *self.plan.peers):
+                    self.progress(f"{dtype}: loading {name}", 0, 0)
+                    try:
+                        engine = stack.enter_context(self._client(name, dtype))
+                        self._load(engine, dtype)
+                    except UnavailableError as reason:
+                        self.notes.append(f"{name}, {dtype}: {reason}")
+                    else:
+                        engines.append(engine)
+                self._rounds(engines, dtype)
+                self._answers(engines, dtype)
+        return self.results
+
+    def _client(self, name: str, dtype: str) -> PeerProcess:
+        pythons = self.plan.pythons
+        python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
+        setup = Setup(
+            model=str(self.checkpoint.path.resolve()),
+            dtype=dtype,
+            threads=self.plan.threads,
+            context=self.context,
+            export=str(self._export(name, dtype)),
+            lookup_tokens=self.plan.lookup_tokens,
+            drafter=self.plan.drafter,
+        )
+        return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
+
+    def _export(self, name: str, dtype: str) -> Path:
+        suffix = ".gguf" if name == "llama.cpp" else ""
+        return self.folder.resolve() / f"{name}-{dtype}{suffix}"
+
+    def _load(self, engine: PeerProcess, dtype: str) -> None:
+        if engine.name == "llama.cpp":
+            if dtype not in GGUF_KINDS:
+                raise UnavailableError(f"llama.cpp has no {dtype}; it has {', '.join(GGUF_KINDS)}")
+            path = self._export(engine.name, dtype)
+            if not path.is_file():
+                write_gguf(self.checkpoint, path, GGUF_KINDS[dtype])
+        engine.load()
+
+    def _rounds(self, engines: Sequence[PeerProcess], dtype: str) -> None:
+        """Measure steps, prompts and passes. The first round warms up and is not counted."""
+        steps = len(engines) * (self.plan.rounds + 1)
+        for done, (number, engine) in enumerate(turns(engines, self.plan.rounds + 1)):
+            self.progress(f"{dtype}: rounds", done, steps)
+            for measure in ("decode", "prompt", *(f"verify {rows}" for rows in VERIFIED)):
+                missing = any(
+                    (measure, dtype, engine.name, PLAIN, str(item)) not in self.results
+                    for item in ([number] if number else range(1, self.plan.rounds + 1))
+                )
+                if missing and (record := self._measure(engine, dtype, measure, number)) and number:
+                    self.results.add(record)
+        self.progress(f"{dtype}: rounds", steps, steps)
+
+    def _measure(self, engine: PeerProcess, dtype: str, measure: str, number: int) -> PeerRecord | None:
+        output: list[int] = []
+        start = 16 * number % (PROMPT - CONTEXT)  # another context each round
+        context = self.ids[start : start + CONTEXT]
+        if measure == "decode":
+            tokens = self.plan.tokens
+            seconds, output = engine.decode(context, tokens)
+        elif measure == "prompt":
+            tokens, seconds = len(self.ids), engine.prompt(self.ids)
+        else:
+            tokens = int(measure.split()[1])
+            passes = engine.verify(context, tokens, VERIFICATIONS)
+            if passes is None:
+                return None
+            seconds = statistics.median(passes)
+        return PeerRecord(
+            *(measure, dtype, engine.name, PLAIN, str(number), seconds, tokens, engine.version),
+            output=output[:AGREEMENT],
+        )
+
+    def _answers(self, engines: Sequence[PeerProcess], dtype: str) -> None:
+        """Measure whole answers to every question, by every engine in each of its modes."""
+        contestants = [(engine, mode) for engine in engines for mode in engine.modes]
+        warm: set[tuple[str, str]] = set()
+        steps = len(self.questions) * len(contestants)
+        for done, (number, (engine, mode)) in enumerate(turns(contestants, len(self.questions))):
+            self.progress(f"{dtype}: answers", done, steps)
+            question = self.questions[number]
+            if (ANSWER, dtype, engine.name, mode, question.name) in self.results:
+                continue
+            if (engine.name, mode) not in warm:
+                warm.add((engine.name, mode))
+                engine.generate(self.ids, 16, mode)
+            seconds, output = engine.generate(question.ids, self.plan.max_tokens, mode)
+            self.results.add(
+                PeerRecord(
+                    *(ANSWER, dtype, engine.name, mode, question.name, seconds, len(output), engine.version),
+                    task=question.task,
+                    output=output[:AGREEMENT],
+                )
+            )
+        if steps:
+            self.progress(f"{dtype}: answers", steps, steps)
+
+
+def turns(contestants: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """Yield the round and the contestant of each turn. The contestant that starts rotates."""
+    for number in range(rounds):
+        first = number % len(contestants)
+        for contestant in (*contestants[first:], *contestants[:first]):
+            yield number, contestant
+
+
+def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerPrompt]:
+    """Yield `per_task` prompts of each task, evenly spread over the file.
+
+    The tasks take turns, so that an interrupted run has prompts of all tasks.
+    """
+    if tokenizer is None or plan.questions is None:
+        raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
+    tasks: dict[str, list[PromptEntry]] = {}
+    for entry in read_prompts(plan.questions):
+        tasks.setdefault(entry.task, []).append(entry)
+    chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
+    for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
+        yield PeerPrompt(entry.id, entry.task, _encode(entry, tokenizer))
+
+
+def _encode(entry: PromptEntry, tokenizer: Tokenizer) -> list[int]:
+    """Encode a prompt with the chat template if there is one, else as plain text."""
+    if isinstance(entry.prompt, str):
+        return tokenizer.encode(entry.prompt)
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat(entry.prompt)
+    return tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    """Return a hash of a checkpoint's path and files, so that a changed model gets another export."""
+    files = sorted(file for file in checkpoint.path.iterdir() if file.suffix in (".json", ".safetensors"))
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.blake2b(repr((str(checkpoint.path.resolve()), facts)).encode(), digest_size=4).hexdigest()

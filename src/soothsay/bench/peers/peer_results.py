@@ -1,0 +1,130 @@
+"""Stores measurements of `soothsay bench peers`, and sums them up."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+
+from soothsay.bench.journal import Journal
+from soothsay.errors import SoothsayError
+
+OURS = "soothsay"
+"""Our engine, to which the others are compared."""
+
+PLAIN = "plain"
+"""The mode without speculation."""
+
+ANSWER = "answer"
+"""The measure of whole answers. Its items are prompts; the items of other measures are rounds."""
+
+AGREEMENT = 32
+"""Number of leading tokens that show whether two engines run the same model."""
+
+Contestant = tuple[str, str]
+"""An engine and a mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """One measurement."""
+
+    measure: str
+    dtype: str
+    engine: str
+    mode: str
+    item: str
+    seconds: float
+    tokens: int  # decoded, read or verified
+    version: str = ""  # the engine's
+    task: str = ""  # the prompt's
+    output: list[int] = field(default_factory=list)  # the first tokens, if tokens were made
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """Identifies the measurement."""
+        return self.measure, self.dtype, self.engine, self.mode, self.item
+
+
+class PeerResults:
+    """The measurements in a journal.
+
+    Raises `SoothsayError` if the journal holds other entries.
+    """
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+        try:
+            records = [PeerRecord(**entry) for entry in journal.entries]
+        except TypeError as error:
+            raise SoothsayError(f"the journal does not hold measurements of peers ({error})") from None
+        self._records = {record.key: record for record in records}
+
+    def __contains__(self, key: tuple[str, str, str, str, str]) -> bool:
+        return key in self._records
+
+    def add(self, record: PeerRecord) -> None:
+        """Add a record, also to the journal."""
+        self._records[record.key] = record
+        self._journal.add(asdict(record))
+
+    def medians(self, measure: str, dtype: str) -> dict[str, tuple[float, int]]:
+        """Return each engine's median over rounds in seconds, and its tokens in one round."""
+        rounds: dict[str, list[PeerRecord]] = defaultdict(list)
+        for record in self._records.values():
+            if (record.measure, record.dtype) == (measure, dtype):
+                rounds[record.engine].append(record)
+        return {
+            engine: (statistics.median(record.seconds for record in records), records[0].tokens)
+            for engine, records in rounds.items()
+        }
+
+    def agreement(self, dtype: str) -> dict[str, int]:
+        """Return how many of each engine's first `AGREEMENT` tokens equal ours.
+
+        It is the median over rounds. Their prompts differ, and one near tie ends the agreement of a round.
+        """
+        outputs: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        for record in self._records.values():
+            if (record.measure, record.dtype) == ("decode", dtype):
+                outputs[record.engine][record.item] = record.output
+        ours = outputs.pop(OURS, {})
+        return {
+            engine: int(statistics.median(equal_tokens(ours[item], theirs[item]) for item in items))
+            for engine, theirs in outputs.items()
+            if (items := ours.keys() & theirs.keys())
+        }
+
+    def rates(self, dtype: str) -> dict[str, dict[Contestant, float]]:
+        """Return tokens a second of whole answers by task, and over all tasks under the name "overall".
+
+        It is the mean over prompts that all contestants have answered.
+        """
+        rates: dict[str, dict[Contestant, float]] = defaultdict(dict)
+        tasks: dict[str, str] = {}
+        for record in self._records.values():
+            if (record.measure, record.dtype) == (ANSWER, dtype):
+                rates[record.item][record.engine, record.mode] = record.tokens / record.seconds
+                tasks[record.item] = record.task
+        everyone = {contestant for answered in rates.values() for contestant in answered}
+        shared = {item: answered for item, answered in rates.items() if answered.keys() == everyone}
+        groups = {
+            task: [item for item in shared if tasks[item] == task] for task in dict.fromkeys(tasks.values())
+        }
+        groups["overall"] = list(shared)
+        return {
+            task: {one: statistics.mean(shared[item][one] for item in items) for one in sorted(everyone)}
+            for task, items in groups.items()
+            if items
+        }
+
+
+def equal_tokens(ours: list[int], theirs: list[int]) -> int:
+    """Return the length of the common prefix.
+
+    Example:
+        >>> equal_tokens([1, 2, 3], [1, 2, 4])
+        2
+    """
+    pairs = zip(ours, theirs, strict=False)
+    return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(ours), len(theirs)))

@@ -1,0 +1,166 @@
+"""Makes one HTML page of Spec-Bench's results, with tables and charts, without scripts and other files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import Any
+
+from soothsay.bench.page_style import STYLE
+from soothsay.bench.report.speedup_charts import bars, lines, stacks
+from soothsay.bench.report.speedup_tables import COLUMNS, HEADINGS, different, notes, table, title
+from soothsay.bench.spec.spec_results import OVERALL, PLAIN, SpecResults, SpecRow, by_setting
+from soothsay.plotting import inline_svg, series_style
+
+METHOD = (
+    "Plain decoding and each drafter answer every question in turn, in one process; the one that starts "
+    "rotates. Tokens are raw token ids up to the end token. Second turns follow plain decoding's answers to "
+    "the first. There is no prefix cache. Times are wall times and include the prompt, unless a column says "
+    "otherwise. With several rounds, times are medians."
+)
+
+
+def page(every: Sequence[SpecResults]) -> str:
+    """Return the page as text, with a section for each run.
+
+    Raises `SoothsayError` if matplotlib, which draws the charts, is not installed.
+    """
+    heading = "Spec-Bench" if len(every) > 1 else f"Spec-Bench: {title(every[0])}"
+    body = "".join(_section(results, alone=len(every) == 1) for results in every)
+    overview = _overview(every) if len(every) > 1 else ""
+    meanings = "; ".join(f"<b>{column.heading}</b>: {escape(column.meaning)}" for column in COLUMNS)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(heading)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape(heading)}</h1><p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; "
+        f"{meanings}.</p>{overview}{body}</body></html>\n"
+    )
+
+
+def _overview(every: Sequence[SpecResults]) -> str:
+    """Draw every drafter's speed-up, a panel for each run and setting."""
+    panels = []
+    for results in every:
+        for (temperature, batch), rows in by_setting(results.rows()):
+            name = f"{title(results)}, T {temperature:g}, batch {batch}"
+            panels.append((name, [(row.name, row.overall.speedup) for row in rows if row.name != PLAIN]))
+    top = max((value for _, values in panels for _, value in values), default=1.0)
+    return f"<h2>Overall speed-up</h2>{_panels(panels, top)}"
+
+
+def _section(results: SpecResults, alone: bool) -> str:
+    about = results.conditions
+    facts = (
+        f"{about['questions']} questions, answers of at most {about['max_tokens']} tokens, trees of at most "
+        f"{about['nodes']} nodes, {about['threads']} threads, {about['processor']}, "
+        f"soothsay {about['soothsay']}"
+    )
+    alarm = (
+        f"<p class=alarm>{bad} answers are not plain decoding's. This must never happen.</p>"
+        if (bad := different(results))
+        else ""
+    )
+    said = "".join(f"<p>{escape(note)}</p>" for note in notes(results))
+    plots = "".join(_plots(results))
+    return (
+        f"{'' if alone else f'<h2>{escape(title(results))}</h2>'}<p class=dim>{escape(facts)}</p>"
+        f"{alarm}{_table(results)}{said}{plots}"
+    )
+
+
+def _table(results: SpecResults) -> str:
+    content = table(results)
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in content.headings)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in content.rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _plots(results: SpecResults) -> Iterator[str]:
+    rows = results.rows()
+    for (temperature, batch), own in by_setting(rows):
+        yield f"<h3>Temperature {temperature:g}, batch {batch}</h3>"
+        yield _by_task(own)
+        yield f'<div class="pair">{_by_depth(own)}{_by_phase(own)}</div>'
+    batches, temperatures = sorted({row.batch for row in rows}), sorted({row.temperature for row in rows})
+    curves = []
+    for t in temperatures if len(batches) > 1 else ():
+        own = [row for row in rows if row.temperature == t]
+        curves.append(
+            _curve(f"Overall speed-up by batch, temperature {t:g}", own, "batch", lambda r: r.batch)
+        )
+    for b in batches if len(temperatures) > 1 else ():
+        own = [row for row in rows if row.batch == b]
+        caption = f"Overall speed-up by temperature, batch {b}"
+        curves.append(_curve(caption, own, "temperature", lambda r: r.temperature))
+    if curves:
+        yield f'<h3>All settings</h3><div class="pair">{"".join(curves)}</div>'
+
+
+def _by_task(rows: Sequence[SpecRow]) -> str:
+    """Draw a panel for each task, all with one scale."""
+    drafted = [row for row in rows if row.name != PLAIN]
+    tasks = [OVERALL, *(task for task in rows[0].scores if task != OVERALL)]
+    top = max((score.speedup for row in drafted for score in row.scores.values()), default=1.0)
+    panels = [
+        (HEADINGS.get(task, task), [(row.name, row.scores[task].speedup) for row in drafted])
+        for task in tasks
+    ]
+    return _panels(panels, max(top, 1.0)) if drafted else ""
+
+
+def _panels(panels: Sequence[tuple[str, list[tuple[str, float]]]], top: float) -> str:
+    figures = "".join(
+        f"<figure><h4>{escape(name)}</h4>"
+        f"{inline_svg(bars(values, top, reference=1.0), f'{name}: speed-up over plain decoding')}</figure>"
+        for name, values in panels
+    )
+    caption = "Speed-up over plain decoding, which is the dashed line: tokens/s, the mean over questions."
+    return f'<div class="panels">{figures}</div><p class=dim>{caption}</p>'
+
+
+def _by_depth(rows: Sequence[SpecRow]) -> str:
+    series = {
+        row.name: list(enumerate(row.overall.by_depth, start=1)) for row in rows if any(row.overall.by_depth)
+    }
+    if not series:
+        return ""
+    chart = lines(series, "depth", "share of steps", percent=True)
+    return _figure("Steps that accept a draft token at this depth", chart, [*series])
+
+
+def _by_phase(rows: Sequence[SpecRow]) -> str:
+    phased = [(row.name, row.overall.phases) for row in rows if row.overall.accepted]
+    caption = (
+        "prefill: until the first token. draft: in the drafter. verify: from the draft to the verdict, which "
+        "is the target's pass. other: scheduling, text."
+    )
+    if not phased:
+        return ""
+    chart = stacks(phased, "ms a token")
+    return _figure("Milliseconds a token, by phase", chart, [*phased[0][1]], caption)
+
+
+def _curve(name: str, rows: Sequence[SpecRow], label: str, x: Callable[[SpecRow], float]) -> str:
+    series = {
+        drafter: sorted((x(row), row.overall.speedup) for row in rows if row.name == drafter)
+        for drafter in dict.fromkeys(row.name for row in rows if row.name != PLAIN)
+    }
+    if not series:
+        return ""
+    return _figure(name, lines(series, label, "speed-up", reference=1.0), [*series])
+
+
+def _figure(name: str, chart: Any, names: Sequence[str], caption: str = "") -> str:
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure><h4>{escape(name)}</h4>{inline_svg(chart, name)}{legend(names)}{below}</figure>"
+
+
+def legend(names: Sequence[str]) -> str:
+    """Return a list of names beside the colours and line styles of their series."""
+    entries = []
+    for number, name in enumerate(names):
+        colour, style = series_style(number)
+        entries.append(f'<li><span style="border-top-style:{style};border-top-color:{colour}"></span>')
+        entries.append(f"{escape(name)}</li>")
+    return f'<ul class="legend">{"".join(entries)}</ul>'

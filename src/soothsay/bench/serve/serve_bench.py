@@ -1,0 +1,306 @@
+"""`soothsay bench serve`: servers take turns under the same load, with the same questions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from soothsay import __version__
+from soothsay.bench.chat_client import ChatClient, ChatError
+from soothsay.bench.journal import Journal
+from soothsay.bench.serve.load import Arrivals
+from soothsay.bench.serve.mix import Mix
+from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
+from soothsay.bench.texts import QUESTION
+from soothsay.errors import RequestError, SoothsayError
+from soothsay.machine import processor_name
+from soothsay.tokenizer import Message
+
+WARM_UP_TOKENS = 16
+
+Progress = Callable[[int, int, int], None]
+"""Called with the conversations done, their final number, and the tokens of this run. For loads with a
+duration, seconds are counted in place of conversations."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """A server under test.
+
+    Args:
+        name: the server's name in reports.
+        client: its client. The model "" means the only model that the server has.
+        body: further fields of each request.
+    """
+
+    name: str
+    client: ChatClient
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What to measure.
+
+    Args:
+        loads: loads, one after the other in each round.
+        rounds: number of rounds. The target that starts rotates.
+        warm_up: number of requests before a target's first trial, which do not count.
+        max_tokens: largest number of tokens of an answer.
+        temperature: sampling temperature.
+        seed: the first answer's seed, and the seed of the arrivals.
+    """
+
+    loads: Sequence[Arrivals]
+    rounds: int = 1
+    warm_up: int = 2
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class ServeBench:
+    """Measures what a plan says.
+
+    Args:
+        targets: servers with different names. Ratios are over the first.
+        mix: the conversations. A trial repeats one only when all have been sent.
+        plan: what to measure.
+        about: further conditions.
+        path: the file for results; an existing file with the same conditions is continued, also with more
+            rounds.
+        progress: see `Progress`.
+
+    Raises:
+        RequestError: two targets or two loads have the same name, or there are none.
+        SoothsayError: the file has other conditions.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[LoadTarget],
+        mix: Mix,
+        plan: LoadPlan,
+        *,
+        about: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+        progress: Progress = lambda *_: None,
+    ):
+        for what, names in (
+            ("targets", [t.name for t in targets]),
+            ("loads", [one.name for one in plan.loads]),
+        ):
+            if not names or len({*names}) < len(names):
+                raise RequestError(f"{what} need names of their own, and at least one; there are {names}")
+        self.targets, self.mix, self.plan = targets, mix, plan
+        self._meter = _LoadMeter(progress)
+        self.results = LoadResults(Journal(self._conditions(about or {}), path))
+
+    async def run(self) -> LoadResults:
+        """Measure what is not in the file yet. If it is cancelled, answers so far are kept.
+
+        Raises `SoothsayError` if a target cannot be reached, does not have the model, or does not answer the
+        warm-up.
+        """
+        plan = self.plan
+        order = [
+            (number, load, target)
+            for number in range(1, plan.rounds + 1)
+            for place, load in enumerate(plan.loads)
+            for target in _rotated(self.targets, number - 1 + place)
+        ]
+        lacking = [one for one in order if (one[2].name, one[1].name, one[0]) not in self.results]
+        for target in self.targets:
+            if any(target is other for _, _, other in lacking):
+                await self._prepare(target)
+        self._meter.begin([load for _, load, _ in lacking])
+        for number, load, target in lacking:
+            await self._trial(target, load, number)
+        return self.results
+
+    async def _prepare(self, target: LoadTarget) -> None:
+        """Check the target's model, and warm the target up."""
+        client = target.client
+        try:
+            known = await client.models()
+        except ChatError as error:
+            if error.kind == "unreachable" or not client.model:
+                raise
+            known = [client.model]  # the server does not list its models
+        if not client.model and len(known) == 1:
+            client.model = known[0]
+        if client.model not in known:
+            wanted = f"no model {client.model!r}" if client.model else "several models"
+            raise SoothsayError(f"{target.name} has {wanted}; choose from {', '.join(known)}")
+        conversation: list[Message] = [{"role": "user", "content": QUESTION}]
+        body = {**self._body(target, conversation, 0), "max_tokens": WARM_UP_TOKENS}
+        await client.ask(body)  # also finds the optional fields that the server refuses
+        if self.plan.warm_up > 1:
+            await asyncio.gather(*(client.ask(body) for _ in range(self.plan.warm_up - 1)))
+
+    async def _trial(self, target: LoadTarget, load: Arrivals, number: int) -> None:
+        first = self.results.begin(load.name, number)
+        user = _User(target, self.mix, first, self._body, self._meter)
+        begin, cpu = user.begin, time.process_time()
+
+        def trial(seconds: float, *, whole: bool) -> Trial:
+            return Trial(
+                target.name,
+                load.name,
+                load.level,
+                number,
+                begin=first,
+                begun=user.begun,
+                seconds=seconds,
+                cpu=time.process_time() - cpu,
+                whole=whole,
+                refused=list(target.client.refused),
+                samples=user.samples,
+            )
+
+        self._meter.trial(load)
+        try:
+            await load.run(user.send, f"{self.plan.seed} {number}")
+        except asyncio.CancelledError:
+            self.results.add(trial(asyncio.get_running_loop().time() - begin, whole=False))
+            raise
+        last = max((sample.sent + sample.end for sample in user.samples), default=0.0)
+        self.results.add(trial(max(last, load.duration or 0.0), whole=True))
+        self._meter.end(load)
+
+    def _body(self, target: LoadTarget, messages: Sequence[Message], number: int) -> dict[str, Any]:
+        return {
+            "messages": list(messages),
+            "max_tokens": self.plan.max_tokens,
+            "temperature": self.plan.temperature,
+            "seed": self.plan.seed + number,
+            **target.body,
+        }
+
+    def _conditions(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **about,
+            "targets": [target.name for target in self.targets],
+            "urls": [target.client.place + target.client.url.path for target in self.targets],
+            "bodies": [{**target.client.optional, **target.body} for target in self.targets],
+            "mix": self.mix.digest,
+            "conversations": len(self.mix),
+            "loads": [[one.name, one.requests, one.duration] for one in self.plan.loads],
+            "warm_up": self.plan.warm_up,
+            "max_tokens": self.plan.max_tokens,
+            "temperature": self.plan.temperature,
+            "seed": self.plan.seed,
+            "processor": processor_name(),
+            "soothsay": __version__,
+        }
+
+
+class _User:
+    """Runs the conversations of a trial and keeps the samples."""
+
+    def __init__(
+        self,
+        target: LoadTarget,
+        mix: Mix,
+        first: int,
+        body: Callable[[LoadTarget, Sequence[Message], int], dict[str, Any]],
+        meter: _LoadMeter,
+    ):
+        self._target, self._mix, self._first, self._body, self._meter = target, mix, first, body, meter
+        self._clock = asyncio.get_running_loop().time
+        self.begin, self.begun = self._clock(), 0
+        self.samples: list[Sample] = []
+
+    async def send(self, number: int, due: float) -> bool:
+        """Run a conversation until its end or its first failure. Returns whether all requests succeeded."""
+        self.begun = max(self.begun, number + 1)
+        place = self._first + number
+        conversation = self._mix[place]
+        messages = list(conversation.before)
+        try:
+            for turn, said in enumerate(conversation.turns):
+                messages.append({"role": "user", "content": said})
+                sample, text = await self._ask(self._body(self._target, messages, place), due)
+                self.samples.append(replace(sample, number=number, turn=turn))
+                self._meter.tokens += sample.tokens
+                if sample.error:
+                    return False
+                messages.append({"role": "assistant", "content": text})
+                due = self._clock()
+        finally:
+            self._meter.advance()
+        return True
+
+    async def _ask(self, body: Mapping[str, Any], due: float) -> tuple[Sample, str]:
+        """Send a request. Returns its sample, without number and turn, and the text of the answer."""
+        sent = self._clock()
+        sample = Sample(0, 0, _rounded(due - self.begin), _rounded(sent - self.begin), 0.0)
+        try:
+            reply = await self._target.client.ask(body)
+        except ChatError as error:
+            end = _rounded(self._clock() - sent)
+            return replace(sample, end=end, error=error.kind, message=str(error)), ""
+        usage = reply.usage
+        speculation = usage.get("speculation") or {}
+        accepted = speculation.get("mean_accepted") or 0.0
+        answered = replace(
+            sample,
+            end=_rounded(reply.end - sent),
+            pieces=[_rounded(when - sent) for when in reply.pieces],
+            tokens=reply.tokens,
+            counted=reply.counts,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            steps=reply.tokens / accepted if accepted else 0.0,
+            drafted=speculation.get("drafted") or 0,
+        )
+        return answered, reply.text
+
+
+class _LoadMeter:
+    """Counts conversations, or seconds for loads with a duration."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self.tokens = 0
+        self._total = self._done = self._before = 0.0
+        self._since: float | None = None  # when a trial with a duration began
+
+    def begin(self, loads: Sequence[Arrivals]) -> None:
+        self._total = sum(load.requests or load.duration or 0.0 for load in loads)
+        self._tell()
+
+    def trial(self, load: Arrivals) -> None:
+        self._before = self._done
+        self._since = asyncio.get_running_loop().time() if load.duration is not None else None
+
+    def advance(self) -> None:
+        if self._since is None:
+            self._done += 1
+        else:
+            self._done = self._before + asyncio.get_running_loop().time() - self._since
+        self._tell()
+
+    def end(self, load: Arrivals) -> None:
+        self._done = self._before + (load.requests or load.duration or 0.0)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._progress(int(min(self._done, self._total)), math.ceil(self._total), self.tokens)
+
+
+def _rounded(seconds: float) -> float:
+    """Round to microseconds, so that files stay small."""
+    return round(seconds, 6)
+
+
+def _rotated(targets: Sequence[LoadTarget], first: int) -> list[LoadTarget]:
+    """Return the targets, starting with number `first`, cyclically."""
+    first %= len(targets)
+    return [*targets[first:], *targets[:first]]

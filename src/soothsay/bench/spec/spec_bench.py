@@ -1,0 +1,331 @@
+"""`soothsay bench spec`: plain decoding and each drafter answer every question, in turns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from soothsay import __version__
+from soothsay.bench.journal import Journal
+from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
+from soothsay.bench.spec.questions import Question
+from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
+from soothsay.bench.texts import QUESTION
+from soothsay.config import EngineConfig
+from soothsay.core.params import SamplingParams
+from soothsay.core.sampling import derive_seed
+from soothsay.drafters.registry import REGISTRY, DrafterSpec, build_drafter
+from soothsay.drafters.spec import Composed, Named, parse
+from soothsay.errors import DrafterError, RequestError, SoothsayError
+from soothsay.llm import LLM
+from soothsay.machine import processor_name
+from soothsay.tokenizer import Message
+
+WARM_UP_TOKENS = 48
+
+Progress = Callable[[int, int, int], None]
+"""Called with the number of answers so far, their final number, and the tokens made by this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPlan:
+    """What to measure.
+
+    Args:
+        drafters: by their names in reports. Plain decoding is always measured too.
+        temperatures: sampling temperatures, one after the other.
+        batches: batch sizes, one after the other.
+        rounds: number of times that each question is asked; times are medians.
+        max_tokens: largest number of tokens of an answer.
+        seed: the answers' seeds are derived from it.
+        carry: whether drafters keep what they learn from one question to the next, within a round.
+    """
+
+    drafters: Mapping[str, DrafterSpec]
+    temperatures: Sequence[float] = (0.0,)
+    batches: Sequence[int] = (1,)
+    rounds: int = 1
+    max_tokens: int = 128
+    seed: int = 0
+    carry: bool = False
+
+
+def serving(batch: int, max_tree: int, max_context: int | None = None) -> EngineConfig:
+    """Return the configuration of an engine for `SpecBench`, for batches of at most `batch` questions.
+
+    Prefix caching is off, so that no contender profits from a prompt that another has read.
+    """
+    return EngineConfig(
+        max_requests=batch,
+        max_tree=max_tree,
+        max_context=max_context,
+        max_rows=max(EngineConfig.max_rows, batch * max_tree),
+        prefix_caching=False,
+    )
+
+
+class SpecBench:
+    """Measures what a plan says.
+
+    Each task's questions are split into groups of one batch. Every contender answers the first turns of a
+    group; the contender that starts rotates. Then every contender answers the second turns, after plain
+    decoding's answers to the first turns. Before each answer, drafters forget what they learnt from others.
+
+    Args:
+        llm: the target's engine, configured by `serving`, without other requests.
+        questions: see `read_questions`.
+        plan: what to measure.
+        others: contenders besides the drafters. Their answers are not compared.
+        about: further conditions, such as the model's name.
+        path: the file for results; an existing file with the same conditions is continued.
+        progress: see `Progress`.
+
+    Raises:
+        DrafterError: a drafter's name is unknown or malformed, or no drafter can be built.
+        RequestError: the engine has prefix caching, or takes fewer requests than the largest batch; or two
+            questions have the same number.
+        SoothsayError: the file has other conditions.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        questions: Sequence[Question],
+        plan: SpecPlan,
+        *,
+        others: Sequence[Contender] = (),
+        about: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+        progress: Progress = lambda *_: None,
+    ):
+        if llm.config.prefix_caching:
+            raise RequestError("build the LLM with prefix_caching=False: what is cached would not be timed")
+        if len({question.number for question in questions}) < len(questions):
+            raise RequestError("questions need numbers of their own, by which they are known")
+        if llm.config.max_requests < max(plan.batches):
+            raise RequestError(f"build the LLM with max_requests={max(plan.batches)}, the largest batch")
+        self.llm, self.questions, self.plan = llm, questions, plan
+        drafted, left_out = _build(llm, {PLAIN: PLAIN, **plan.drafters})
+        self.contenders: list[Contender] = [*drafted, *others]
+        self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
+        self._meter = _AnswerMeter(progress)
+        self._refusal: RequestError | None = None  # of the last question that did not fit into the context
+
+    def run(self) -> SpecResults:
+        """Measure what is not in the file yet. Raises `RequestError` if no question fits into the context."""
+        plan = self.plan
+        settings = [
+            (temperature, batch, number)
+            for temperature in plan.temperatures
+            for batch in plan.batches
+            for number in range(1, plan.rounds + 1)
+        ]
+        turns = sum(len(question.turns) for question in self.questions)
+        self._meter.begin(turns * len(self.contenders) * len(settings))
+        if any(self._lacks(setting) for setting in settings):
+            self._warm_up()
+        for setting in settings:
+            self._round(setting)
+        if not self.results.rows():
+            raise RequestError(f"none of {len(self.questions)} questions can be answered: {self._refusal}")
+        return self.results
+
+    def _conditions(self, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
+        asked = json.dumps([(question.number, question.turns) for question in self.questions])
+        return {
+            **about,
+            "contenders": [contender.name for contender in self.contenders],
+            "left_out": left_out,
+            "questions": len(self.questions),
+            "questions_digest": hashlib.blake2b(asked.encode(), digest_size=4).hexdigest(),
+            "max_tokens": self.plan.max_tokens,
+            "seed": self.plan.seed,
+            "carry": self.plan.carry,
+            "nodes": self.llm.config.max_tree,
+            "max_context": self.llm.config.max_context,
+            "threads": torch.get_num_threads(),
+            "processor": processor_name(),
+            "soothsay": __version__,
+        }
+
+    def _warm_up(self) -> None:
+        """Let every contender answer once, since a first answer also allocates and compiles."""
+        messages: tuple[Message, ...] = ({"role": "user", "content": QUESTION},)
+        asked = self._asked(messages, SamplingParams(temperature=0, max_tokens=WARM_UP_TOKENS, seed=0))
+        if asked is not None:
+            for contender in self.contenders:
+                contender.answer([asked])
+
+    def _round(self, setting: Setting) -> None:
+        """Measure all questions at one setting.
+
+        The file does not hold what drafters carry along, so an incomplete round with `carry` starts again.
+        """
+        anew = self.plan.carry and self._lacks(setting)
+        if anew:
+            for contender in self.contenders:
+                contender.reset()
+        for place, group in enumerate(_groups(self.questions, setting[1])):
+            self._group(setting, group, place, anew)
+
+    def _lacks(self, setting: Setting) -> bool:
+        """Return whether a measurement of this setting is missing."""
+        keys = (key for group in _groups(self.questions, setting[1]) for key in _keys(setting, group))
+        return any(self.results.get(key) is None for key in keys)
+
+    def _group(self, setting: Setting, group: Sequence[Question], place: int, anew: bool) -> None:
+        """Measure a group turn by turn. Turns in the file are measured again only if `anew`."""
+        said: dict[Question, list[Message]] = {question: [] for question in group}
+        for turn, key in enumerate(_keys(setting, group)):
+            said = {question: messages for question, messages in said.items() if len(question.turns) > turn}
+            for question, messages in said.items():
+                messages.append({"role": "user", "content": question.turns[turn]})
+            lap = None if anew else self.results.get(key)
+            if lap is None:
+                lap = self._lap(setting, group, turn, said, place)
+                self.results.add(lap)
+            else:
+                self._meter.advance(len(lap.answered) * len(self.contenders), 0)
+            self._meter.drop(lap.left_out * len(self.contenders))
+            said = {
+                question: messages for question, messages in said.items() if question.number in lap.answered
+            }
+            for question, messages in said.items():
+                answer = self.results.plain(setting[0], question.number, turn)
+                messages.append({"role": "assistant", "content": answer.text if answer else ""})
+
+    def _lap(
+        self,
+        setting: Setting,
+        group: Sequence[Question],
+        turn: int,
+        said: Mapping[Question, Sequence[Message]],
+        place: int,
+    ) -> Lap:
+        asked: dict[Question, AskedTurn] = {}
+        for question, messages in said.items():
+            seed = derive_seed(self.plan.seed + question.number, turn)
+            params = SamplingParams(temperature=setting[0], max_tokens=self.plan.max_tokens, seed=seed)
+            if one := self._asked(messages, params):
+                asked[question] = one
+        runs, answers = self._answers([*asked.values()], (place + setting[2]) % len(self.contenders))
+        numbers = [question.number for question in asked]
+        known = [self.results.plain(setting[0], number, turn) for number in numbers]
+        plain = [old or new for old, new in zip(known, answers.get(PLAIN) or (), strict=True)]
+        return Lap(
+            *setting,
+            task=group[0].task,
+            group=[question.number for question in group],
+            turn=turn,
+            answered=numbers,
+            left_out=sum(len(question.turns) - turn for question in said if question not in asked),
+            runs={name: _compared(run, answers.get(name), plain) for name, run in runs.items()},
+            answers=[] if all(known) else [answer.token_ids for answer in plain],
+            texts=[] if all(known) else [answer.text for answer in plain],
+        )
+
+    def _answers(
+        self, asked: Sequence[AskedTurn], first: int
+    ) -> tuple[dict[str, RunTimes], dict[str, list[TurnAnswer]]]:
+        """Let all contenders answer, starting with number `first`. Returns times and answers by name."""
+        runs: dict[str, RunTimes] = {}
+        answers: dict[str, list[TurnAnswer]] = {}
+        for contender in (*self.contenders[first:], *self.contenders[:first]) if asked else ():
+            if not self.plan.carry:
+                contender.reset()
+            runs[contender.name], said = contender.answer(asked)
+            if said is not None:
+                answers[contender.name] = said
+            self._meter.advance(len(asked), runs[contender.name].tokens)
+        return {contender.name: runs[contender.name] for contender in self.contenders if asked}, answers
+
+    def _asked(self, messages: Sequence[Message], params: SamplingParams) -> AskedTurn | None:
+        """Return a turn as a request, or None if it does not fit into the context."""
+        prompt = encode(PromptEntry(tuple(messages)), self.llm)
+        try:
+            self.llm.stream(prompt, params, drafter=PLAIN).cancel()
+        except RequestError as refusal:
+            self._refusal = refusal
+            return None
+        return AskedTurn(tuple(messages), prompt, params)
+
+
+@dataclass(slots=True)
+class _AnswerMeter:
+    progress: Progress
+    total: int = 0
+    done: int = 0
+    tokens: int = 0
+
+    def begin(self, total: int) -> None:
+        self.total = total
+        self._tell()
+
+    def advance(self, answers: int, tokens: int) -> None:
+        self.done += answers
+        self.tokens += tokens
+        self._tell()
+
+    def drop(self, answers: int) -> None:
+        self.total -= answers
+        self._tell()
+
+    def _tell(self) -> None:
+        self.progress(self.done, self.total, self.tokens)
+
+
+def _build(llm: LLM, specs: Mapping[str, DrafterSpec]) -> tuple[list[DrafterContender], dict[str, str]]:
+    """Build drafters. Returns contenders, and the reasons why other drafters cannot be built.
+
+    Raises `DrafterError` for unknown names, before anything is built, and if only plain decoding can be
+    built although other drafters were named.
+    """
+    for spec in specs.values():
+        if isinstance(spec, str):
+            _check_names(parse(spec))
+    built, left_out = list[DrafterContender](), dict[str, str]()
+    for name, spec in specs.items():
+        try:
+            built.append(DrafterContender(name, llm, build_drafter(spec, llm.engine.target)))
+        except SoothsayError as error:
+            left_out[name] = str(error)
+    if len(built) == 1 and left_out:
+        raise DrafterError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
+    return built, left_out
+
+
+def _check_names(spec: Named | Composed) -> None:
+    if isinstance(spec, Composed):
+        for part in spec.parts:
+            _check_names(part)
+    elif spec.name not in REGISTRY:
+        raise DrafterError(f"drafter {spec.name!r} is unknown; choose from {', '.join(REGISTRY)}")
+
+
+def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]]:
+    """Yield groups of at most `size` questions of one task."""
+    for task in dict.fromkeys(question.task for question in questions):
+        own = [question for question in questions if question.task == task]
+        for begin in range(0, len(own), size):
+            yield own[begin : begin + size]
+
+
+def _keys(setting: Setting, group: Sequence[Question]) -> list[Key]:
+    """Return the keys of a group's laps, turn by turn."""
+    return [
+        (setting, group[0].number, turn) for turn in range(max(len(question.turns) for question in group))
+    ]
+
+
+def _compared(run: RunTimes, answers: Sequence[TurnAnswer] | None, plain: Sequence[TurnAnswer]) -> RunTimes:
+    if answers is None:
+        return run
+    pairs = zip(answers, plain, strict=True)
+    return replace(run, different=sum(own.token_ids != other.token_ids for own, other in pairs))

@@ -1,0 +1,259 @@
+"""The measurements of Spec-Bench, and the scores computed from them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from soothsay.bench.journal import Journal
+from soothsay.bench.spec.contenders import RunTimes, TurnAnswer, added
+from soothsay.errors import SoothsayError
+
+PLAIN = "none"
+OVERALL = "overall"
+
+Setting = tuple[float, int, int]
+"""Temperature, batch, round."""
+
+Key = tuple[Setting, int, int]
+"""A setting, the first question of a group, and a turn: together they identify a `Lap`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One turn of a group of questions, answered by all contenders one after the other."""
+
+    temperature: float
+    batch: int  # questions in a group, answered at once; a task's last group may have fewer
+    round: int  # from 1
+    task: str
+    group: list[int]  # numbers of the questions
+    turn: int  # from 0
+    answered: list[int]  # questions of the group that have this turn, and room for it in the context
+    left_out: int  # turns without room in the context, and the turns after them
+    runs: dict[str, RunTimes]  # by contender
+    answers: list[list[int]] = field(default_factory=list)  # plain decoding's; empty if already known
+    texts: list[str] = field(default_factory=list)  # the same answers as text
+
+    @property
+    def key(self) -> Key:
+        """Identifies the lap in the journal."""
+        return (self.temperature, self.batch, self.round), self.group[0], self.turn
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A contender's results in a task. Speed-ups are relative to plain decoding in the same laps."""
+
+    answers: int
+    different: int | None  # answers that differ from plain decoding's: must be 0. None: not compared
+    rate: float  # tokens a second, the mean over questions
+    decode_rate: float  # the same, after the first token
+    speedup: float  # ratio of `rate`, as on the Spec-Bench leaderboard
+    median_speedup: float  # median over questions of the ratio of rates
+    decode_speedup: float  # ratio of `decode_rate`
+    cpu_speedup: float  # as `speedup`, in this process's CPU time; 0: unknown
+    cpu_share: float  # CPU time of this process as a share of the time that passed
+    accepted: float  # tokens a step, with the bonus token, without prefill; 0: unknown
+    drafted: float  # draft tokens a step
+    phases: Mapping[str, float]  # milliseconds a token: prefill, draft, verify, other
+    by_depth: Sequence[float]  # share of steps that accepted a draft token at depth 1, 2, ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRow:
+    """The scores of a contender at one temperature and batch size."""
+
+    name: str
+    temperature: float
+    batch: int
+    scores: Mapping[str, Score]  # by task; all tasks together under `OVERALL`
+
+    @property
+    def overall(self) -> Score:
+        """The score over all tasks together."""
+        return self.scores[OVERALL]
+
+
+class SpecResults:
+    """The laps of a journal. Raises `SoothsayError` if an entry is not a lap."""
+
+    def __init__(self, journal: Journal):
+        self.journal = journal
+        self._laps: dict[Key, Lap] = {}
+        self._plain: dict[tuple[float, int, int], TurnAnswer] = {}
+        for entry in journal.entries:
+            try:
+                runs = {name: RunTimes(**run) for name, run in entry["runs"].items()}
+                self._keep(Lap(**{**entry, "runs": runs}))
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                raise SoothsayError(f"measurements of 'bench spec' are expected ({error!r})") from None
+
+    @classmethod
+    def read(cls, path: Path) -> SpecResults:
+        """Read a results file. Raises `SoothsayError` if the file holds something else."""
+        try:
+            return cls(Journal.read(path))
+        except SoothsayError as error:
+            raise SoothsayError(f"{path}: {error}") from None
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The conditions of the whole measurement: options, versions and machine."""
+        return self.journal.conditions
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Drafters that could not be built, with the reasons."""
+        return dict(self.conditions.get("left_out", {}))
+
+    @property
+    def skipped(self) -> int:
+        """Number of turns without room in the context, and of turns after them, over all temperatures."""
+        first = min((lap.batch for lap in self._laps.values()), default=1)
+        return sum(lap.left_out for lap in self._laps.values() if (lap.batch, lap.round) == (first, 1))
+
+    def get(self, key: Key) -> Lap | None:
+        """Return the lap with this key, or None if it was not measured."""
+        return self._laps.get(key)
+
+    def add(self, lap: Lap) -> None:
+        """Add a lap, and append it to the journal's file."""
+        self._keep(lap)
+        self.journal.add(asdict(lap))
+
+    def plain(self, temperature: float, question: int, turn: int) -> TurnAnswer | None:
+        """Return plain decoding's answer, which all contenders' answers must equal. None: not known."""
+        return self._plain.get((temperature, question, turn))
+
+    def _keep(self, lap: Lap) -> None:
+        self._laps[lap.key] = lap
+        for question, ids, text in zip(lap.answered, lap.answers, lap.texts, strict=False):
+            self._plain.setdefault((lap.temperature, question, lap.turn), TurnAnswer(ids, text))
+
+    def rows(self) -> list[SpecRow]:
+        """Return a row for each temperature, batch size and contender, plain decoding first."""
+        settings = dict.fromkeys((lap.temperature, lap.batch) for lap in self._laps.values())
+        return [
+            SpecRow(name, temperature, batch, scores)
+            for temperature, batch in settings
+            for name, scores in self._scores(temperature, batch).items()
+        ]
+
+    def _scores(self, temperature: float, batch: int) -> dict[str, dict[str, Score]]:
+        """Compute scores by contender and task."""
+        groups: dict[str, dict[int, list[Lap]]] = defaultdict(lambda: defaultdict(list))
+        for lap in self._laps.values():
+            if (lap.temperature, lap.batch) == (temperature, batch) and lap.runs:
+                groups[lap.task][lap.group[0]].append(lap)
+        tasks = {task: [*of.values()] for task, of in groups.items()}
+        tasks[OVERALL] = [laps for of in groups.values() for laps in of.values()]
+        names = {name: None for laps in tasks[OVERALL] for lap in laps for name in lap.runs}
+        return {name: {task: _score(laps, name) for task, laps in tasks.items()} for name in names}
+
+
+def _score(questions: Sequence[Sequence[Lap]], name: str) -> Score:
+    """Compute the score of one contender. `questions` holds each question's laps, of all turns and rounds."""
+    own, plain = ([_Taken.of(laps, who) for laps in questions] for who in (name, PLAIN))
+    runs = [lap.runs[name] for laps in questions for lap in laps]
+    compared = [run.different for run in runs if run.different is not None]
+    rate, plain_rate = _means(own, plain, _Taken.rate)
+    decode_rate, plain_decode_rate = _means(own, plain, _Taken.decode_rate)
+    cpu_rate, plain_cpu_rate = _means(own, plain, _Taken.cpu_rate)
+    answers, steps = sum(run.answers for run in runs), sum(run.steps for run in runs)
+    behind = sum(run.tokens - run.first for run in runs)
+    tokens = sum(taken.tokens for taken in own)
+    return Score(
+        answers=answers,
+        different=sum(compared) if compared else None,
+        rate=rate,
+        decode_rate=decode_rate,
+        speedup=_ratio(rate, plain_rate),
+        median_speedup=statistics.median(_ratio(a.rate(), b.rate()) for a, b in zip(own, plain, strict=True)),
+        decode_speedup=_ratio(decode_rate, plain_decode_rate),
+        cpu_speedup=_ratio(cpu_rate, plain_cpu_rate),
+        cpu_share=_ratio(sum(taken.cpu for taken in own), sum(taken.seconds for taken in own)),
+        accepted=_ratio(behind, steps - answers) if steps > answers else float(steps > 0),
+        drafted=_ratio(sum(run.drafted for run in runs), steps),
+        phases={
+            phase: 1e3 * _ratio(sum(getattr(taken, phase) for taken in own), tokens)
+            for phase in ("prefill", "draft", "verify", "other")
+        },
+        by_depth=[_ratio(count, steps) for count in added([run.accepted_at for run in runs])],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Tokens and times of a question: sums over turns of medians over rounds, in seconds."""
+
+    tokens: int
+    ahead: int  # tokens that prefill gave, included in `tokens`
+    seconds: float
+    cpu: float
+    prefill: float
+    draft: float
+    verify: float
+
+    @property
+    def other(self) -> float:
+        """Time of scheduling, text and everything else after the first token."""
+        return max(self.seconds - self.prefill - self.draft - self.verify, 0.0)
+
+    def rate(self) -> float:
+        """Tokens a second."""
+        return _ratio(self.tokens, self.seconds)
+
+    def decode_rate(self) -> float:
+        """Tokens a second after the first token; 0 if there are none."""
+        return _ratio(self.tokens - self.ahead, self.seconds - self.prefill)
+
+    def cpu_rate(self) -> float:
+        """Tokens a second of CPU time."""
+        return _ratio(self.tokens, self.cpu)
+
+    @classmethod
+    def of(cls, laps: Sequence[Lap], name: str) -> _Taken:
+        turns: dict[int, list[RunTimes]] = defaultdict(list)
+        for lap in laps:
+            turns[lap.turn].append(lap.runs[name])
+
+        def total(part: Callable[[RunTimes], float]) -> float:
+            return sum(statistics.median(part(run) for run in runs) for runs in turns.values())
+
+        return cls(
+            tokens=sum(runs[0].tokens for runs in turns.values()),
+            ahead=sum(runs[0].ahead for runs in turns.values()),
+            seconds=total(lambda run: run.seconds),
+            cpu=total(lambda run: run.cpu),
+            prefill=total(lambda run: run.prefill),
+            draft=total(lambda run: run.draft),
+            verify=total(lambda run: run.verify),
+        )
+
+
+def _means(
+    own: Sequence[_Taken], plain: Sequence[_Taken], rate: Callable[[_Taken], float]
+) -> tuple[float, float]:
+    """Return the means of two rates, over the questions where both are above 0.
+
+    A decode rate is 0 if the whole answer comes with its first token.
+    """
+    pairs = [pair for one, other in zip(own, plain, strict=True) if all(pair := (rate(one), rate(other)))]
+    return (
+        (statistics.mean(a for a, _ in pairs), statistics.mean(b for _, b in pairs)) if pairs else (0.0, 0.0)
+    )
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 0.0
+
+
+def by_setting(rows: Sequence[SpecRow]) -> Iterator[tuple[tuple[float, int], list[SpecRow]]]:
+    """Group rows by temperature and batch size."""
+    for setting in dict.fromkeys((row.temperature, row.batch) for row in rows):
+        yield setting, [row for row in rows if (row.temperature, row.batch) == setting]

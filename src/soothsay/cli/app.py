@@ -1,0 +1,83 @@
+"""The list of all commands, and the entry point of the command `soothsay`.
+
+Commands import torch when they run, not before, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from soothsay.cli.bench.bench_app import bench
+from soothsay.cli.chat import chat
+from soothsay.cli.datastore import datastore
+from soothsay.cli.demo import demo
+from soothsay.cli.generate import generate
+from soothsay.cli.grow import grow
+from soothsay.cli.inspect import inspect
+from soothsay.cli.keys import keys
+from soothsay.cli.quantize import quantize
+from soothsay.cli.serve import serve
+from soothsay.cli.terminal import report
+from soothsay.cli.train.train_app import train
+from soothsay.cli.verify import verify
+from soothsay.errors import SoothsayError
+
+
+class _Commands(TyperGroup):
+    """Reports a `SoothsayError` as one line, with exit code 2. Typer handles Ctrl-C and closed pipes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SoothsayError as error:
+            report(error)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    name="soothsay",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, chat, serve, demo, inspect, quantize, grow, verify):
+    app.command()(command)
+app.add_typer(train, name="train")
+app.add_typer(datastore, name="datastore")
+app.add_typer(keys, name="keys")
+app.add_typer(bench, name="bench")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from soothsay import __version__
+
+        print(f"soothsay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _soothsay(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Speculative decoding that never changes a word."""
+
+
+def main() -> None:
+    """Run the command line.
+
+    Exit codes: 0; 1 if answers differ (demo, verify); 2 for bad input; 130 for Ctrl-C.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # print "?" for a character that the terminal does not have
+            stream.reconfigure(errors="replace")
+    app()

@@ -1,0 +1,54 @@
+"""Options that several benchmarks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+
+from soothsay.config import DType
+from soothsay.files import write_text
+
+DTypesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype", help="Element type of linear layers' weights; may be repeated.", show_default="bfloat16"
+    ),
+]
+
+MarkdownOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown",
+        dir_okay=False,
+        allow_dash=True,
+        help="Write the table as Markdown to this file; '-': print it.",
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        dir_okay=False,
+        help="Write one self-contained page with tables and charts (needs matplotlib).",
+    ),
+]
+
+
+def write_markdown(text: str, path: Path) -> None:
+    """Write text to a file, or print it if the path is "-"."""
+    if path == Path("-"):
+        print(text)
+    else:
+        write_text(path, text + "\n")
+
+
+def known_dtypes(names: Sequence[str] | None) -> list[DType]:
+    """Check the names, or return the default. Raises `typer.BadParameter`; typer itself checks no lists."""
+    names = names or ["bfloat16"]
+    for name in names:
+        if name not in get_args(DType):
+            raise typer.BadParameter(f"--dtype {name}: choose from {', '.join(get_args(DType))}")
+    return [cast(DType, name) for name in names]

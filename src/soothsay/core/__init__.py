@@ -1,0 +1,1 @@
+"""The ground types of a step: request, tree, batch, cache, sampling, verification."""

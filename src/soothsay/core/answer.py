@@ -1,0 +1,144 @@
+"""An answer: its tokens, statistics and text. It needs no torch, since the server's process imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from soothsay.core.params import SamplingParams
+from soothsay.tokenizer import Detokenizer, Tokenizer
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # an end token, or a stop token or string
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"
+    ERROR = "error"  # the request failed; the result says why
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities under the model itself, before any sampling parameter."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]  # the likeliest tokens, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of an answer as it is streamed."""
+
+    token: int
+    text: str  # text that is now final; may be empty, or come from several tokens
+    drafter: str | None = None  # the drafter that proposed the token; None: the target alone
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a drafter proposed the token."""
+        return self.drafter is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step of one answer: the draft tree, the drafter of each node, and the accepted path.
+
+    Lists are indexed by node; node 0 is the root, the last token before the step. The step emits the
+    tokens of `path` and then `bonus`; an answer may end before the last of them.
+    """
+
+    tokens: list[int]
+    parents: list[int]  # -1 for the root; else a smaller number
+    authors: list[str | None]  # names of drafters; None for the root
+    path: list[int]  # accepted nodes below the root, in order
+    bonus: int  # the token that the target added itself
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Statistics of speculation for one answer. Lists are indexed by depth, from the first draft token on."""
+
+    steps: int = 0  # forward passes of the target that emitted tokens
+    emitted: int = 0  # tokens, including the bonus token of each step
+    first: int = 0  # tokens of the first step, which reads the prompt
+    drafted: int = 0  # nodes verified, roots not counted
+    accepted: int = 0  # draft tokens accepted
+    drafted_at: list[int] = field(default_factory=list)  # steps whose tree reached this depth
+    accepted_at: list[int] = field(default_factory=list)  # steps that accepted a token at this depth
+    accepted_by: dict[str, list[int]] = field(default_factory=dict)  # the same, by drafter
+
+    @property
+    def mean_accepted(self) -> float:
+        """Acceptance length: tokens a step, including the bonus token. Plain decoding has 1.0."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def behind_prompt(self) -> tuple[int, int]:
+        """Tokens and steps without the first step, for which most drafters know nothing."""
+        return self.emitted - self.first, max(self.steps - 1, 0)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """By depth: accepted steps as a share of the steps that drafted this deep."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
+
+    def record(self, drafted: int, depth: int, authors: Sequence[str], emitted: int) -> None:
+        """Count one step with a tree of `drafted` nodes and this depth.
+
+        Args:
+            drafted: nodes, the root not counted.
+            depth: of the deepest node.
+            authors: the drafter of each draft token that was accepted and emitted, in order.
+            emitted: tokens, drafted or not.
+        """
+        if self.steps == 0:
+            self.first = emitted
+        self.steps += 1
+        self.emitted += emitted
+        self.drafted += drafted
+        self.accepted += len(authors)
+        for counts in (self.drafted_at, self.accepted_at):
+            counts.extend([0] * (depth - len(counts)))
+        for level in range(depth):
+            self.drafted_at[level] += 1
+        for level, author in enumerate(authors):
+            self.accepted_at[level] += 1
+            own = self.accepted_by.setdefault(author, [])
+            own.extend([0] * (level + 1 - len(own)))
+            own[level] += 1
+
+
+class AnswerText:
+    """Turns the tokens of an answer into text, up to the first stop string. Without a tokenizer, no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams):
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt)
+        self._stops = tuple(params.stop)
+        self._held = ""  # may begin a stop string, so it is not final yet
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int | None, *, final: bool, may_stop: bool) -> str:
+        """Add a token (None: a token without text). Returns the text that is now final."""
+        if self._detokenizer is None:
+            return ""
+        self._held += self._detokenizer.push([] if token is None else [token], final=final)
+        starts = [at for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
+        if starts:
+            self.stopped = True
+            certain = min(starts)
+        elif final:
+            certain = len(self._held)
+        else:
+            certain = len(self._held) - max((self._overlap(stop) for stop in self._stops), default=0)
+        out, self._held = self._held[:certain], self._held[certain:]
+        self.text += out
+        return out
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that `stop` begins with."""
+        return next((n for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n])), 0)

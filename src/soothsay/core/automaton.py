@@ -1,0 +1,83 @@
+"""A suffix automaton as its users see it: it reads texts, and finds the longest string that it has read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from soothsay.core.tree import DraftTree
+
+ROOT = 0
+
+Tokens = npt.NDArray[np.int64]
+
+Place = tuple[int, int]
+"""A string in an automaton: its state and its length in tokens."""
+
+Start = tuple["Automaton", float, Place]
+"""A match from which a tree grows: an automaton, a match length, and the longest match of the text. At that
+match length, half of a lone occurrence is believed."""
+
+NOWHERE: Place = (ROOT, 0)
+"""The empty string."""
+
+
+class Reading:
+    """How far an automaton has read a text.
+
+    Attributes:
+        end: the state of the whole text. Its link is the longest suffix that occurs elsewhere.
+        counted: the state of the longest suffix whose occurrences are counted.
+    """
+
+    __slots__ = ("counted", "end")
+
+    def __init__(self) -> None:
+        self.end = self.counted = ROOT
+
+
+class Automaton(Protocol):
+    """Recognises every substring of the texts that it has read, and counts the occurrences of short ones.
+
+    It reads token by token, in amortized constant time. Strings that end at the same places share a state;
+    there are at most two states for each token. Blumer et al. 1985, "The smallest automaton recognizing the
+    subwords of a text"; for several texts, Mohri, Moreno and Weinstein 2009, "General suffix automaton
+    construction algorithm and space bounds".
+
+    Attributes:
+        counted: length of the longest strings whose occurrences are counted, in tokens. A limit is needed,
+            since each token adds an occurrence to all suffixes of its text. A match has at most
+            `counted - 1` tokens, so that its followers are counted too.
+        size: tokens that have been read.
+    """
+
+    counted: int
+    size: int
+
+    def read(self, text: Reading, tokens: Tokens) -> None:
+        """Append tokens to a text. Texts may be read in turns."""
+
+    def follow(self, place: Place, tokens: Tokens) -> Place:
+        """The longest known suffix of a string with `tokens` appended.
+
+        Args:
+            place: the longest known suffix of the string. The automaton may have read more texts since.
+            tokens: what follows the string.
+        """
+
+    def repeated(self, text: Reading) -> Place:
+        """The longest suffix of a text that also occurs elsewhere."""
+
+    @staticmethod
+    def grow(tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int) -> None:
+        """Add the likeliest followers of some matches, as `soothsay.drafters.lookup.backoff.grow` does.
+
+        Args:
+            tree: has only its root.
+            starts: at least one; their automata are of this class.
+            nodes: maximum size of the tree, the root included.
+            depth: maximum depth of the tree.
+        """

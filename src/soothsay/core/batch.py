@@ -1,0 +1,195 @@
+"""One forward pass over many requests: their rows packed end to end, and the keys that each row attends to.
+
+A request contributes its pending tokens, which have no KV yet, and a draft tree below the last of them. There
+is no prefill, decode or verify phase: a prefill chunk is many tokens without a tree, and plain decoding is
+one token with a tree of one node.
+
+Example: a request has KV for 5 tokens and 2 pending tokens, a and b. Its tree has the children c and d of the
+root b, and the child e of c. With `start` 5, `ctx` is 6:
+
+    row       0   1   2   3   4
+    token     a   b   c   d   e
+    node      -   0   1   2   3
+    offset    5   6   7   8   9     where its KV goes
+    position  5   6   7   7   8     for the rotary embedding
+    logits    no  yes yes yes yes
+
+Besides the 5 cached tokens, row 3 sees a b d and row 4 sees a b c e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from soothsay.core.paths import FlatPaths, Lanes, Path, stack_paths
+from soothsay.core.tree import DraftTree
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one request in a pass.
+
+    With `ctx = start + len(tokens) - 1`, the root's KV offset: token j of `tokens` has offset and position
+    `start + j`; node i of the tree has offset `ctx + i` and position `ctx + depth(i)`.
+    """
+
+    tokens: IntArray  # [p] pending tokens, committed and without KV; the last is the root
+    start: int  # number of tokens that have KV
+    table: IntArray | None = None  # the request's KV blocks; None: keys and values live within the pass
+    tree: DraftTree | None = None  # None: no logits are wanted
+    first: int = 1  # nodes before this one have KV (a tree grown level by level)
+    first_key: int = 0  # the first offset whose key is visible to these rows; at most `start`
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows in the pass."""
+        return len(self.tokens) + (0 if self.tree is None else len(self.tree) - self.first)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N rows of R requests, ready for `Transformer.forward`. Index tensors serve all layers."""
+
+    tokens: Tensor  # [N] int64
+    positions: Tensor  # [N] int64, for the rotary embedding
+    slots: Tensor  # [N] int64, where each row's KV goes
+    logit_rows: Tensor  # [M] int64, rows of tree nodes, the roots included
+    spans: tuple[tuple[int, int], ...]  # each request's part of the logit rows
+    paths: tuple[Path, ...]  # keys of the rows; the properties below are layouts of them, made on demand
+    num_slots: int  # size of the smallest pool with all slots in use here
+    group: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def pack(
+        cls,
+        requests: Sequence[Rows],
+        *,
+        block_size: int = 1,
+        group: int = 1,
+        windows: Sequence[int | None] = (None,),
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Lay out the rows of `requests` one after the other.
+
+        Args:
+            requests: at least one row in all.
+            block_size: slots of a KV block.
+            group: query heads that share a key head.
+            windows: the sliding windows of the model's layers; None: no window.
+            device: of the index tensors.
+        """
+        packer = _Packer(block_size)
+        for request in requests:
+            packer.add(request)
+        return packer.finish(group, tuple(windows), torch.device(device))
+
+    @property
+    def lanes(self) -> tuple[Lanes, ...]:
+        """The paths padded to rectangles, for stock operations."""
+        return self._stacked[0]
+
+    @property
+    def lane_rows(self) -> Tensor:
+        """`[N]` int64: each row's place in the lanes' concatenated rows."""
+        return self._stacked[1]
+
+    @cached_property
+    def flat(self) -> FlatPaths:
+        """The paths end to end, for native kernels."""
+        return FlatPaths.of(self.paths)
+
+    @cached_property
+    def _stacked(self) -> tuple[tuple[Lanes, ...], Tensor]:
+        return stack_paths(self.paths, len(self.tokens), self.group, self.windows, self.tokens.device)
+
+
+@dataclass(slots=True)
+class _Packer:
+    block_size: int
+    tokens: list[IntArray] = field(default_factory=list)
+    positions: list[IntArray] = field(default_factory=list)
+    slots: list[IntArray] = field(default_factory=list)
+    logit_rows: list[range] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+    num_rows: int = 0
+    num_slots: int = 0
+
+    def add(self, request: Rows) -> None:
+        if request.first_key > request.start:
+            raise ValueError(
+                f"a row at offset {request.start} sees no keys below {request.first_key}: not even its own"
+            )
+        base, pending, ctx = self.num_rows, len(request.tokens), request.start + len(request.tokens) - 1
+        positions = offsets = np.arange(request.start, ctx + 1)
+        tokens = request.tokens
+        if request.tree is not None and len(request.tree) > request.first:
+            tree, first = request.tree, request.first
+            tokens = np.concatenate([tokens, np.array(tree.tokens[first:], dtype=np.int64)])
+            positions = np.concatenate([positions, np.array(tree.depths[first:], dtype=np.int64) + ctx])
+            offsets = np.concatenate([offsets, np.arange(ctx + first, ctx + len(tree))])
+        self.num_rows += len(tokens)
+        self.tokens.append(tokens)
+        self.positions.append(positions)
+        slots = self._slots(request, base, offsets)
+        self.slots.append(slots)
+        asks = self.num_rows if request.tree is not None else base
+        self.logit_rows.append(range(base + max(pending - 1, 0) if asks > base else asks, asks))
+        if len(slots):
+            self._add_paths(request, base, ctx, positions)
+
+    def _slots(self, request: Rows, base: int, offsets: IntArray) -> IntArray:
+        if request.table is None:
+            return offsets + base
+        return request.table[offsets // self.block_size] * self.block_size + offsets % self.block_size
+
+    def _add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
+        """Add a path for each leaf of the tree. A node on several paths is a row of the first one."""
+        tree, pending, first, hidden = request.tree, len(request.tokens), request.first, request.first_key
+        size = 1 if tree is None else len(tree)
+        slots = self._slots(request, base, np.arange(hidden, ctx + size))
+        self.num_slots = max(self.num_slots, int(slots.max()) + 1)
+        positions = positions - hidden  # a path starts at the first visible key
+        if tree is None or size == max(tree.depths) + 1:  # a chain
+            keys = slots[: int(positions[-1]) + 1]
+            self.paths.append(Path(range(base, base + len(positions)), positions, keys))
+            return
+        context, nodes = slots[: ctx - hidden + 1], slots[ctx - hidden :]
+        placed = set(range(first))
+        lead, shared = range(pending), 0  # pending tokens are rows of the first path
+        for path in tree.paths():
+            new = [node for node in path if node not in placed]
+            placed.update(new)
+            rows = [*lead, *(pending + node - first for node in new)]
+            lead = range(0)
+            if rows:
+                keys = np.concatenate([context, nodes.take(path[1:])])
+                self.paths.append(Path([base + row for row in rows], positions.take(rows), keys, shared))
+                shared = len(context)
+
+    def finish(self, group: int, windows: tuple[int | None, ...], device: torch.device) -> Batch:
+        def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
+            return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts])).to(device)
+
+        ends = list(accumulate(len(rows) for rows in self.logit_rows))
+        return Batch(
+            tokens=tensor(self.tokens),
+            positions=tensor(self.positions),
+            slots=tensor(self.slots),
+            logit_rows=tensor(self.logit_rows),
+            spans=tuple(pairwise([0, *ends])),
+            paths=tuple(self.paths),
+            num_slots=self.num_slots,
+            group=group,
+            windows=windows,
+        )

@@ -1,0 +1,158 @@
+"""The paged KV cache: memory in slots, blocks of slots for requests, and prefixes shared between requests.
+
+`KVPool` is the memory. `BlockAllocator` knows who holds a block and what is in it. Several pools follow one
+allocator: the target's, and one for each drafter with keys of its own. A slot number means the same token in
+all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from soothsay.machine import mapped_zeros
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A copy within one request: KV at offsets `sources` goes to consecutive offsets from `start` on."""
+
+    table: IntArray
+    sources: Sequence[int]
+    start: int
+
+
+class KVPool:
+    """Keys and values of every layer, `[layers, 2 * H_kv, slots, d]`: the heads of keys come first.
+
+    The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU, a
+    pool takes memory only for the slots in use.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        num_layers, num_kv_heads, head_dim = shape
+        self.block_size = block_size
+        self.num_slots = slots = num_blocks * block_size
+        size = (num_layers, 2 * num_kv_heads, slots, head_dim)
+        on_cpu = device.type == "cpu"
+        self.data = mapped_zeros(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
+        self.layers = tuple(self.data.unbind(0))  # each [2 * H_kv, slots, d]
+
+    def commit(self, moves: Iterable[Move]) -> None:
+        """Copy the KV of accepted nodes to their final offsets, in all layers. KV in place is free."""
+        sources: list[int] = []
+        targets: list[int] = []
+        for move in moves:
+            for target, source in enumerate(move.sources, start=move.start):
+                if source != target:
+                    sources.append(self._slot(move.table, source))
+                    targets.append(self._slot(move.table, target))
+        if sources:
+            device = self.data.device
+            rows = self.data.index_select(2, torch.tensor(sources, device=device))
+            self.data.index_copy_(2, torch.tensor(targets, device=device), rows)
+
+    def _slot(self, table: IntArray, offset: int) -> int:
+        return int(table[offset // self.block_size]) * self.block_size + offset % self.block_size
+
+
+def block_digest(parent: bytes, tokens: IntArray) -> bytes:
+    """Digest of a full block: of its tokens and, through the parent's digest, of all tokens before it."""
+    return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+
+
+class BlockAllocator:
+    """Allocates blocks of `block_size` slots, counts references to them, and finds blocks by content.
+
+    A block without references keeps its content until the memory is needed. The least recently used block is
+    reused first.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, share: bool = True):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.share = share
+        self._references = [0] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks
+        self._by_digest: dict[bytes, int] = {}
+        # without content; the lowest number is allocated first
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._unused: OrderedDict[int, None] = OrderedDict()  # with content, without references; oldest first
+
+    @property
+    def num_free(self) -> int:
+        """Number of blocks that `allocate` can return."""
+        return len(self._empty) + len(self._unused)
+
+    @property
+    def num_cached(self) -> int:
+        """Number of blocks that can be found by content, in use or not."""
+        return len(self._by_digest)
+
+    def digest(self, block: int) -> bytes | None:
+        """The digest under which a block is registered; None if it is not."""
+        return self._digests[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one reference each. Raises `MemoryError` if fewer are free."""
+        if count > self.num_free:
+            raise MemoryError(f"{count} KV blocks wanted, {self.num_free} free")
+        blocks = []
+        for _ in range(count):
+            if self._empty:
+                block = self._empty.pop()
+            else:
+                block, _ = self._unused.popitem(last=False)
+                self._forget(block)
+            self._references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block. The last blocks of a prefix will be reused first."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if self._digests[block] is None:
+                    self._empty.append(block)
+                else:
+                    self._unused[block] = None
+
+    def register(self, block: int, digest: bytes) -> None:
+        """Make a full block findable. If several have the same content, `find` returns the first."""
+        if self.share and digest not in self._by_digest:
+            self._by_digest[digest] = block
+            self._digests[block] = digest
+
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The registered blocks of a prefix of `digests`, the longest one. Each gets one more reference."""
+        blocks: list[int] = []
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            self._unused.pop(block, None)
+            self._references[block] += 1
+            blocks.append(block)
+        return blocks
+
+    def _forget(self, block: int) -> None:
+        digest = self._digests[block]
+        if digest is not None:
+            del self._by_digest[digest]
+            self._digests[block] = None

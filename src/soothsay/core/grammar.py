@@ -1,0 +1,289 @@
+"""Grammars: which texts an answer may be, as masks on p.
+
+A token is allowed if the answer with it is a prefix of a text that the grammar accepts. An end token is
+allowed if the grammar accepts the answer, and only end tokens are allowed if no longer text exists. The model
+chooses how text is cut into tokens.
+
+llguidance does the work: an Earley parser over a lexer of regular expressions. This module adds what a draft
+tree needs. The mask of a node depends on the answer and the node's path alone, not on earlier calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
+
+from soothsay.core.tree import DraftTree
+from soothsay.errors import RequestError
+from soothsay.tokenizer import Tokenizer
+
+MAX_SOURCE = 1 << 18
+"""Maximum size of a grammar in characters; compiling takes about a second."""
+
+KEPT = 64
+"""Number of compiled grammars in the cache; each takes up to a few MB after long use."""
+
+MAX_LEXER_STATES = 100_000
+"""Maximum of lexer states for a grammar, 1 to 2 KB each; usual grammars have a few hundred."""
+
+WHITESPACE = r" |\n {0,32}"
+"""Whitespace allowed between JSON tokens: nothing, a space, or a line break with an indentation. Without a
+bound, an uncertain model emits whitespace for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A set of texts that an answer may be. Its class methods make one.
+
+    They raise `RequestError` for impossible arguments. A grammar is compiled when a request uses it, and
+    errors of compilation come then.
+
+    Example:
+        >>> SamplingParams(grammar=Grammar.choice(["yes", "no"]))
+    """
+
+    source: str
+    """The rules, in llguidance's JSON."""
+
+    def __post_init__(self) -> None:
+        """Raise `RequestError` for a grammar that is too large."""
+        if len(self.source) > MAX_SOURCE:
+            raise RequestError(
+                f"the grammar has {len(self.source)} characters; {MAX_SOURCE} are possible: make it shorter"
+            )
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """JSON that fits a schema, given as a mapping or as JSON text.
+
+        Properties come in the schema's order. Compilation fails for unsupported keywords. `WHITESPACE` may
+        stand between tokens, unless the schema has llguidance's own options, for example
+        `"x-guidance": {"whitespace_flexible": false}`.
+        """
+        try:
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+            if not isinstance(parsed, Mapping):
+                raise TypeError("it must be an object, such as {}")
+            usual = {} if "x-guidance" in parsed else {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+            source = json.dumps({"json_schema": {**parsed, **usual}}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"the JSON schema is not possible: {error}") from None
+        return cls(source)
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that a regular expression matches as a whole.
+
+        The syntax is that of Rust's `regex`, without inner anchors, lookaround and backreferences.
+        """
+        _check_text("regex", pattern)
+        return cls.lark(f"start: /{regex_to_lark(pattern)}/")
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """One of some texts."""
+        if isinstance(texts, str) or not texts:
+            raise RequestError(f"choice={texts!r} is not possible: give one text or more, in a list")
+        for text in texts:
+            _check_text("choice", text)
+        return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+
+    @classmethod
+    def lark(cls, rules: str) -> Grammar:
+        """A context-free grammar in llguidance's dialect of Lark. The first rule is `start`."""
+        _check_text("lark", rules)
+        return cls(json.dumps({"lark_grammar": rules}))
+
+
+class Grammars:
+    """Compiles grammars for one model, and caches those used last.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: size of the model's vocabulary. Tokens that the tokenizer lacks are never allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self._compiled = lru_cache(KEPT)(self._compile)
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """The constraint of one answer to a grammar.
+
+        Raises `RequestError` if the grammar cannot be compiled, or if this model's tokens cannot spell it.
+        """
+        return Constraint(self, grammar, self._compiled(grammar).deep_copy())
+
+    def fresh(self, grammar: Grammar) -> LLMatcher:
+        """A new matcher at the beginning of an answer. It shares nothing with other matchers."""
+        # do not force the usual cut into tokens: p alone decides
+        start = {"name": "start", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @answer'}
+        answer = {**json.loads(grammar.source), "name": "answer"}
+        return LLMatcher(
+            self._vocabulary,
+            json.dumps({"grammars": [start, answer]}),
+            log_level=0,
+            limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False),
+        )
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        compiled = self.fresh(grammar)
+        if compiled.is_error():
+            raise RequestError(f"the grammar cannot be compiled: {compiled.get_error().strip()}")
+        first = compiled.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise RequestError(
+                "no answer can begin as the grammar wants it: it accepts nothing, or nothing that this model "
+                "has tokens for"
+            )
+        return compiled
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        """The bytes of each token, then one more token that means the end of the answer."""
+        try:
+            known = LLTokenizer(self.tokenizer.backend.to_str())
+        except ValueError as error:
+            raise RequestError(
+                f"grammars need a byte-level tokenizer, or one with tokens for single bytes: {error}"
+            ) from None
+        size = min(known.vocab_size, self.vocab_size)
+        padding = [b""] * (self.vocab_size - size)
+        added = self.tokenizer.backend.get_added_tokens_decoder()
+        special = [token for token, text in added.items() if text.special and token < self.vocab_size]
+        tokens = [known.decode_bytes([token]) for token in range(size)] + padding + [b"<end>"]
+        return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, special)))
+
+
+class _Vocabulary:
+    """Tokens in the form that llguidance needs; the last one is the end."""
+
+    def __init__(self, tokens: list[bytes], special: list[int]):
+        self.tokens, self.bos_token_id, self.eos_token_id = tokens, None, len(tokens) - 1
+        self.special_token_ids = [*special, self.eos_token_id]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Cut a text into tokens. Only forced text would need it, and none is forced."""
+        return []
+
+
+class Constraint:
+    """Applies a grammar to one answer: follows its tokens, then the paths of a tree.
+
+    Args:
+        grammars: of the answer's model.
+        grammar: the texts that the answer may be.
+        matcher: at the beginning of an answer; this object owns it.
+    """
+
+    def __init__(self, grammars: Grammars, grammar: Grammar, matcher: LLMatcher):
+        self._grammars, self._grammar, self._matcher = grammars, grammar, matcher
+        self._said: list[int] = []  # committed tokens
+        self._ahead: list[int] = []  # tokens after them that the matcher has read
+        self._follows = True  # whether the matcher could read the committed tokens
+
+    def allowed(
+        self,
+        output: npt.NDArray[np.int64],
+        tree: DraftTree,
+        nodes: Sequence[int],
+        end_tokens: frozenset[int],
+    ) -> npt.NDArray[np.bool_]:
+        """The tokens that may follow some nodes of a tree.
+
+        Below a draft token that is not allowed, and below an end token, all tokens are allowed, since nothing
+        there is accepted. If no token is possible, because the tokenizer has none or the parser reached a
+        limit, only end tokens are allowed.
+
+        Args:
+            output: the answer's committed tokens; they extend those of the last call.
+            tree: its root is the last committed token.
+            nodes: of the tree.
+            end_tokens: tokens that may end the answer.
+
+        Returns:
+            `[nodes, V]` bool, with at least one token allowed in every row.
+        """
+        self._commit(output)
+        masks = np.stack([self._mask([tree.tokens[n] for n in tree.path(node)[1:]]) for node in nodes])
+        size = self._grammars.vocab_size
+        bits = np.unpackbits(masks, axis=1, count=size + 1, bitorder="little")  # [nodes, V + 1]
+        bits[:, sorted(end_tokens)] = bits[:, size:]
+        return bits[:, :size].astype(np.bool_)
+
+    def cut(self, output: npt.NDArray[np.int64], tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
+        """The tree without the draft tokens that are not allowed. The target would reject them.
+
+        Arguments are those of `allowed`.
+        """
+        self._commit(output)
+        kept: set[int] = set()
+        for path in tree.paths() if self._follows else ():
+            tokens = [tree.tokens[node] for node in path[1:]]
+            whole = self._move(tokens)
+            if self._matcher.is_error():
+                self._restart()
+                return tree
+            count = len(self._ahead)
+            ends = not whole and tokens[count] in end_tokens  # the matcher has no such token, allowed or not
+            kept.update(path[1 : 1 + count + ends])
+        return tree.only(kept) if self._follows and len(kept) < len(tree) - 1 else tree
+
+    def _commit(self, output: npt.NDArray[np.int64]) -> None:
+        new = output[len(self._said) :].tolist()
+        if new:
+            self._said += new
+            if not self._move(new):
+                self._restart()
+            self._ahead = []
+
+    def _mask(self, path: list[int]) -> npt.NDArray[np.uint8]:
+        """`[V // 8 + 1]`: a bit for each token that may follow a path, and a bit for the end."""
+        size = self._grammars.vocab_size
+        for _ in range(2):
+            reached = self._follows and self._move(path)
+            mask = self._matcher.compute_bitmask() if reached else b"\xff" * (size // 8 + 1)
+            if self._follows and not self._matcher.is_error():
+                return np.frombuffer(mask, dtype=np.uint8)[: size // 8 + 1]
+            self._restart()
+        end = np.zeros(size // 8 + 1, dtype=np.uint8)
+        end[size // 8] = 1 << size % 8
+        return end
+
+    def _move(self, path: list[int]) -> bool:
+        """Move the matcher along a path as far as it can. Returns whether it read the whole path."""
+        shared = 0
+        while shared < min(len(self._ahead), len(path)) and self._ahead[shared] == path[shared]:
+            shared += 1
+        self._matcher.rollback(len(self._ahead) - shared)
+        count = self._matcher.try_consume_tokens(path[shared:])
+        self._ahead = path[: shared + count]
+        return len(self._ahead) == len(path)
+
+    def _restart(self) -> None:
+        """Replace the matcher: after an error it cannot roll back, and its lexer may be full."""
+        self._matcher, self._ahead = self._grammars.fresh(self._grammar), []
+        self._follows = self._matcher.try_consume_tokens(self._said) == len(self._said)
+
+
+def _check_text(name: str, text: object) -> None:
+    """Raise `RequestError` unless `text` is a text that UTF-8 can encode."""
+    if not isinstance(text, str):
+        raise RequestError(f"{name}={text!r} is not possible: it must be text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name}={text!r} is not possible: it contains half a character") from error

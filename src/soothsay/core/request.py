@@ -1,0 +1,210 @@
+"""A request on its way through the engine, and what it needs of the drafter that it chose."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from soothsay.core.answer import (
+    AnswerText,
+    FinishReason,
+    Piece,
+    SpeculationStats,
+    StepTrace,
+    TokenLogprobs,
+)
+from soothsay.core.cache import block_digest
+from soothsay.core.grammar import Constraint
+from soothsay.core.params import SamplingParams
+from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Verdict
+from soothsay.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Request:
+    """One answer in the making. The engine changes it; drafters only read it.
+
+    The KV of the first `cached` tokens is in `blocks`; `tokens[cached:]` are pending. `max_nodes` is the
+    largest tree that the scheduler allows in the coming step. `max_depth` is the deepest useful tree.
+
+    Args:
+        prompt: token ids.
+        params: how to sample.
+        seed: of this answer.
+        limit: tokens of prompt and answer together, at most.
+        drafter: proposes the draft trees.
+        eos_ids: tokens that end an answer.
+        tokenizer: for the answer's text; None: there is no text.
+        block_size: tokens in a block of the KV pool.
+        constraint: the compiled grammar of the parameters; not shared with other requests.
+        max_guesses: draft tokens in a step, at most; None: as many as drafter and engine allow.
+        priority: requests with a lower number are served first; within a number, in order of arrival.
+        traced: whether to keep `traces`.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        limit: int,
+        drafter: RequestDrafter,
+        eos_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+        block_size: int = 16,
+        constraint: Constraint | None = None,
+        max_guesses: int | None = None,
+        priority: int = 0,
+        traced: bool = False,
+    ):
+        self.params = params
+        self.seed = seed
+        self.drafter = drafter
+        self.num_prompt = len(prompt)
+        self.limit = limit
+        self.block_size = block_size
+        self.constraint = constraint
+        self.max_guesses = max_guesses
+        self.priority = priority
+        self.arrival = 0  # its number in order of arrival, set by the scheduler
+        self.end_tokens = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_ids)
+        )
+        self._tokens = np.empty(limit, dtype=np.int64)
+        self._tokens[: self.num_prompt] = prompt
+        self._length = self.num_prompt
+        self._digests: list[bytes] = []
+        self.cached = 0
+        self.blocks: list[int] = []
+        self.max_nodes = 1
+        self.num_preemptions = 0
+        self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
+        self.answer = AnswerText(tokenizer, prompt, params)
+        self.stats = SpeculationStats()
+        self.finish_reason: FinishReason | None = None
+        self.pieces: deque[Piece] = deque()  # emitted, and not yet read by the caller
+        self.traces: deque[StepTrace] | None = deque() if traced else None  # one a step, not yet read
+
+    @property
+    def tokens(self) -> IntArray:
+        """Committed tokens: the prompt, then the answer so far. A view, so copy what is to be kept."""
+        return self._tokens[: self._length]
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens without KV."""
+        return self._length - self.cached
+
+    @property
+    def num_output(self) -> int:
+        """Tokens emitted so far."""
+        return self._length - self.num_prompt
+
+    @property
+    def max_depth(self) -> int:
+        """Draft tokens in a row that can be of use: one more token, the bonus, must fit after them."""
+        return self.limit - self._length - 1
+
+    @property
+    def table(self) -> IntArray:
+        """The request's blocks, `[blocks]` int64."""
+        return np.array(self.blocks, dtype=np.int64)
+
+    @property
+    def num_full_blocks(self) -> int:
+        """Blocks that committed tokens fill."""
+        return self._length // self.block_size
+
+    def digest(self, block: int) -> bytes:
+        """Identify the tokens from the first one to the end of a full block."""
+        while len(self._digests) <= block:
+            i, size = len(self._digests), self.block_size
+            parent = self._digests[-1] if self._digests else b""
+            self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
+        return self._digests[block]
+
+    def emit(
+        self,
+        tokens: Sequence[int],
+        authors: Sequence[str] = (),
+        logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> int:
+        """Append tokens until one of them ends the answer; return how many were appended.
+
+        Tokens are appended one at a time, so that the end of an answer cannot depend on how many tokens a
+        step brought.
+
+        Args:
+            tokens: in order.
+            authors: the drafters that proposed the first tokens, by name. Nobody proposed the others.
+            logprobs: one for each token, if the request wants them.
+        """
+        for i, token in enumerate(tokens):
+            self._tokens[self._length] = token
+            self._length += 1
+            if token in self.end_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif self._length == self.limit:
+                self.finish_reason = FinishReason.LENGTH
+            text = self.answer.push(
+                None if token in self.end_tokens else token,
+                final=self.finish_reason is not None,
+                may_stop=self.num_output > self.params.min_tokens,
+            )
+            if self.answer.stopped:
+                self.finish_reason = FinishReason.STOP
+            author = authors[i] if i < len(authors) else None
+            self.pieces.append(Piece(token, text, author, logprobs[i] if logprobs else None))
+            if self.finish_reason is not None:
+                return i + 1
+        return len(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one request's turn in a step showed its drafter, before the new tokens are appended.
+
+    Its rows are the pending tokens `tokens[start : start + num_pending]`, then the tree's nodes from 1 on. A
+    prefill chunk that ends before the committed tokens do has no tree, no logits and no verdict.
+    """
+
+    request: Request
+    start: int
+    num_pending: int
+    taps: tuple[Tensor, ...]  # for each of the drafter's taps: [rows, hidden] float32
+    tree: DraftTree | None = None
+    logits: Tensor | None = None  # [nodes, V] float32 of the target at every node, rejected ones included
+    verdict: Verdict | None = None
+
+
+class RequestDrafter(Protocol):
+    """A drafter as a request, the scheduler and the engine see it.
+
+    `soothsay.drafters.base.Drafter` is the class that drafters inherit, and documents the members.
+    """
+
+    taps: tuple[int, ...]
+    max_nodes: int
+    trained: bool
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]: ...  # noqa: D102
+
+    def observe(self, observations: Sequence[Observation]) -> None: ...  # noqa: D102
+
+    def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]: ...  # noqa: D102
+
+    def release(self, request: Request) -> None: ...  # noqa: D102

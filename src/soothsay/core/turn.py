@@ -1,0 +1,76 @@
+"""One request's part of one step. It travels through the stages of the step, and each fills in a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from soothsay.core.answer import TokenLogprobs
+from soothsay.core.cache import Move
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Verdict
+
+
+@dataclass(slots=True)
+class Turn:
+    """What a request puts into a pass, and what comes out for it.
+
+    A turn brings `num_tokens` pending tokens. If the last committed token is among them, the turn also brings
+    a draft tree whose root is that token. A prefill chunk that ends earlier has no tree, and nothing of it is
+    verified.
+
+    Example:
+        The committed tokens are `a b c d`, and `a b` have their KV. A turn with 2 tokens and a tree of the
+        nodes `d -> e -> f` and `d -> g` puts 5 rows into the pass: `c`, `d`, `e`, `f`, `g`. Four of them are
+        nodes with logits: `d`, `e`, `f`, `g`. If the target says `e` and then `h`, the verdict has the path
+        of node 1 and the tokens `e h`.
+    """
+
+    request: Request
+    num_tokens: int
+    """Pending tokens that go into the pass. Set by `schedule`."""
+
+    tree: DraftTree | None = None
+    """Set by `propose`. None: the chunk ends before the committed tokens do."""
+
+    rows: slice = field(init=False, repr=False)
+    """Rows of the pass: the pending tokens, then the tree's nodes from 1 on. Set by `forward`."""
+
+    nodes: slice = field(init=False, repr=False)
+    """Rows of the logits: the tree's nodes from the root on. Set by `forward`."""
+
+    verdict: Verdict | None = None
+    """Set by `verify`. None: there is no tree."""
+
+    authors: dict[int, str] = field(default_factory=dict)
+    """Which drafter proposed a node, by name. Set by `verify` for accepted nodes; for all, if traced."""
+
+    logprobs: list[TokenLogprobs] | None = None
+    """Log-probabilities of the verdict's tokens, if the request wants them. Set by `verify`."""
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the last committed token goes in, so that a tree can hang below it."""
+        return self.num_tokens == self.request.num_pending
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the tree, the root included; 0 without a tree."""
+        return 0 if self.tree is None else len(self.tree)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the pass. The root is the last pending token, so it counts once."""
+        return self.num_tokens + max(self.num_nodes - 1, 0)
+
+    @property
+    def accepted(self) -> Sequence[int]:
+        """Accepted nodes below the root, in order."""
+        return () if self.verdict is None else self.verdict.path
+
+    @property
+    def move(self) -> Move:
+        """How the KV of the accepted nodes gets next to the context. Valid until `update`."""
+        root = self.request.cached + self.num_tokens - 1
+        return Move(self.request.table, [root + node for node in self.accepted], root + 1)

@@ -1,0 +1,74 @@
+"""Section 3 of docs/controller.md: from a drafter's scores to the probability that a node is right."""
+
+from __future__ import annotations
+
+import math
+
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.control.constants import BIN_MEMORY, BIN_PRIOR, BIN_WIDTH, NUM_BINS, REFRESH_NODES
+
+
+class AcceptanceCalibration:
+    """Maps a node's score to the share of nodes with this score that were right.
+
+    A score is the drafter's own estimate of log P(the path to the node is accepted). The calibration counts
+    nodes in bins of the score, and starts as if the drafter were honest. Its probability never rises as the
+    score falls (pool adjacent violators, Ayer et al. 1955). So the best-scored nodes always form a tree.
+
+    Args:
+        prior: nodes that the drafter's own score counts for in each bin.
+    """
+
+    def __init__(self, prior: float = BIN_PRIOR):
+        honest = [math.exp(-BIN_WIDTH * (i + 0.5)) for i in range(NUM_BINS)]
+        self._right = [prior * p for p in honest]
+        self._seen = [prior] * NUM_BINS
+        self._table = honest
+        self._new = 0
+
+    def probability(self, score: float) -> float:
+        """The probability, 0 to 1, that a node with this score is right."""
+        return self._table[min(int(score / -BIN_WIDTH), NUM_BINS - 1)]
+
+    def probabilities(self, tree: DraftTree) -> list[float]:
+        """The probability of each node, with 1 for the root."""
+        table, last = self._table, NUM_BINS - 1
+        known = [table[min(int(score / -BIN_WIDTH), last)] for score in tree.scores]
+        known[0] = 1.0
+        return known
+
+    def record(self, tree: DraftTree, right: set[int]) -> None:
+        """Count the nodes of a tree. `right` has the nodes that were right; all others were wrong."""
+        for node in range(1, len(tree)):
+            bin_ = min(int(tree.scores[node] / -BIN_WIDTH), NUM_BINS - 1)
+            self._seen[bin_] += 1.0
+            if node in right:
+                self._right[bin_] += 1.0
+        self._new += len(tree) - 1
+        if self._new >= REFRESH_NODES:
+            self._new = 0
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Fade old counts, and pool neighbouring bins whose rates rise where they should fall."""
+        pools: list[tuple[float, float, int]] = []  # right, seen, bins
+        for i in range(NUM_BINS):
+            fade = min(1.0, BIN_MEMORY / self._seen[i])
+            self._right[i] *= fade
+            self._seen[i] *= fade
+            pool = (self._right[i], self._seen[i], 1)
+            while pools and pools[-1][0] * pool[1] < pool[0] * pools[-1][1]:
+                pool = tuple(a + b for a, b in zip(pools.pop(), pool, strict=True))  # type: ignore[assignment]
+            pools.append(pool)
+        self._table = [right / seen for right, seen, count in pools for _ in range(count)]
+
+
+def right_nodes(tree: DraftTree, tokens: list[int]) -> list[int] | None:
+    """The nodes of `tree` that are right, in order of depth, given the tokens that came after its root.
+
+    Returns None if it is too early to tell: the tokens end inside the tree, and nodes below may be right.
+    """
+    nodes = tree.walk(tokens)
+    if len(nodes) - 1 == len(tokens) and tree.children[nodes[-1]]:
+        return None
+    return nodes[1:]

@@ -1,0 +1,128 @@
+"""Section 4.2 of docs/controller.md: which drafters are asked, and for which requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from soothsay.drafters.base import Drafter
+from soothsay.drafters.control.backlog import Backlog
+from soothsay.drafters.control.constants import ASK_MARGIN, CATCH_UP_STEPS
+from soothsay.drafters.control.cost import CostModel, Prices
+from soothsay.drafters.control.forecast import NO_GAIN, NetGain
+from soothsay.drafters.control.request_state import RequestState
+
+
+@dataclass(slots=True)
+class AskingRound:
+    """The requests and the prices of one step."""
+
+    step: int
+    active: Sequence[RequestState]
+    prices: Prices
+    asking: list[float]  # for each drafter, tokens if it is asked for all active requests
+
+
+class AskingPolicy:
+    """Weighs what a drafter's drafts are expected to add against what asking costs.
+
+    Args:
+        parts: the controller's drafters.
+        costs: of the controller.
+        backlogs: of each drafter.
+    """
+
+    def __init__(self, parts: Sequence[Drafter], costs: CostModel, backlogs: Sequence[Backlog]):
+        self._parts, self._costs, self._backlogs = parts, costs, backlogs
+
+    def begin_round(self, step: int, active: Sequence[RequestState], prices: Prices) -> AskingRound:
+        """Price the drafters for the active requests of a step."""
+        seconds = [self._costs.asking(drafter, len(active)) for drafter in range(len(self._parts))]
+        return AskingRound(step, active, prices, [prices.of_seconds(own) for own in seconds])
+
+    def cheapest_first(self, this: AskingRound) -> list[int]:
+        """The drafters that are not retired from every active request, in order of their price."""
+        open_ = [
+            drafter
+            for drafter in range(len(self._parts))
+            if any(not state.forecasts[drafter].probes.retired for state in this.active)
+        ]
+        return sorted(open_, key=lambda drafter: this.asking[drafter])
+
+    def alternatives(self, this: AskingRound, later: Sequence[int], held: Sequence[NetGain]) -> list[NetGain]:
+        """For each request, the best it can have without the next drafter.
+
+        Args:
+            this: the round.
+            later: the drafters that are more expensive.
+            held: the best draft that each request has already.
+        """
+        prices, n = this.prices, len(this.active)
+        priced = [(drafter, this.asking[drafter] / n) for drafter in later]
+        return [
+            max(
+                own,
+                *(state.forecasts[other].net_gain(prices).minus(price) for other, price in priced),
+                NO_GAIN,
+            )
+            for state, own in zip(this.active, held, strict=True)
+        ]
+
+    def requests_to_ask(self, this: AskingRound, drafter: int, alternatives: Sequence[NetGain]) -> list[int]:
+        """Indices of the active requests that a drafter is asked for: probes first, then by surplus."""
+        step, prices, backlog = this.step, this.prices, self._backlogs[drafter]
+        price = this.asking[drafter] / len(this.active)
+        probes: list[int] = []
+        surpluses: list[tuple[float, int]] = []
+        for index, (state, alternative) in enumerate(zip(this.active, alternatives, strict=True)):
+            forecast = state.forecasts[drafter]
+            catch_up = prices.of_seconds(backlog.catch_up_seconds(state.request))
+            forecast.probes.stretch(step, price + catch_up)
+            if forecast.probes.is_due(step):
+                probes.append(index)
+                continue
+            surplus = max(forecast.net_gain(prices).added_to(alternative), forecast.added) - ASK_MARGIN
+            if forecast.probes.pays:
+                surplus = max(surplus, price + ASK_MARGIN)
+            surplus -= catch_up / min(state.tokens_left, CATCH_UP_STEPS)
+            if surplus > 0:
+                surpluses.append((surplus, index))
+        surpluses.sort(reverse=True)
+        count = self._best_count(drafter, [own for own, _ in surpluses], len(probes), prices)
+        for _, index in surpluses[count:]:
+            this.active[index].forecasts[drafter].probes.pause(step, price)
+        return probes + [index for _, index in surpluses[:count]]
+
+    def _best_count(self, drafter: int, surpluses: Sequence[float], probes: int, prices: Prices) -> int:
+        """How many requests, by falling surplus, gain the most beyond the price of asking for all of them."""
+        best = -prices.of_seconds(self._costs.asking(drafter, probes)) if probes else 0.0
+        best_count, total = 0, 0.0
+        for count, surplus in enumerate(surpluses, start=1):
+            total += surplus
+            net = total - prices.of_seconds(self._costs.asking(drafter, probes + count))
+            if net > best:
+                best, best_count = net, count
+        return best_count
+
+    def retire_drafters(self, step: int, state: RequestState, prices: Prices, unread: int = 0) -> None:
+        """Retire the drafters that will not be asked again before a request ends, and drop their backlogs.
+
+        Args:
+            step: the current step.
+            state: of the request.
+            prices: of this step.
+            unread: tokens that will join the backlogs before a drafter can be asked.
+        """
+        left = state.tokens_left
+        for drafter, (part, backlog) in enumerate(zip(self._parts, self._backlogs, strict=True)):
+            forecast = state.forecasts[drafter]
+            if not part.taps or forecast.probes.retired:
+                continue
+            price = self._costs.price_per_request(drafter, prices)
+            seconds = backlog.catch_up_seconds(state.request) + backlog.reading_seconds(unread)
+            catch_up = prices.of_seconds(seconds)
+            forecast.probes.stretch(step, price + catch_up)
+            gain = forecast.net_gain(prices).tokens - catch_up / max(min(left, CATCH_UP_STEPS), 1)
+            if forecast.probes.next_step > step + left and gain < price:
+                forecast.retire()
+                backlog.drop(state.request)

@@ -1,0 +1,178 @@
+"""Several drafters as one: `a > b` and `a + b`.
+
+A cascade asks the second drafter where the first has found little, as SAM-Decoding does with EAGLE (Hu et
+al. 2024, arXiv 2411.10666). A merger puts the drafts of all into one tree (SpecInfer, Miao et al. 2023,
+arXiv 2305.09781). Each step still has one tree and one verification.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
+from soothsay.drafters.control.constants import CASCADE_WEIGHT
+from soothsay.drafters.watch import Watch
+
+
+class Composite(Drafter):
+    """Base class of drafters that are made of others. Passes on what the engine shows.
+
+    Args:
+        target: the model to draft for.
+        parts: the drafters, at least one.
+    """
+
+    def __init__(self, target: Target, parts: Sequence[Drafter]):
+        self.target, self.parts = target, tuple(parts)
+        self.taps = tuple(tap for part in parts for tap in part.taps)
+        self.max_nodes = 1 + sum(part.max_nodes - 1 for part in parts)
+        ends = [sum(len(part.taps) for part in parts[: i + 1]) for i in range(len(parts))]
+        self._taps = [slice(end - len(part.taps), end) for part, end in zip(parts, ends, strict=True)]
+        self._watches = [Watch(part.name) if part.trained else None for part in parts]
+        # this step's trees: request -> index of the part -> its tree, in the order in which parts were asked
+        self._trees: defaultdict[Request, dict[int, DraftTree]] = defaultdict(dict)
+
+    def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]:
+        """The part that proposed each node. If several did, the first of `_proposed` counts."""
+        names: dict[int, str] = {}
+        for index, own in self._proposed(request):
+            places = _places(nodes, tree, own)
+            found = self.parts[index].authors(request, own, [*places.values()])
+            names = dict(zip(places, found, strict=True)) | names
+            if len(names) == len(nodes):
+                break
+        return [names.get(node, self.name) for node in nodes]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Show each part what it would see on its own."""
+        for index, part in enumerate(self.parts):
+            part.observe([self._seen_by(index, seen) for seen in observations])
+            self._watch(index, observations)
+        self._trees.clear()
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self._trees.pop(request, None)
+        for part in self.parts:
+            part.release(request)
+
+    def reset(self) -> None:
+        """Forget what was learned from other requests."""
+        for part in self.parts:
+            part.reset()
+
+    def _ask(self, index: int, requests: Sequence[Request]) -> list[DraftTree]:
+        """The trees of one part. They are kept until the step is observed."""
+        trees = self.parts[index].propose(requests) if requests else []
+        for request, tree in zip(requests, trees, strict=True):
+            self._trees[request][index] = tree
+        return trees
+
+    def _proposed(self, request: Request) -> Iterable[tuple[int, DraftTree]]:
+        """Indices and trees of the parts that were asked, those first that `authors` prefers."""
+        return self._trees[request].items()
+
+    def _seen_by(self, index: int, seen: Observation) -> Observation:
+        """An observation with the taps of one part."""
+        return replace(seen, taps=seen.taps[self._taps[index]])
+
+    def _watch(self, index: int, observations: Sequence[Observation]) -> None:
+        """Count the steps of a trained part, so that one that never drafts right is reported."""
+        watch = self._watches[index]
+        if watch is None:
+            return
+        for seen in observations:
+            tree = self._trees[seen.request].get(index)
+            if tree is not None and len(tree) > 1 and seen.verdict is not None:
+                watch.record(len(tree.walk(seen.verdict.tokens)) - 1)
+
+
+class Merged(Composite):
+    """`a + b`: the drafts of all parts in one trie. If it is too large, the best-scored nodes stay."""
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The merged trees."""
+        trees = [self._ask(index, requests) for index in range(len(self.parts))]
+        return [merge_trees(own) for own in zip(*trees, strict=True)]
+
+
+class Cascade(Composite):
+    """`a > b`: asks the next part where the draft before it is expected to be worse than the next one's mean.
+
+    A draft is expected to have the sum of its nodes' calibrated probabilities accepted.
+    """
+
+    def __init__(self, target: Target, parts: Sequence[Drafter]):
+        super().__init__(target, parts)
+        self.max_nodes = max(part.max_nodes for part in parts)
+        self._forget_quality()
+
+    def reset(self) -> None:
+        """Forget other requests, and how good the parts were for them."""
+        super().reset()
+        self._forget_quality()
+
+    def _forget_quality(self) -> None:
+        self._calibrations = [AcceptanceCalibration() for _ in self.parts]
+        self._accepted = [1.0 for _ in self.parts]  # running mean of right nodes per draft, for each part
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """For each request, the tree of the first part that is good enough."""
+        trees: dict[Request, DraftTree] = {}
+        open_ = list(requests)
+        for index, calibration in enumerate(self._calibrations):
+            trees.update(zip(open_, self._ask(index, open_), strict=True))
+            for (
+                request
+            ) in open_:  # its tokens decide whether a tree is used, so they are no fair draw any more
+                trees[request].draws.clear()
+            bar = max(self._accepted[index + 1 :], default=0.0)
+            open_ = [r for r in open_ if sum(calibration.probabilities(trees[r])) - 1 < bar]
+        return [trees[request] for request in requests]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learn how good the parts are."""
+        for seen in observations:
+            for index, calibration in enumerate(self._calibrations):
+                tree = self._trees[seen.request].get(index)
+                if tree is None or seen.verdict is None:
+                    continue
+                accepted = len(tree.walk(seen.verdict.tokens)) - 1
+                self._accepted[index] += (accepted - self._accepted[index]) * CASCADE_WEIGHT
+                right = right_nodes(tree, seen.verdict.tokens)
+                if right is not None:
+                    calibration.record(tree, set(right))
+        super().observe(observations)
+
+    def _proposed(self, request: Request) -> Iterable[tuple[int, DraftTree]]:
+        """The part that was asked last comes first: its tree is the one that is verified."""
+        return reversed(self._trees[request].items())
+
+
+def merge_trees(trees: Sequence[DraftTree]) -> DraftTree:
+    """One trie with the nodes of all trees. A node of several trees keeps its best score."""
+    merged = DraftTree(trees[0].tokens[0])
+    for tree in trees:
+        merged_node = [0]  # of each node of `tree`
+        for node in range(1, len(tree)):
+            parent = tree.parents[node]
+            log_prob = tree.scores[node] - tree.scores[parent]
+            merged_node.append(merged.add(merged_node[parent], tree.tokens[node], log_prob))
+    return merged
+
+
+def _places(nodes: Sequence[int], tree: DraftTree, other: DraftTree) -> dict[int, int]:
+    """For each of `nodes` of `tree` that `other` has too, the node of `other`. `nodes` is as in `authors`."""
+    places = {0: 0}
+    for node in nodes:
+        above = places.get(tree.parents[node])
+        place = None if above is None else other.children[above].get(tree.tokens[node])
+        if place is not None:
+            places[node] = place
+    del places[0]
+    return places

@@ -1,0 +1,206 @@
+"""The controller: at each step, for each request, which drafters are asked and which nodes are verified.
+
+It maximizes the expected tokens per second of the whole batch. docs/controller.md states the objective, the
+models of cost and acceptance, and the decision. Each of its sections is a file of this folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
+from soothsay.drafters.control.asking import AskingPolicy, AskingRound
+from soothsay.drafters.control.backlog import Backlog
+from soothsay.drafters.control.compose import Composite
+from soothsay.drafters.control.cost import CostModel
+from soothsay.drafters.control.forecast import NO_GAIN, Forecast, SharedForecast, start_gains
+from soothsay.drafters.control.polling import SignalPolling
+from soothsay.drafters.control.request_state import RequestState
+from soothsay.drafters.control.selection import RatedDraft, select_nodes
+from soothsay.model.pass_times import PassTimes
+
+NOBODY = "none"
+"""The name in `Controller.decisions` for steps in which no drafter was asked."""
+
+
+class Controller(Composite):
+    """`a | b`: asks the drafters that are expected to pay, and keeps the nodes that are.
+
+    What it learns about the drafters' cost and acceptance stays after `reset`: it is about the drafters, not
+    about the texts.
+
+    Args:
+        target: the model to draft for.
+        parts: the drafters to choose from.
+        times: of the target's passes; None: `target.times`, measured at the first step.
+        clock: returns seconds since an arbitrary moment.
+
+    Attributes:
+        decisions: for each drafter's name, in how many steps of requests it was asked; under `NOBODY`, in how
+            many no drafter was.
+        step: number of steps so far.
+        costs: the model of cost.
+        states: what is known of each request.
+        shared_forecasts: what is known of each drafter, by its index, its signal, and whether the request
+            samples at a temperature above 0.
+        backlogs: features that each drafter has not read yet.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        parts: Sequence[Drafter],
+        times: PassTimes | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        super().__init__(target, parts)
+        self._clock, self.step = clock, 0
+        self.states: dict[Request, RequestState] = {}
+        self.shared_forecasts: dict[tuple[int, int, bool], SharedForecast] = {}
+        self.costs = CostModel(len(parts), lambda: times or _measured_times(target), clock)
+        self.backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
+        self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
+        self._asking = AskingPolicy(parts, self.costs, self.backlogs)
+        self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
+
+    @property
+    def times(self) -> PassTimes:
+        """The times of the target's passes."""
+        return self.costs.times
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The nodes that are worth verifying for each request; the root alone where none is."""
+        self.costs.begin_step()
+        self.step += 1
+        states = [self._state(request) for request in requests]
+        resized = self.costs.set_batch(requests)
+        can_draft = [s for s in states if s.request.num_pending == 1 and s.request.max_nodes > 1]
+        for state in can_draft:
+            state.check_drafts()
+        self._polling.poll(self.step, can_draft)
+        active = [state for state in can_draft if resized or state.is_active(self.step)]
+        trees = self._draft(active) if active else {}
+        self._count_decisions(requests)
+        self.costs.end_decision(len(active))
+        return [trees.get(request) or DraftTree(int(request.tokens[-1])) for request in requests]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Time the step, show it to the drafters that were asked, and keep its features for the others."""
+        self.costs.follow_pass(observations)
+        for drafter, part in enumerate(self.parts):
+            asked = [seen for seen in observations if self._was_asked(drafter, seen.request)]
+            if part.taps and len(asked) < len(observations):
+                missed = [seen for seen in observations if self._has_missed(drafter, seen.request)]
+                self.backlogs[drafter].add(missed)
+            if asked:
+                begin = self._clock()
+                part.observe([self._seen_by(drafter, seen) for seen in asked])
+                self._watch(drafter, asked)
+                self.costs.end_drafting(drafter, len(asked), begin)
+        self._trees.clear()
+        self.costs.end_step(observations)
+
+    def release(self, request: Request) -> None:
+        """Forget a request. What it has taught about the drafters stays."""
+        state = self.states.pop(request, None)
+        if state is not None:
+            state.check_drafts()
+        for backlog in self.backlogs:
+            backlog.drop(request)
+        super().release(request)
+
+    def _state(self, request: Request) -> RequestState:
+        """The state of a request, created when the request is new."""
+        state = self.states.get(request)
+        if state is None:
+            signals = self._polling.signals(request)
+            forecasts = [self._new_forecast(request, *own) for own in enumerate(signals)]
+            state = self.states[request] = RequestState(request, signals, forecasts)
+            if self.costs.prices is not None:
+                self._asking.retire_drafters(self.step, state, self.costs.prices, len(request.tokens))
+        return state
+
+    def _new_forecast(self, request: Request, drafter: int, signal: int) -> Forecast:
+        """The first forecast of a request for a drafter and a signal."""
+        kind = drafter, signal, request.params.temperature > 0
+        shared = self.shared_forecasts.get(kind)
+        if shared is None:
+            size = min(self.parts[drafter].max_nodes, self.target.config.max_tree)
+            shared = self.shared_forecasts[kind] = SharedForecast(start_gains(size))
+        return shared.new_forecast(self.step)
+
+    def _draft(self, active: Sequence[RequestState]) -> dict[Request, DraftTree]:
+        """Ask drafters, the cheapest first. Returns the nodes to verify."""
+        prices = self.costs.set_prices(self.step, [state.request for state in active])
+        this = self._asking.begin_round(self.step, active, prices)
+        held = [NO_GAIN] * len(active)  # the best draft of each request so far
+        drafts: list[list[RatedDraft]] = [[] for _ in active]
+        order = self._asking.cheapest_first(this)
+        for place, drafter in enumerate(order):
+            others = self._asking.alternatives(this, order[place + 1 :], held)
+            asked = self._asking.requests_to_ask(this, drafter, others)
+            if not asked:
+                continue
+            price, spent, trees = self._ask_for_drafts(this, drafter, asked)
+            for index, tree in zip(asked, trees, strict=True):
+                draft, gain = active[index].rate_draft(drafter, tree, prices)
+                drafts[index].append(draft)
+                added = gain.added_to(others[index])
+                active[index].forecasts[drafter].record_added(self.step, added, price, spent)
+                held[index] = max(held[index], gain)
+        for state in active:
+            self._asking.retire_drafters(self.step, state, prices)
+        for state, own in zip(active, drafts, strict=True):
+            if not own:
+                state.pause_until_next_probe()
+        drafted = {state.request: own for state, own in zip(active, drafts, strict=True) if own}
+        selected = select_nodes(drafted, prices, self.costs.proposing, self.costs.batch)
+        self.costs.rows += sum(len(tree) - 1 for tree in selected.values())
+        return selected
+
+    def _ask_for_drafts(
+        self, this: AskingRound, drafter: int, asked: Sequence[int]
+    ) -> tuple[float, float, list[DraftTree]]:
+        """Let a drafter catch up and propose.
+
+        Returns:
+            The usual price per request, the price of this time with catching up, and the trees.
+        """
+        part, prices = self.parts[drafter], this.prices
+        price = this.asking[drafter] / len(asked)
+        states = [this.active[index] for index in asked]
+        if isinstance(part, LevelwiseDrafter):
+            part.min_level_gain = price / max(state.forecasts[drafter].shared.levels for state in states)
+        requests = [state.request for state in states]
+        begin = self._clock()
+        self.backlogs[drafter].catch_up(requests)
+        caught_up = self._clock()
+        trees = self._ask(drafter, requests)
+        end = self._clock()
+        self.costs.record_proposing(drafter, end - caught_up, end - begin)
+        return price, price + prices.of_seconds(caught_up - begin) / len(asked), trees
+
+    def _count_decisions(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            for name in [self.parts[drafter].name for drafter in self._trees.get(request, ())] or [NOBODY]:
+                self.decisions[name] += 1
+
+    def _was_asked(self, drafter: int, request: Request) -> bool:
+        """Whether a drafter was asked for a request in this step."""
+        return drafter in self._trees.get(request, ())
+
+    def _has_missed(self, drafter: int, request: Request) -> bool:
+        """Whether a drafter was not asked for a request, and may be asked later."""
+        if self._was_asked(drafter, request):
+            return False
+        return not self._state(request).forecasts[drafter].probes.retired
+
+
+def _measured_times(target: Target) -> PassTimes:
+    if target.times is None:
+        raise ValueError("a controller needs the times of the target's passes")
+    return target.times()

@@ -1,0 +1,178 @@
+"""Section 2 of docs/controller.md: what passes and drafters cost, in seconds and in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import sub
+
+from soothsay.core.request import Request
+from soothsay.drafters.base import Observation
+from soothsay.drafters.control.constants import (
+    COST_CAP,
+    COST_WEIGHT,
+    FOLLOW_INTERVAL,
+    MAX_DOUBLINGS,
+    MEAN_WEIGHT,
+    PRICE_CONTEXT,
+    PRICE_STEPS,
+)
+from soothsay.model.pass_times import PassTimes
+
+
+class RunningCost:
+    """Running mean of the seconds that an activity takes in a step, by the number of requests."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # number of bits of the number of requests -> seconds
+
+    def record(self, requests: int, seconds: float) -> None:
+        """Count a step in which the activity was done for `requests`. Long outliers count little."""
+        key = requests.bit_length()
+        known = self._seconds.get(key)
+        if known is None:
+            self._seconds[key] = seconds
+        else:
+            self._seconds[key] = known + COST_WEIGHT * (min(seconds, COST_CAP * known) - known)
+
+    def __call__(self, requests: int) -> float:
+        """Estimated seconds for `requests`; 0 if nothing was measured yet."""
+        if not self._seconds:
+            return 0.0
+        key = requests.bit_length()
+        if (known := self._seconds.get(key)) is not None:
+            return known
+        nearest = min(self._seconds, key=lambda known: abs(known - key))
+        return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), MAX_DOUBLINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What seconds and nodes cost for some steps, in tokens that the batch could produce instead.
+
+    Lists and not arrays: they are short, and Python reads them once for each request and drafter.
+    """
+
+    rate: float  # tokens per second of the whole batch
+    pass_seconds: list[float]  # of a pass with 0, 1, ... nodes in the whole batch
+    node_prices: list[float]  # tokens per request for 0, 1, ... nodes of each active request
+
+    def of_seconds(self, seconds: float) -> float:
+        """The price of some seconds, in tokens."""
+        return self.rate * seconds
+
+    def best_net_gain(self, gains: Iterable[float]) -> float:
+        """The largest difference of the gain of 0, 1, ... nodes and their price."""
+        best: float = max(map(sub, gains, self.node_prices))
+        return best
+
+
+class CostModel:
+    """Times the parts of each step, and sets the prices.
+
+    Args:
+        num_drafters: drafters of the controller.
+        times: returns the times of the target's passes. They are measured at the first call.
+        clock: returns seconds since an arbitrary moment.
+    """
+
+    def __init__(self, num_drafters: int, times: Callable[[], PassTimes], clock: Callable[[], float]):
+        self._load_times, self._clock = times, clock
+        self._times: PassTimes | None = None
+        self.drafting = [RunningCost() for _ in range(num_drafters)]
+        self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
+        self.polling = RunningCost()
+        self.batch = 0  # requests in the step
+        self.rows = 0  # of the step's pass
+        self.rate = 0.0  # running mean of tokens per second at this batch size; 0: not measured yet
+        self.prices: Prices | None = None  # those of the last decision
+        self._priced: tuple[int, ...] | None = None  # the situation that they are for
+        self._proposing = [0.0] * num_drafters  # seconds of `propose` in this step, for each drafter
+        self._outside = 0.0  # seconds of polling, catching up and proposing in this step
+        self._begin = self._end = 0.0  # of this step's decision
+        self._followed = 0.0  # the begin of the last step whose pass was compared with `times`
+
+    @property
+    def times(self) -> PassTimes:
+        """The times of the target's passes."""
+        if self._times is None:
+            self._times = self._load_times()
+        return self._times
+
+    def begin_step(self) -> None:
+        """Begin the decision of a step."""
+        _ = self.times  # the first measurement must not count as deciding
+        self._begin, self._outside = self._clock(), 0.0
+        if self._begin - self._followed >= FOLLOW_INTERVAL:
+            self._followed = self._begin
+
+    def set_batch(self, requests: Sequence[Request]) -> bool:
+        """Note the requests of this step. Returns whether their number has changed."""
+        changed = len(requests) != self.batch
+        if changed:
+            self.batch, self.rate = len(requests), 0.0
+        self.rows = sum(request.num_pending for request in requests)
+        return changed
+
+    def set_prices(self, step: int, active: Sequence[Request]) -> Prices:
+        """The prices of this step. They stay the same object while the situation is about the same."""
+        n = len(active)
+        context = sum(len(request.tokens) for request in active) / n
+        nodes = max(request.max_nodes for request in active) - 1
+        situation = (self.rows, self.batch, n, nodes, int(context / PRICE_CONTEXT), step // PRICE_STEPS)
+        if self.prices is None or self._priced != situation:
+            seconds = self.times.span(self.rows, nodes * n, context)
+            rate = max(self.batch / float(seconds[0]), self.rate)
+            node_prices = (seconds[::n] - seconds[0]) * (rate / n)
+            self._priced = situation
+            self.prices = Prices(rate, seconds.tolist(), node_prices.tolist())
+        return self.prices
+
+    def asking(self, drafter: int, requests: int) -> float:
+        """Seconds to ask a drafter for `requests`, and to decide what to do with its drafts."""
+        return self.drafting[drafter](requests) + self.deciding(requests)
+
+    def price_per_request(self, drafter: int, prices: Prices) -> float:
+        """Tokens per request if a drafter is asked for the whole batch."""
+        return prices.of_seconds(self.asking(drafter, self.batch)) / self.batch
+
+    @property
+    def proposing(self) -> float:
+        """Seconds that drafters have taken to propose in this step."""
+        return sum(self._proposing)
+
+    def record_polling(self, requests: int, seconds: float) -> None:
+        """Count the seconds of polling some requests."""
+        self.polling.record(requests, seconds)
+        self._outside += seconds
+
+    def record_proposing(self, drafter: int, proposing: float, total: float) -> None:
+        """Note a drafter's seconds in this step: to propose, and in total with catching up before."""
+        self._proposing[drafter] = proposing
+        self._outside += total
+
+    def end_decision(self, active: int) -> None:
+        """Count the time that the decision took, for each drafter that was asked."""
+        self._end = self._clock()
+        if asked := sum(seconds > 0 for seconds in self._proposing):
+            self.deciding.record(active, (self._end - self._begin - self._outside) / asked)
+
+    def end_drafting(self, drafter: int, requests: int, began_observing: float) -> None:
+        """Count the whole time of a drafter in this step: to propose, and to observe until now."""
+        seconds = self._proposing[drafter] + self._clock() - began_observing
+        self.drafting[drafter].record(requests, seconds)
+        self._proposing[drafter] = 0.0
+
+    def follow_pass(self, observations: Sequence[Observation]) -> None:
+        """Compare the time of this step's pass with `times`, if it is this step's turn."""
+        now = self._clock()
+        if self._followed != self._begin or any(seen.verdict is None for seen in observations):
+            return  # rows of prompt chunks are not in `rows`
+        context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
+        self.times.follow(self.rows, context, max(now - self._end, 1e-9))
+
+    def end_step(self, observations: Sequence[Observation]) -> None:
+        """Count the tokens per second of this step."""
+        tokens = sum(len(seen.verdict.tokens) for seen in observations if seen.verdict is not None)
+        rate = tokens / max(self._clock() - self._begin, 1e-9)
+        self.rate = self.rate + MEAN_WEIGHT * (rate - self.rate) if self.rate else rate

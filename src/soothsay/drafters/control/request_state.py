@@ -1,0 +1,92 @@
+"""Section 3 of docs/controller.md: what the controller knows of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.control.acceptance import right_nodes
+from soothsay.drafters.control.cost import Prices
+from soothsay.drafters.control.forecast import Forecast, NetGain, gains_of
+from soothsay.drafters.control.selection import RatedDraft
+
+
+class OpenDraft(NamedTuple):
+    """A draft that is not yet known to be right or wrong at every node."""
+
+    forecast: Forecast  # of the drafter that proposed it
+    length: int  # committed tokens when it was proposed
+    tree: DraftTree
+    expected: float  # nodes expected to be right
+
+
+@dataclass(slots=True)
+class RequestState:
+    """Forecasts, open drafts and the pause of one request."""
+
+    request: Request
+    signals: list[int]  # the last signal of each drafter
+    forecasts: list[Forecast]  # of each drafter, for its signal
+    other_forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)
+    """Forecasts for signals that a drafter had before, by drafter and signal."""
+    open_drafts: list[OpenDraft] = field(default_factory=list)
+    paused_until: int = 0  # no drafter is asked before this step, unless the batch size changes
+
+    def is_active(self, step: int) -> bool:
+        """Whether drafters may be asked in this step."""
+        return self.paused_until <= step
+
+    def pause_until_next_probe(self) -> None:
+        """Pause until a drafter is to be probed. The request stays active if that is the next step."""
+        self.paused_until = min(forecast.probes.next_step for forecast in self.forecasts)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens until the request's limit."""
+        return self.request.limit - len(self.request.tokens)
+
+    def switch_signals(
+        self, signals: list[int], new_forecast: Callable[[Request, int, int], Forecast]
+    ) -> None:
+        """Use the forecasts for other signals from now on.
+
+        Args:
+            signals: of each drafter.
+            new_forecast: makes the forecast of a request for a drafter and a signal.
+        """
+        for drafter, (before, now) in enumerate(zip(self.signals, signals, strict=True)):
+            if before != now and not self.forecasts[drafter].probes.retired:
+                self.other_forecasts[drafter, before] = self.forecasts[drafter]
+                known = self.other_forecasts.get((drafter, now))
+                self.forecasts[drafter] = known or new_forecast(self.request, drafter, now)
+        self.signals = signals
+        self.pause_until_next_probe()
+
+    def rate_draft(self, drafter: int, tree: DraftTree, prices: Prices) -> tuple[RatedDraft, NetGain]:
+        """Record a draft. Returns it with the probability of each node, and its net gain."""
+        forecast = self.forecasts[drafter]
+        probabilities = forecast.shared.calibration.probabilities(tree)[1:]
+        best = sorted(probabilities, reverse=True)
+        forecast.record(gains_of(best, len(forecast.gains)), max(tree.depths))
+        self.open_drafts.append(OpenDraft(forecast, len(self.request.tokens), tree, sum(best)))
+        reliability = forecast.reliability
+        rated = [min(p * reliability, 1.0) for p in probabilities]
+        best = sorted(rated, reverse=True)
+        gain = prices.best_net_gain(accumulate(best, initial=0.0))
+        return RatedDraft(tree, [1.0, *rated]), NetGain(gain, best[0] if best else 0.0)
+
+    def check_drafts(self) -> None:
+        """Compare open drafts with the tokens that have come since."""
+        still_open = []
+        for draft in self.open_drafts:
+            right = right_nodes(draft.tree, self.request.tokens[draft.length :].tolist())
+            if right is None:
+                still_open.append(draft)
+                continue
+            draft.forecast.shared.calibration.record(draft.tree, set(right))
+            draft.forecast.record_accepted(draft.expected, len(right))
+        self.open_drafts = still_open

@@ -1,0 +1,1 @@
+"""Trained heads that read the features of their target, and their checkpoints."""

@@ -1,0 +1,1 @@
+"""Checkpoints of trained heads: published layouts and our own, read and written."""

@@ -1,0 +1,179 @@
+"""Directories of trained heads: read in any known layout, written for soothsay and other engines.
+
+The configuration and the tensors' names tell the layout. A checkpoint that is not understood in full is
+refused: it would load, and all its guesses would be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.checkpoints.eagle import (
+    is_eagle,
+    is_eagle3,
+    open_eagle,
+    open_eagle3,
+    write_eagle,
+    write_eagle3,
+    write_speculators_eagle3,
+)
+from soothsay.drafters.heads.checkpoints.files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.medusa import is_medusa, open_medusa, write_medusa, write_vllm_medusa
+from soothsay.drafters.heads.checkpoints.mtp import is_mtp, open_mtp, write_mtp, write_speculators_mtp
+from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, write_own
+from soothsay.drafters.heads.checkpoints.stored import StoredHead
+from soothsay.drafters.heads.checkpoints.views import view_config, view_tensors
+from soothsay.drafters.heads.modules.base import Head
+from soothsay.drafters.heads.modules.block import BlockHead
+from soothsay.drafters.heads.modules.eagle import EagleHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
+from soothsay.drafters.heads.modules.hydra import HydraHead
+from soothsay.drafters.heads.modules.medusa import MedusaHead
+from soothsay.drafters.heads.modules.mtp import MTPHead
+from soothsay.drafters.heads.serving import FeatureView
+from soothsay.errors import DrafterError, ModelError
+from soothsay.model.writing import writing
+
+__all__ = ["StoredHead", "open_head", "read_head", "write_head"]
+
+Opened = Callable[[DrafterFiles, Fit], StoredHead]
+Written = tuple[dict[str, Any], Iterable[tuple[str, Tensor]]]
+
+OWN: dict[str, Opened] = {"hydra": open_hydra, "block": open_block}
+"""Readers by `soothsay_method` in config.json."""
+
+SPECULATORS: dict[str, Opened] = {"eagle3": open_eagle3, "mtp": open_mtp}
+"""Readers by `speculators_model_type` in config.json."""
+
+SUPPORTED = "EAGLE-1 and EAGLE-3, Medusa, MTP modules, and what 'soothsay train' writes"
+
+
+def read_head(path: str | Path, target: Target) -> Head:
+    """Read a head and its weights in float32, to train it or to `serve` it.
+
+    Args:
+        path: a directory with a config.json and weights.
+        target: the model to draft for.
+
+    Raises:
+        DrafterError: the head is not there, damaged, of an unsupported kind, or made for another model.
+    """
+    with open_head(path, target) as stored:
+        return stored.load()
+
+
+@contextmanager
+def open_head(path: str | Path, target: Target) -> Iterator[StoredHead]:
+    """Check which head a directory holds and whether it fits, without reading its weights.
+
+    Raises `DrafterError` as `read_head` does.
+    """
+    path = Path(path).expanduser()
+    try:
+        with DrafterFiles(path) as files:
+            own = target.path is not None and path.resolve() == target.path.resolve()
+            yield _opener(files, own)(files, Fit.of(target, files))
+    except ModelError as error:
+        raise DrafterError(f"{path}: {error}") from error
+
+
+def write_head(
+    head: Head,
+    directory: str | Path,
+    target_name: str,
+    layout: str = "",
+    view: FeatureView | None = None,
+) -> None:
+    """Write a head in bfloat16, with a configuration that other engines read.
+
+    Args:
+        head: a head that was not made ready to serve.
+        directory: a directory that is not there yet, or empty. It appears when it is complete.
+        target_name: the model that the head was trained for, for the configuration.
+        layout: "" is the layout that most engines read. eagle3 and mtp may be "speculators", medusa with its
+            own output heads may be "vllm".
+        view: the part of the target's features that the head reads; None: whole features. Other engines do
+            not read heads that have a view.
+
+    Raises:
+        DrafterError: the method does not have this layout, or the layout cannot express the head.
+        ModelError: the directory is in use.
+    """
+    config, own = _written(head, target_name, layout)
+    tensors = dict(own)
+    if view is not None:
+        config["soothsay"] = {**config.get("soothsay", {}), "view": view_config(view)}
+        tensors |= view_tensors(view)
+    file = "medusa_lm_head.safetensors" if head.method == "medusa" and not layout else "model.safetensors"
+    with writing(Path(directory)) as writer:
+        save_file(tensors, writer.directory / file, metadata={"format": "pt"})
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (writer.directory / "config.json").write_text(text, encoding="utf-8")
+
+
+def _opener(files: DrafterFiles, own: bool) -> Opened:
+    """The reader for these files. `own`: they are the target's checkpoint."""
+    config = files.config
+    for key, known in (("soothsay_method", OWN), ("speculators_model_type", SPECULATORS)):
+        if key in config:
+            if config[key] not in known:
+                raise DrafterError(
+                    f"{files.path} holds a drafter of kind {config[key]!r}, which is not supported; "
+                    f"soothsay reads {SUPPORTED}"
+                )
+            return known[config[key]]
+    if any(key in config for key in ("dflash_config", "mask_token_id")):
+        raise DrafterError(
+            f"{files.path} holds a drafter that fills masks (DFlash and its kin), which is not supported; "
+            f"soothsay reads {SUPPORTED}"
+        )
+    for found, opened in ((is_eagle3, open_eagle3), (is_eagle, open_eagle), (is_medusa, open_medusa)):
+        if found(files):
+            return opened
+    if is_mtp(files):
+        return open_mtp
+    if own:
+        raise DrafterError(
+            f"{files.path} has no MTP modules in its checkpoint, and no drafters/mtp beside it: train some, "
+            "or name some, mtp(model=...)"
+        )
+    if any(name.endswith("layers.0.input_layernorm.weight") for name in files.names):
+        raise DrafterError(
+            f"{files.path} holds a whole model and no drafter of features: give it as "
+            f"draft-model(model={files.path})"
+        )
+    raise DrafterError(f"{files.path} holds no drafter that soothsay knows; it reads {SUPPORTED}")
+
+
+def _written(head: Head, target: str, layout: str) -> Written:
+    match head, layout:
+        case EagleHead(), "":
+            return write_eagle(head)
+        case Eagle3Head(), "":
+            return write_eagle3(head)
+        case Eagle3Head(), "speculators":
+            return write_speculators_eagle3(head, target)
+        case MedusaHead(), "":
+            return write_medusa(head, target)
+        case MedusaHead(), "vllm":
+            return write_vllm_medusa(head)
+        case MTPHead(), "":
+            return write_mtp(head)
+        case MTPHead(), "speculators":
+            return write_speculators_mtp(head, target)
+        case ((HydraHead() | BlockHead()), ""):
+            return write_own(head, target)
+        case _:
+            raise DrafterError(
+                f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', "
+                "medusa as 'vllm', and all of them with the layout left out"
+            )

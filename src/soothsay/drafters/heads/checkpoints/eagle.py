@@ -1,0 +1,238 @@
+"""EAGLE-1 and EAGLE-3, as SafeAILab, vLLM, SGLang and vLLM's speculators write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soothsay.config import ModelConfig
+from soothsay.drafters.heads.checkpoints.blocks import block_config, check_block, hf_config, refusal
+from soothsay.drafters.heads.checkpoints.files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.names import Names, block_names, split
+from soothsay.drafters.heads.checkpoints.stored import StoredHead
+from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.errors import DrafterError
+
+EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
+
+
+def eagle3_names(layer: str) -> Names:
+    """EAGLE-3's table of names. `layer` is the prefix of the block's tensors and ends in a dot."""
+    return {
+        "embedding": ("embed_tokens",),
+        "fc": ("fc",),
+        "norm": ("norm",),
+        "head": ("lm_head",),
+        **block_names("block.", layer),
+        "embedding_norm": (f"{layer}input_layernorm",),
+        "hidden_norm": (f"{layer}hidden_norm",),
+    }
+
+
+def is_eagle(files: DrafterFiles) -> bool:
+    """Whether the tensors are EAGLE-1's or EAGLE-2's."""
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.names
+
+
+def is_eagle3(files: DrafterFiles) -> bool:
+    """Whether the tensors are EAGLE-3's."""
+    return any(f"{layer}hidden_norm.weight" in files.names for layer in ("midlayer.", "layers.0."))
+
+
+def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open EAGLE-1. Copies of the target's embedding and output head in the files are ignored."""
+    raw = files.config
+    if isinstance(raw.get("model"), dict):  # vLLM's wrapper
+        raw = {**raw["model"], "soothsay": raw.get("soothsay")}
+    _check_one_layer(files)
+    check_block(files, raw, "layers.0.")
+    block = block_config(files, raw, EAGLE, "block.")
+    fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
+    fit.check_layers((raw.get("soothsay") or {}).get("target_layers", fit.config.num_layers))
+    fit.check_context(block.max_positions)
+    config = EagleConfig(block, "fc.bias" in files.names, fit.config.num_layers)
+    return StoredHead(
+        files,
+        fit,
+        "EAGLE-1",
+        lambda: EagleHead(config, fit.kernels_for(block)),
+        EAGLE,
+        ignored=r"(embed_tokens|lm_head)\.weight",
+    )
+
+
+def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open EAGLE-3 in the original layout, vLLM's, or speculators'."""
+    speculators = "speculators_model_type" in files.config
+    raw = files.config.get("transformer_layer_config", {}) if speculators else files.config
+    layer = "midlayer." if "midlayer.hidden_norm.weight" in files.names else "layers.0."
+    _check_one_layer(files)
+    check_block(files, raw, layer)
+    names = eagle3_names(layer)
+    block = block_config(files, raw, names, "block.")
+    target_size = int(files.config.get("target_hidden_size") or block.hidden_size)
+    own = "embed_tokens.weight" in files.names
+    fit.check(hidden=target_size, vocab=block.vocab_size)
+    if not own:  # the head reads the target's embedding
+        fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
+    fit.check_context(block.max_positions)
+    taps = _taps(files, fit.config.num_layers)
+    fit.check_taps(taps)
+    if "lm_head.weight" not in files.names:
+        raise DrafterError(
+            f"{files.path} has no lm_head.weight, the output head of EAGLE-3: it is incomplete"
+        )
+    given, draft = _vocabulary(files, block, fit)
+    if own and fit.has_embedding(files.read("embed_tokens.weight")):
+        own = False
+    config = Eagle3Config(
+        block,
+        target_size,
+        draft,
+        taps,
+        bool(files.config.get("norm_before_residual", speculators)),
+        own,
+    )
+    return StoredHead(
+        files,
+        fit,
+        f"EAGLE-3 ({'speculators' if speculators else 'original' if layer == 'midlayer.' else 'vLLM'})",
+        lambda: Eagle3Head(config, fit.kernels_for(block)),
+        names,
+        given,
+        ignored=r"t2d|embed_tokens\.weight|verifier_(norm|lm_head)\.weight",
+    )
+
+
+def write_eagle(head: EagleHead) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Make config.json and tensors as SafeAILab's code and vLLM read them."""
+    block = head.config.block
+    config = {
+        **hf_config(block),
+        "architectures": ["LlamaForCausalLM"],
+        "bias": head.config.bias,
+        "soothsay": {"target_layers": head.config.target_layers},
+    }
+    return config, split(head, EAGLE, block)
+
+
+def write_eagle3(head: Eagle3Head) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Make config.json and tensors as SafeAILab's code, SGLang and vLLM read them.
+
+    config.json states the taps twice: vLLM numbers layers by their inputs, SGLang by their outputs.
+    """
+    c = head.config
+    config = {
+        **hf_config(c.block),
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "target_hidden_size": c.target_hidden_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "norm_before_residual": c.norm_before_residual,
+        "eagle_aux_hidden_state_layer_ids": list(c.taps),
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in c.taps],
+        },
+    }
+    return config, _eagle3_tensors(head, "midlayer.")
+
+
+def write_speculators_eagle3(
+    head: Eagle3Head, target: str
+) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Make config.json and tensors as vLLM's speculators reads them."""
+    c = head.config
+    config = {
+        **speculators_config("eagle3", "Eagle3Speculator", target),
+        "transformer_layer_config": hf_config(c.block),
+        "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": None if c.target_hidden_size == c.block.hidden_size else c.target_hidden_size,
+        "norm_before_residual": c.norm_before_residual,
+        "norm_before_fc": False,
+        "eagle_aux_hidden_state_layer_ids": list(c.taps),
+    }
+    return config, _eagle3_tensors(head, "layers.0.")
+
+
+def speculators_config(method: str, architecture: str, target: str) -> dict[str, Any]:
+    """The keys that all of speculators' configurations have."""
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": method,
+        "torch_dtype": "bfloat16",
+        "speculators_config": {
+            "algorithm": method,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+    }
+
+
+def _eagle3_tensors(head: Eagle3Head, layer: str) -> Iterator[tuple[str, Tensor]]:
+    whole = head.config.draft_vocab_size == head.config.block.vocab_size
+    for name, tensor in split(head, eagle3_names(layer), head.config.block):
+        if name != "d2t" or not whole:
+            yield name, tensor
+    if not whole:
+        t2d = torch.zeros(head.config.block.vocab_size, dtype=torch.bool)
+        t2d[head.token_ids.cpu()] = True
+        yield "t2d", t2d
+
+
+def _check_one_layer(files: DrafterFiles) -> None:
+    layers = {name.split(".")[1] for name in files.names if re.match(r"layers\.\d+\.", name)}
+    if layers - {"0"}:
+        raise refusal(files, f"it has {len(layers)} decoder blocks, where EAGLE has one")
+
+
+def _taps(files: DrafterFiles, layers: int) -> tuple[int, ...]:
+    """The layers of the target whose inputs the head reads."""
+    config = files.config
+    nested: Mapping[str, Any] = config.get("eagle_config") or {}
+    if not nested.get("use_aux_hidden_state", True):
+        raise refusal(files, "it reads the target's last layer only (use_aux_hidden_state is false)")
+    ids = config.get("eagle_aux_hidden_state_layer_ids")
+    if ids:  # vLLM: i means the input of layer i
+        return tuple(int(i) for i in ids)
+    ids = nested.get("eagle_aux_hidden_state_layer_ids")
+    if ids:  # SGLang: i means the output of layer i
+        return tuple(int(i) + 1 for i in ids)
+    return 2, layers // 2, layers - 3
+
+
+def _vocabulary(files: DrafterFiles, block: ModelConfig, fit: Fit) -> tuple[dict[str, Tensor], int]:
+    """Values of the draft vocabulary that are not in the files as we need them, and its number of tokens."""
+    draft, target = files.shape("lm_head.weight")[0], fit.config.vocab_size
+    if "d2t" in files.names:
+        offsets = files.read("d2t")
+        ids = offsets + torch.arange(len(offsets))
+        if len(ids) != draft or int(ids.min()) < 0 or int(ids.max()) >= target:
+            raise DrafterError(
+                f"{files.path}: d2t maps {len(ids):,} tokens to ids up to {int(ids.max()):,}; the output "
+                f"head has {draft:,} rows and the target {target:,} tokens: take the drafter of this target"
+            )
+        return {}, draft
+    if draft != block.vocab_size:
+        raise DrafterError(
+            f"{files.path} has an output head of {draft:,} tokens of {block.vocab_size:,}, and no d2t that "
+            "says which: the download is incomplete"
+        )
+    kept = min(draft, target)  # rows beyond are padding
+    given = {"d2t": torch.zeros(kept, dtype=torch.int64)}
+    if kept < draft:
+        given["head.weight"] = files.read("lm_head.weight")[:kept]
+    return given, kept

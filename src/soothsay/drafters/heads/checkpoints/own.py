@@ -1,0 +1,63 @@
+"""Our own layout, for heads that no other engine reads: our own names, config.json says the method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from torch import Tensor
+
+from soothsay.drafters.heads.checkpoints.blocks import block_config, hf_config
+from soothsay.drafters.heads.checkpoints.files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.names import split
+from soothsay.drafters.heads.checkpoints.stored import StoredHead
+from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
+from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
+from soothsay.errors import DrafterError
+
+
+def open_hydra(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open Hydra heads that `soothsay train` has written."""
+    config = HydraConfig(**_values(HydraConfig, files))
+    fit.check(hidden=config.hidden_size, vocab=int(files.config.get("vocab_size", fit.config.vocab_size)))
+    fit.check_layers(config.target_layers)
+    return StoredHead(files, fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
+
+
+def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open a one-pass head that `soothsay train` has written."""
+    raw = {"num_hidden_layers": 0, **_required(files, "block")}
+    block = block_config(files, raw, {}, "blocks.0.", int(raw["num_hidden_layers"]))
+    config = BlockConfig(**{**_values(BlockConfig, files), "block": block})
+    fit.check(hidden=config.target_hidden_size, vocab=block.vocab_size)
+    fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
+    fit.check_taps(config.taps)
+    fit.check_context(block.max_positions)
+    return StoredHead(files, fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
+
+
+def write_own(
+    head: HydraHead | BlockHead, target: str
+) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Make config.json and tensors for soothsay."""
+    config = {"soothsay_method": head.method, "target": target, **asdict(head.config)}
+    if isinstance(head, BlockHead):
+        config["block"] = hf_config(head.config.block)
+    return config, split(head, {})
+
+
+def _values(kind: type[HydraConfig | BlockConfig], files: DrafterFiles) -> dict[str, Any]:
+    """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
+    values = {field.name: _required(files, field.name) for field in fields(kind)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _required(files: DrafterFiles, key: str) -> Any:
+    config: Mapping[str, Any] = files.config
+    if key not in config:
+        raise DrafterError(
+            f"{files.path / 'config.json'} has no {key!r}; it is damaged, or of another version"
+        )
+    return config[key]

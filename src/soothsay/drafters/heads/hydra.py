@@ -1,0 +1,82 @@
+"""Hydra (Ankner et al. 2024, arXiv 2402.05109): Medusa's heads, each of which reads the tokens above it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from soothsay.config import DType
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
+from soothsay.drafters.heads.loading import load_head
+from soothsay.drafters.heads.modules.hydra import HydraHead
+from soothsay.drafters.trees.features import LastFeatures
+from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.shapes import ConfidentShape
+
+
+class Hydra(LevelwiseDrafter):
+    """Grows trees with Hydra's heads: head k reads the feature and the k tokens on the path to a node.
+
+    It has no KV. A node's state is the vector that its head reads: `[(k + 1) * H]`, the feature of the token
+    before the root and the embeddings of the path's tokens, the root included.
+
+    Args:
+        target: the model to draft for.
+        model: a directory with the heads, or a `HydraHead`; "" is `drafters/hydra` beside the target.
+        width: nodes of each level that are expanded; None: as many as the largest tree has room for.
+        branch: likeliest tokens that are added below each of them; None: one more than `width`.
+        dtype: element type of the heads' linear layers; "auto" is the target's.
+    """
+
+    trained = True
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | HydraHead = "",
+        width: int | None = None,
+        branch: int | None = None,
+        dtype: DType = "auto",
+    ):
+        self.target, self.served = target, load_head(HydraHead, model, target, dtype)
+        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
+        shape = ConfidentShape.within("hydra", target, self.head.config.num_heads, width, branch)
+        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
+        self.features = LastFeatures()
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow a tree for each request whose feature is known; the others get the root alone."""
+        return self.grower.grow(self, requests, self.min_level_gain)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the features that the heads read next."""
+        self.features.observe(observations, self.served.fuse)
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self.features.release(request)
+
+    def ready(self, request: Request) -> bool:
+        """Return whether the feature before the root is known, see `Expander`."""
+        return self.features.ready(request)
+
+    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
+        """Run the first head, see `Expander`."""
+        return self._expand(growing, self.features.stacked([g.request for g in growing]))
+
+    def expand_nodes(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the next head at the frontiers, see `Expander`."""
+        return self._expand(growing, states.index_select(0, parent_rows(growing, states.device)))
+
+    def _expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the frontiers' tokens to `[M, k * H]` states of their parents, and run the next head."""
+        tokens = [token for g in growing for token in g.frontier_tokens]
+        embedded = self.shared.embed(torch.tensor(tokens, dtype=torch.int64, device=above.device))
+        read = torch.cat([above, embedded], dim=-1)
+        parts = read.view(len(read), -1, self.head.config.hidden_size)
+        return self.head.logits(self.head(parts[:, 0], parts[:, 1:]), self.shared), read

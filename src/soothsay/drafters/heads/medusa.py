@@ -1,0 +1,69 @@
+"""Medusa (Cai et al. 2024, arXiv 2401.10774): small heads on one hidden state of the target.
+
+Each head predicts a token one further ahead than the head before it. No head knows what the others predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from soothsay.config import DType
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.heads.loading import load_head
+from soothsay.drafters.heads.modules.medusa import MedusaHead
+from soothsay.drafters.trees.features import LastFeatures
+from soothsay.drafters.trees.layout import TreeLayout
+
+
+class Medusa(Drafter):
+    """Makes trees of the likeliest tokens of Medusa's heads. It has no KV: it reads one feature a request.
+
+    Args:
+        target: the model to draft for.
+        model: a directory with the heads, or a `MedusaHead`; "" is `drafters/medusa` beside the target.
+        nodes: of the largest tree, the root not counted; `EngineConfig.max_tree` may allow fewer.
+        branch: likeliest tokens of each head that may be in the tree.
+        tree: "best-first" chooses nodes in each step by the heads' probabilities, "static" takes one tree for
+            all steps, and "measured" fits that tree to the acceptance so far.
+        dtype: element type of the heads' linear layers; "auto" is the target's.
+    """
+
+    trained = True
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | MedusaHead = "",
+        nodes: int = 63,
+        branch: int = 10,
+        tree: str = "best-first",
+        dtype: DType = "auto",
+    ):
+        self.served = load_head(MedusaHead, model, target, dtype)
+        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
+        self.layout = TreeLayout(tree, self.head.config.num_heads, branch, nodes, target.model.kernels)
+        self.max_nodes = 1 + nodes
+        self.features = LastFeatures()
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Return a tree for each request whose feature is known, and the root alone for the others."""
+        trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
+        ready = [request for request in requests if request.max_nodes > 1 and self.features.ready(request)]
+        if ready:
+            logits = self.head.guesses(self.features.stacked(ready), self.shared)  # [R, heads, V]
+            depths = [self.head.config.num_heads] * len(ready)
+            trees.update(zip(ready, self.layout.trees(ready, logits.flatten(0, 1), depths), strict=True))
+        return [*trees.values()]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the features that the heads read next, and count which tokens were right."""
+        self.features.observe(observations, self.served.fuse)
+        self.layout.observe(observations)
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self.features.release(request)
+        self.layout.release(request)

@@ -1,0 +1,1 @@
+"""Modules of trained heads: what they compute, and the configuration of each."""

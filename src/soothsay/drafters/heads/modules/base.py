@@ -1,0 +1,133 @@
+"""Base classes of trained heads: modules that read the target's features and share its ends.
+
+One module is trained and served. During training its linear layers are `Dense`, in float32. `serve` converts
+them to the kinds that the target's kernels are fast at.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.core.batch import Batch
+from soothsay.model.kernels import Kernels
+from soothsay.model.transformer import Embedding, RMSNorm, Transformer
+
+
+class TargetEnds(nn.Module):
+    """The parts of a target that heads share: its embedding, its last norm and its output head.
+
+    They are held by reference and never trained. V is the size of the target's vocabulary, H the size of the
+    hidden states that the ends work with.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        norm: RMSNorm,
+        head: nn.Module,
+        kernels: Kernels,
+        softcap: float | None = None,
+    ):
+        super().__init__()
+        self.embedding, self.norm, self.head = embedding, norm, head
+        self.kernels, self.softcap = kernels, softcap
+
+    @classmethod
+    def of(cls, model: Transformer) -> TargetEnds:
+        """The ends of `model`."""
+        return cls(model.embedding, model.norm, model.head, model.kernels, model.config.logit_softcap)
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return self.norm.weight.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.embedding.weight.shape[0]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed tokens, `[N] -> [N, H]` float32."""
+        embedded: Tensor = self.embedding(tokens)
+        return embedded
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Norm the last layer's output for the output head: `[N, H] -> [N, H]` float32."""
+        return self.kernels.norm(hidden, self.norm, torch.float32)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the output head: normed hidden states `[M, H]` -> logits `[M, V]` float32."""
+        logits: Tensor = self.head(hidden).float()
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+class Head(nn.Module):
+    """A trained drafter's weights and their computation. Drafters serve it, `soothsay.train` trains it."""
+
+    method: ClassVar[str]
+    """The method's name in the registry and in checkpoints."""
+
+    taps: tuple[int, ...]
+    """Layers of the target whose input the head reads. The number of layers means the last output."""
+
+    def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
+        """Compute the feature to keep from the target's features: `[N, H]` for each tap -> `[N, H]` float32.
+
+        Here it is the normed output of the last layer, which is the input of the target's output head.
+        """
+        return shared.normed(taps[0])
+
+
+class RecurrentHead(Head):
+    """A head that continues from its own output, token by token: EAGLE's, EAGLE-3's and MTP's modules.
+
+    Row t reads token t and the feature of token t - 1, stands at position t, and guesses token t + 1. The row
+    of a draft token reads the output of its parent's row in place of a feature. There is no row 0.
+    """
+
+    config: RecurrentConfig
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Dtype of the linear layers' outputs, and of the KV."""
+
+    def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
+        """Embed tokens, `[N] -> [N, H]` float32."""
+        return shared.embed(tokens)
+
+    @abstractmethod
+    def forward(
+        self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
+    ) -> Tensor:
+        """Run one pass.
+
+        Args:
+            embedded: `[N, H]` float32, the embedding of each row's token.
+            features: `[N, H]` float32, the fused feature of the token before, or the parent row's output.
+            batch: the rows' places.
+            kv: keys and values of the module, `[2 * H_kv, S, d]`; None: they exist during the pass only.
+            step: the module's number, for heads with several modules.
+
+        Returns:
+            `[N, H]` float32.
+        """
+
+    def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
+        """Outputs -> logits of the next tokens: `[M, H] -> [M, V]` float32."""
+        return shared.logits(out)
+
+
+class RecurrentConfig(Protocol):
+    """The part that configurations of all recurrent heads have in common."""
+
+    @property
+    def block(self) -> ModelConfig:
+        """The decoder block's configuration. `num_layers` is the number of modules; each has its own KV."""

@@ -1,0 +1,118 @@
+"""The module that guesses a block of tokens in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.core.batch import Batch
+from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.errors import DrafterError
+from soothsay.model.kernels import Kernels
+from soothsay.model.linear import Dense, normal
+from soothsay.model.rope import Rope
+from soothsay.model.transformer import Block, Blocks, Embedding, RMSNorm
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """Configuration of a one-pass head, which shares the target's embedding and output head."""
+
+    block: ModelConfig
+    """The decoder blocks'. `num_layers` is their number, `hidden_size` must be that of the features."""
+
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    """Layers of the target. Their inputs, concatenated and projected, are the feature."""
+
+    size: int
+    """Number of guesses in one pass."""
+
+    markov_rank: int = 0
+    """Rank of the product that corrects a guess by the token before it; 0: no correction."""
+
+    def __post_init__(self) -> None:
+        """Raise `DrafterError` for impossible numbers."""
+        if self.size < 1 or self.block.num_layers < 1 or not self.taps or self.markov_rank < 0:
+            raise DrafterError(
+                f"block with size={self.size}, {self.block.num_layers} layers, taps={self.taps}, "
+                f"markov_rank={self.markov_rank}: it needs at least one guess, layer and tap, no rank below 0"
+            )
+
+
+class BlockHead(Head):
+    """Decoder blocks over a root's row and learned rows after it, all in one pass.
+
+    The root's row makes guess 1, the k-th learned row makes guess k + 1.
+    """
+
+    method = "block"
+
+    def __init__(self, config: BlockConfig, kernels: Kernels):
+        super().__init__()
+        c = config.block
+        self.config, self.kernels, self.taps = config, kernels, config.taps
+        self.fc: nn.Module = Dense.random(len(config.taps) * config.target_hidden_size, c.hidden_size)
+        self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.feature_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.projection: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size)
+        self.blocks = Blocks(Block(c, layer, kernels) for layer in range(c.num_layers))
+        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.rope = Rope(c.rope, c.head_dim)
+        self.queries = nn.Parameter(normal(config.size - 1, 2, c.hidden_size, std=1.0))
+        self.markov_in: Embedding | None = None
+        self.markov_out: nn.Module | None = None
+        if config.markov_rank:
+            self.markov_in = Embedding(normal(c.vocab_size, config.markov_rank, std=0.02), 1.0)
+            self.markov_out = Dense(torch.zeros(c.vocab_size, config.markov_rank))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the linear layers' outputs, and of the KV."""
+        return cast(Block, self.blocks[0]).dtype
+
+    def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
+        """Concatenate features without a norm, and project them: `[N, H]` each -> `[N, H]` float32."""
+        return cast(Tensor, self.fc(torch.cat(list(taps), dim=-1))).float()
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, batch: Batch, kv: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """Run one pass.
+
+        Args:
+            embedded: `[N, H]`, the embedding of each row's token; `queries[k - 1, 0]` for the k-th row
+                after a root.
+            features: `[N, H]`, the fused feature of the token before; `queries[k - 1, 1]` for the k-th row
+                after a root.
+            batch: the rows' places.
+            kv: keys and values of each block, `[2 * H_kv, S, d]`; None: they exist during the pass only.
+
+        Returns:
+            `[N, H]` normed, float32.
+        """
+        normed = [
+            self.kernels.norm(embedded, self.embedding_norm, self.dtype),
+            self.kernels.norm(features, self.feature_norm, self.dtype),
+        ]
+        x = cast(Tensor, self.projection(torch.cat(normed, dim=-1))).float()
+        rope = self.rope(batch.positions)
+        last = len(self.blocks)
+        x = self.blocks(x, (rope, rope), batch, kv, range(last))[last]
+        return self.kernels.norm(x, self.norm, torch.float32)
+
+    def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
+        """Normed outputs `[M, H]` -> logits `[M, V]` float32, before `correct`."""
+        return shared.logits(hidden)
+
+    def correct(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Correct logits `[M, V]` by the tokens `[M]` before the guesses. No product: return `logits`."""
+        if self.markov_in is None or self.markov_out is None:
+            return logits
+        correction: Tensor = self.markov_out(self.markov_in(tokens))
+        return logits + correction.float()

@@ -1,0 +1,104 @@
+"""EAGLE-3's module (Li et al. 2025, arXiv 2503.01840): features of several layers, an own output head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.core.batch import Batch
+from soothsay.drafters.heads.modules.base import RecurrentHead, TargetEnds
+from soothsay.model.kernels import Kernels
+from soothsay.model.linear import Dense, normal
+from soothsay.model.rope import Rope
+from soothsay.model.transformer import Block, Embedding, RMSNorm
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Configuration of EAGLE-3's head."""
+
+    block: ModelConfig
+    """The decoder block's. `num_layers` is 1, `vocab_size` is the target's."""
+
+    target_hidden_size: int
+    draft_vocab_size: int
+    """Number of tokens that the head can draft."""
+
+    taps: tuple[int, ...]
+    """Layers of the target whose input the head reads. The number of layers means the last output."""
+
+    norm_before_residual: bool = False
+    """Whether the attention's output is added to the normed hidden state instead of the hidden state."""
+
+    own_embedding: bool = False
+    """Whether the head has its own embedding instead of the target's."""
+
+
+class Eagle3Head(RecurrentHead):
+    """One decoder block whose attention reads a token's embedding together with the state before the token.
+
+    `d2t` `[V_draft]` int64: token i of the draft vocabulary is token `i + d2t[i]` of the target's.
+    """
+
+    method = "eagle3"
+    config: Eagle3Config
+    d2t: Tensor
+
+    def __init__(self, config: Eagle3Config, kernels: Kernels):
+        super().__init__()
+        c = config.block
+        self.config, self.kernels, self.taps = config, kernels, config.taps
+        self.embedding = (
+            Embedding(normal(c.vocab_size, c.hidden_size, std=0.02), 1.0) if config.own_embedding else None
+        )
+        self.fc: nn.Module = Dense.random(len(config.taps) * config.target_hidden_size, c.hidden_size)
+        self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.block = Block(c, 0, kernels, 2 * c.hidden_size)
+        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.head: nn.Module = Dense.random(c.hidden_size, config.draft_vocab_size)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.rope = Rope(c.rope, c.head_dim)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the linear layers' outputs, and of the KV."""
+        return self.block.dtype
+
+    @property
+    def token_ids(self) -> Tensor:
+        """`[V_draft]` int64: the target's ids of the draft vocabulary's tokens."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
+        """Concatenate the layers' inputs without a norm, and project them: `[N, H]` float32."""
+        return cast(Tensor, self.fc(torch.cat(list(taps), dim=-1))).float()
+
+    def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
+        """Embed tokens, `[N] -> [N, H]` float32."""
+        if self.embedding is None:
+            return shared.embed(tokens)
+        embedded: Tensor = self.embedding(tokens.clamp(max=len(self.embedding.weight) - 1))
+        return embedded
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
+    ) -> Tensor:
+        """See `RecurrentHead`. The output is the next row's feature, before the last norm."""
+        normed = self.kernels.norm(features, self.hidden_norm, self.dtype)
+        both = torch.cat([self.kernels.norm(embedded, self.embedding_norm, self.dtype), normed], dim=-1)
+        residual = normed.float() if self.config.norm_before_residual else features
+        out: Tensor = self.block(residual, self.rope(batch.positions), batch, kv, both)
+        return out
+
+    def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
+        """`[M, H] -> [M, V]` float32 in the target's vocabulary; minus infinity outside of `d2t`."""
+        normed = self.kernels.norm(out, self.norm, torch.float32)
+        logits = cast(Tensor, self.head(normed)).float()
+        full = logits.new_full((len(logits), shared.vocab_size), -torch.inf)
+        return full.index_copy_(1, self.token_ids, logits)

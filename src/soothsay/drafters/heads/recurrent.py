@@ -1,0 +1,112 @@
+"""Drafters whose head continues from its own output, token by token: EAGLE, EAGLE-2, EAGLE-3, MTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
+from soothsay.drafters.heads.modules.base import RecurrentHead
+from soothsay.drafters.heads.serving import Served
+from soothsay.drafters.trees.context import DraftPass, own_pool, pack
+from soothsay.drafters.trees.features import FeatureKV
+from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.shapes import TreeShape
+
+Outputs = tuple[Tensor, ...]
+"""`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
+or the first if it is the only one."""
+
+
+class RecurrentDrafter(LevelwiseDrafter):
+    """Grows trees with a recurrent head. It has KV of its own, and reads the target's features.
+
+    The row of a committed token reads the target's feature of the token before. The row of a node reads the
+    head's output at its parent. A subclass whose head has several modules redefines `run_committed` and
+    `run_nodes`.
+
+    Args:
+        target: the model to draft for.
+        served: the head, ready to draft.
+        shape: which nodes a tree gets.
+    """
+
+    trained = True
+
+    def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
+        self.target, self.served, self.taps = target, served, served.taps
+        self.kv = FeatureKV(target, own_pool(target, served.head.config.block, served.head.dtype))
+        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow a tree for each request whose features are known; the others get the root alone."""
+        return self.grower.grow(self, requests, self.min_level_gain)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the features that the next rows read."""
+        for batch in self.kv.observe(observations, self.served.fuse):
+            self.run_committed(batch)
+
+    @torch.inference_mode()
+    def release(self, request: Request) -> None:
+        """Forget a request, after its full blocks are complete for other requests."""
+        for batch in self.kv.close(request):
+            self.run_committed(batch)
+
+    def reset(self) -> None:
+        """Forget what was computed for other requests."""
+        self.kv.reset()
+
+    def ready(self, request: Request) -> bool:
+        """Return whether all features up to the root are known, see `Expander`."""
+        return self.kv.ready(request)
+
+    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
+        """Compute committed tokens up to the roots, see `Expander`."""
+        found: dict[Request, list[Tensor]] = {}
+        for batch in self.kv.catch_up({g.request: g.expanded for g in growing}):
+            for request, *rows in zip(batch.ends, *self.run_committed(batch), strict=True):
+                found[request] = rows
+        modules = zip(*(found[g.request] for g in growing), strict=True)
+        outputs = tuple(torch.stack(rows) for rows in modules)
+        return self._logits(outputs), outputs
+
+    def expand_nodes(self, growing: Sequence[GrowingTree], states: Outputs) -> tuple[Tensor, Outputs]:
+        """Compute the frontiers; the states are the outputs of the last level. See `Expander`."""
+        parents = parent_rows(growing, states[0].device)
+        read = tuple(output.index_select(0, parents) for output in states)
+        packed = self.pack([g.frontier_rows(self.kv.states[g.request].first_key) for g in growing])
+        outputs = tuple(out.index_select(0, packed.logit_rows) for out in self.run_nodes(packed, read))
+        return self._logits(outputs), outputs
+
+    def run_committed(self, batch: DraftPass) -> Outputs:
+        """Compute a pass over committed tokens. Return the outputs of its logit rows, of every module."""
+        packed = self.pack(batch.rows)
+        out = self.run_module(packed, torch.cat(batch.features))
+        return (out.index_select(0, packed.logit_rows),)
+
+    def run_nodes(self, packed: Batch, read: Outputs) -> Outputs:
+        """Compute a pass over nodes, which read the outputs of their parents.
+
+        Returns `[N, H]` outputs of the module whose predictions come next, and of those after it.
+        """
+        return (self.run_module(packed, read[0]),)
+
+    def run_module(self, packed: Batch, features: Tensor, module: int = 0) -> Tensor:
+        """Compute a pass of one module: `[N, H]` features -> `[N, H]` outputs."""
+        head, shared = self.served.head, self.served.shared
+        embedded = head.embed(packed.tokens, shared)
+        out: Tensor = head(embedded, features, packed, self.kv.pool.layers[module], module)
+        return out
+
+    def pack(self, rows: Sequence[Rows]) -> Batch:
+        """Lay out a pass of the head."""
+        return pack(rows, self.target, self.served.head.config.block)
+
+    def _logits(self, outputs: Outputs) -> Tensor:
+        return self.served.head.logits(outputs[0], self.served.shared)

@@ -1,0 +1,1 @@
+"""Drafters that look up what followed the last tokens: in the request, in earlier ones, on disk."""

@@ -1,0 +1,129 @@
+"""An n-gram model that learns from the engine's requests, as a drafter.
+
+The n-gram model is the oldest language model (Shannon 1948). ANPD (Ou et al. 2024, arXiv 2404.08698) keeps
+one for each request. This drafter has one for all requests, and backs off to shorter contexts with absolute
+discounting (Ney, Essen and Kneser 1994).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+from weakref import WeakKeyDictionary
+
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Target, check_at_least_one
+from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, grow
+from soothsay.errors import DrafterError
+
+Tokens = tuple[int, ...]
+
+DOUBT = 2.0
+"""Context length at which half of a lone count is believed. Between 0.5 and 4, sibyl's tokens a step differ
+by at most 3 %; with 2, estimated and measured acceptance agree."""
+
+
+class Counts(Source[Tokens]):
+    """Counts of the tokens after each context of up to `order - 1` tokens.
+
+    Args:
+        order: n, the number of tokens of an n-gram.
+        memory: number of contexts to keep; the least recently seen are dropped.
+    """
+
+    __slots__ = ("_followers", "_memory", "_order")
+
+    def __init__(self, order: int, memory: int):
+        self._order, self._memory = order, memory
+        self._followers: OrderedDict[Tokens, dict[int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    def read(self, before: Sequence[int], tokens: Sequence[int]) -> None:
+        """Count tokens of a text. `before` are the `order - 1` or more tokens before them, or all of them."""
+        followers = self._followers
+        text = (*before, *tokens)
+        for at in range(len(before), len(text)):
+            token = text[at]
+            for length in range(1, min(self._order - 1, at) + 1):
+                context = text[at - length : at]
+                counts = followers.get(context)
+                if counts is None:
+                    followers[context] = {token: 1}
+                else:
+                    counts[token] = counts.get(token, 0) + 1
+                    followers.move_to_end(context)
+            while len(followers) > self._memory:
+                followers.popitem(last=False)
+
+    def followers(self, context: Tokens) -> Followers:
+        """The followers of a context. The doubt falls with its length."""
+        counts = self._followers.get(context)
+        if counts is None:
+            return Followers((), 0, 0, 1.0)
+        doubt = DOUBT / (DOUBT + len(context))
+        return Followers(islice(counts.items(), WIDEST), sum(counts.values()), len(counts), doubt)
+
+    def shorter(self, context: Tokens) -> Tokens | None:
+        """The context without its first token."""
+        return context[1:] if len(context) > 1 else None
+
+    def after(self, context: Tokens, token: int) -> Tokens:
+        """The context with `token` appended, cut to `order - 1` tokens."""
+        return (*context, token)[-(self._order - 1) :]
+
+
+class NGram(Drafter):
+    """Proposes the likeliest continuations under an n-gram model of all its requests.
+
+    The model learns from prompts and answers while requests run. A token takes about 3 microseconds to learn,
+    and a context takes 450 bytes.
+
+    Args:
+        target: the model to draft for.
+        order: n; contexts have up to n - 1 tokens.
+        nodes: maximum size of a tree, the root included.
+        memory: number of contexts to keep; the least recently seen are dropped.
+    """
+
+    def __init__(self, target: Target, order: int = 4, nodes: int = 32, memory: int = 200_000):
+        check_at_least_one("ngram", nodes=nodes, memory=memory)
+        if order < 2:
+            raise DrafterError(f"ngram(order={order}): an n-gram needs at least 2 tokens")
+        self.target, self.max_nodes = target, nodes
+        self.order, self.memory = order, memory
+        self.reset()
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The likeliest continuations of each request; only the root if its context is unknown."""
+        for request in requests:
+            self._learn(request)
+        return [self._propose(request) for request in requests]
+
+    def release(self, request: Request) -> None:
+        """Learn the last tokens of an ended request. A preempted request continues where it was."""
+        if request.finish_reason is not None:
+            self._learn(request)
+            self._learnt.pop(request, None)
+
+    def reset(self) -> None:
+        """Forget all counts."""
+        self._learnt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # tokens learnt from each request
+        self._counts = Counts(self.order, self.memory)
+
+    def _propose(self, request: Request) -> DraftTree:
+        tree = DraftTree(int(request.tokens[-1]))
+        context = tuple(request.tokens[1 - self.order :].tolist())
+        grow(tree, [(self._counts, context)], min(request.max_nodes, self.max_nodes), request.max_depth)
+        return tree
+
+    def _learn(self, request: Request) -> None:
+        known, size = self._learnt.get(request, 0), len(request.tokens)
+        if known < size:
+            first = max(known - self.order + 1, 0)
+            text = request.tokens[first:].tolist()
+            self._counts.read(text[: known - first], text[known - first :])
+            self._learnt[request] = size

@@ -1,0 +1,192 @@
+"""Token Recycling (Luo et al. 2024, arXiv 2408.08696): draft from the target's own earlier logits.
+
+A matrix has the likeliest successors of every token. It is filled from all logits of verification, of
+accepted and rejected nodes. Drafting walks it from the last token on, without a model, training or search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from soothsay.core.noise import gumbel, noise_key
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Guessing
+from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.trees.layout import TREE_KINDS, RankAcceptance
+from soothsay.errors import DrafterError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+READ = math.log(0.3)
+"""Log-probability of a successor that was read in a text, while the target's logits are unknown."""
+
+LEAST = -1e30
+"""A number below all log-probabilities except minus infinity."""
+
+
+class Recycling(Drafter):
+    """Walks a matrix `[V, branch]` of each token's successors by the target's last logits after that token.
+
+    Above temperature 0, the noise of the position is added to log-probabilities, as in the target's draw.
+    Before a token was in a tree, its row has the token that followed it in a text. All requests share the
+    matrix.
+
+    Args:
+        target: the model to draft for.
+        branch: number of successors of each token; the paper has 8.
+        depth: maximum depth of a tree.
+        nodes: maximum size of a tree without the root; `EngineConfig.max_tree` may allow fewer. The paper's
+            tree has 80, in 6 levels.
+        tree: "best-first" chooses nodes by the log-probabilities in the matrix. "static" chooses them by
+            typical acceptance rates of ranks, as the paper does. "measured" uses measured rates.
+
+    Raises `DrafterError` for numbers below 1 and for an unknown kind of tree.
+    """
+
+    def __init__(
+        self, target: Target, branch: int = 16, depth: int = 6, nodes: int = 80, tree: str = "best-first"
+    ):
+        check_at_least_one("recycling", branch=branch, depth=depth, nodes=nodes)
+        if tree not in TREE_KINDS:
+            raise DrafterError(f"recycling(tree={tree!r}) is not known; choose {', '.join(TREE_KINDS)}")
+        self.kernels = target.model.kernels
+        self.vocab_size = target.model.config.vocab_size
+        self.branch, self.depth, self.nodes, self.tree = min(branch, self.vocab_size), depth, nodes, tree
+        self.max_nodes = 1 + nodes
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all successors."""
+        shape = self.vocab_size, self.branch
+        self._tokens = np.zeros(shape, dtype=np.int32)
+        self._log_probs = np.full(shape, -np.inf, dtype=np.float16)  # minus infinity: no successor
+        self._acceptance = RankAcceptance(typical_rates(self.depth, self.branch))
+        self._read: dict[Request, int] = {}  # number of tokens read from each request
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The best nodes below each request's last token."""
+        rates = None
+        if self.tree != "best-first":
+            rates = np.log(np.maximum(self._acceptance.rates, 1e-6)).astype(np.float32)
+        trees = []
+        for request in requests:
+            self._read_new(request)
+            trees.append(self._grow(request, rates))
+        return trees
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Store the largest logits of every node in the matrix."""
+        for seen in observations:
+            if self.tree == "measured" and seen.tree is not None and seen.verdict is not None:
+                self._measure(seen)
+        for seen in observations:
+            if seen.tree is not None and seen.logits is not None and seen.verdict is not None:
+                right = [0, *seen.verdict.path]
+                # the last of equal tokens is kept: an accepted one
+                order = [*({*range(len(seen.tree))} - {*right}), *right]
+                tokens = [seen.tree.tokens[node] for node in order]
+                values, successors = self.kernels.largest(seen.logits, self.branch)
+                self._tokens[tokens] = successors.numpy(force=True)[order]
+                self._log_probs[tokens] = values.log_softmax(-1).numpy(force=True)[order]
+
+    def release(self, request: Request) -> None:
+        """Forget a request, and keep what was learnt from it."""
+        self._read.pop(request, None)
+
+    def _read_new(self, request: Request) -> None:
+        """Store successors of new tokens whose rows are empty."""
+        tokens = request.tokens[max(self._read.get(request, 0) - 1, 0) :]
+        self._read[request] = len(request.tokens)
+        before, after = tokens[:-1], tokens[1:]
+        unknown = self._log_probs[before, 0] == -np.inf
+        self._tokens[before[unknown], 0] = after[unknown]
+        self._log_probs[before[unknown], 0] = READ
+
+    def _grow(self, request: Request, rates: FloatArray | None) -> DraftTree:
+        """The tree of the `nodes` best nodes by score, level by level; more if scores are equal.
+
+        A node never scores above its parent. So a node outside the best so far, and everything below it, will
+        never be among the best.
+        """
+        tree = DraftTree(int(request.tokens[-1]))
+        size = min(self.nodes, request.max_nodes - 1)
+        levels: list[
+            tuple[IntArray, IntArray, FloatArray]
+        ] = []  # of the nodes of each level: parent, token, score
+        tokens, above = request.tokens[-1:], np.zeros(1, dtype=np.float32)
+        best, least = np.empty(0, dtype=np.float32), -math.inf
+        for level in range(min(self.depth, request.max_depth) if size > 0 else 0):
+            successors, log_probs = self._successors(request, tokens, level)
+            if rates is not None:
+                successors, log_probs = ranked(successors, log_probs)
+                log_probs = np.where(log_probs > -np.inf, rates[level], log_probs)
+            scores = (log_probs + above[:, None]).ravel()
+            best = np.sort(np.concatenate([best, scores]))[-size:]
+            least = best[0] if len(best) == size else -math.inf
+            kept = np.flatnonzero((scores >= least) & (scores > -np.inf))
+            if len(kept) == 0:
+                break
+            tokens, above = successors.ravel()[kept], scores[kept]
+            levels.append((kept // self.branch, tokens, above))
+        nodes = [0]
+        for parents, tokens, scores in levels:
+            nodes_above, nodes = nodes, []
+            for parent, token, score in zip(parents.tolist(), tokens.tolist(), scores.tolist(), strict=True):
+                if score < least:
+                    nodes.append(-1)  # deeper nodes are better; nothing below it was kept
+                else:
+                    place = nodes_above[parent]
+                    nodes.append(tree.add(place, token, score - tree.scores[place]))
+        return tree
+
+    def _successors(self, request: Request, tokens: IntArray, level: int) -> tuple[IntArray, FloatArray]:
+        """Successors of `tokens` `[m]`, which are all `level` below the root.
+
+        Returns `[m, branch]` tokens and log-probabilities, minus infinity without a successor.
+        """
+        successors = self._tokens[tokens].astype(np.int64)
+        log_probs = known = self._log_probs[tokens].astype(np.float32)
+        params = request.params
+        if params.temperature == 0:
+            return successors, log_probs
+        log_probs = known / max(params.temperature, 1e-30)
+        if params.rule.guessing is Guessing.SHARED_NOISE:
+            key = torch.tensor([noise_key(request.seed, len(request.tokens) + level)])
+            noise = gumbel(key, torch.from_numpy(successors).view(1, -1), self.kernels)
+            log_probs += noise.view(successors.shape).numpy()
+        log_probs -= np.maximum(log_probs.max(1, keepdims=True), LEAST)
+        # 1 if there are no successors
+        log_probs -= np.log(np.maximum(np.exp(log_probs).sum(1, keepdims=True), 1))
+        # a successor from a text keeps its log-probability, though it is alone
+        alone = known[:, -1] == -np.inf
+        log_probs[alone] = known[alone]
+        return successors, log_probs
+
+    def _measure(self, seen: Observation) -> None:
+        """Count which ranks were accepted, along the accepted path."""
+        assert seen.verdict is not None
+        said = [int(seen.request.tokens[-1]), *seen.verdict.tokens]
+        guesses = []
+        for level, token in enumerate(said[: min(self.depth, len(said) - 1)]):
+            successors, log_probs = ranked(*self._successors(seen.request, np.array([token]), level))
+            pairs = zip(successors[0].tolist(), log_probs[0].tolist(), strict=True)
+            guesses.append([pair for pair in pairs if pair[1] > -math.inf])
+        self._acceptance.record(guesses, said[1:])
+
+
+def typical_rates(depth: int, branch: int) -> list[list[float]]:
+    """Expected acceptance rates before measurements, `[depth][rank]`."""
+    return [[0.4 / (rank + 1) ** 1.5 for rank in range(branch)]] * depth
+
+
+def ranked(tokens: IntArray, log_probs: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Sort tokens and log-probabilities `[m, k]`, the likeliest first."""
+    order = np.argsort(-log_probs, axis=1)
+    return np.take_along_axis(tokens, order, 1), np.take_along_axis(log_probs, order, 1)

@@ -1,0 +1,1 @@
+"""Drafters that run a whole model: a small one, or the target in part."""

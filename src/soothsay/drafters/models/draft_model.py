@@ -1,0 +1,187 @@
+"""A small model drafts for a large one (Leviathan et al. 2022, arXiv 2211.17192; Chen et al. 2023, arXiv
+2302.01318).
+
+The draft model samples with the target's own noise: at temperature above 0 it proposes the token that the
+target would draw if both models agreed (Daliri et al. 2024, arXiv 2408.07978). With `width` above 1 it grows
+a tree as EAGLE-2 does (Li et al. 2024, arXiv 2406.16858), and the best nodes are verified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from soothsay.config import DType
+from soothsay.core.batch import Rows
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target, check_at_least_one
+from soothsay.drafters.models.universal import UniversalDraftModel
+from soothsay.drafters.models.vocabulary import Translation
+from soothsay.drafters.places import drafter_directory
+from soothsay.drafters.trees.context import TokenKV, pack
+from soothsay.drafters.trees.growth import GrowingTree, TreeGrower
+from soothsay.drafters.trees.shapes import ConfidentShape
+from soothsay.errors import DrafterError
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.load import load_model
+from soothsay.model.transformer import Transformer
+from soothsay.tokenizer import Tokenizer
+
+
+def draft_model(
+    target: Target,
+    model: str | Path | Transformer = "",
+    depth: int = 4,
+    width: int | None = None,
+    branch: int | None = None,
+    dtype: DType = "auto",
+) -> Drafter:
+    """Return a `DraftModel`, or a `UniversalDraftModel` if its tokenizer is not the target's.
+
+    Args:
+        target: the model to draft for.
+        model: a path or name that `LLM` would take, or a `Transformer` with the target's vocabulary; empty:
+            `drafters/draft-model` beside the target's weights.
+        depth: number of tokens that are drafted in a row.
+        width: nodes of each level that are expanded, in one pass; None: as many as the largest tree has room
+            for. 1 gives a chain.
+        branch: likeliest tokens that are added below each of them; None: one more than `width`.
+        dtype: element type of the draft model, as in `LLM`.
+
+    Raises:
+        DrafterError: a number is below 1; the draft model's context is smaller than the target's; a tree is
+            asked for with another vocabulary; or a tokenizer cannot be translated.
+    """
+    shape = ConfidentShape.within("draft-model", target, depth, width, branch)
+    if isinstance(model, Transformer):
+        return DraftModel(target, model, depth, shape.width, shape.branch)
+    checkpoint = open_checkpoint(str(model) or drafter_directory("draft-model", "", target))
+    translation = _translation(checkpoint.tokenizer(), target, str(model))
+    if translation is not None and max(width or 1, branch or 1) > 1:
+        raise DrafterError(
+            f"the draft model {model} has another vocabulary than the target, so it can only guess a chain: "
+            f"leave out width={width} and branch={branch}"
+        )
+    loaded = load_model(checkpoint, dtype, target.model.device)
+    if translation is None:
+        return DraftModel(target, loaded, depth, shape.width, shape.branch)
+    _check_context(loaded, target)
+    return UniversalDraftModel(target, loaded, translation, depth)
+
+
+class DraftModel(LevelwiseDrafter):
+    """Proposes chains or trees with another model that has the same vocabulary.
+
+    Its KV is in a pool of its own. Blocks that the target found in its prefix cache, but that this model
+    never computed, are computed when they are needed.
+
+    Args:
+        target: the model to draft for.
+        model: the draft model.
+        depth: number of tokens that are drafted in a row.
+        width: nodes of each level that are expanded; 1 gives a chain.
+        branch: likeliest tokens that are added below each of them.
+
+    Raises:
+        DrafterError: a number is below 1, or the model's context is smaller than the target's.
+    """
+
+    trained = True
+
+    def __init__(self, target: Target, model: Transformer, depth: int = 4, width: int = 1, branch: int = 1):
+        check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
+        _check_context(model, target)
+        self.target, self.model = target, model
+        self.kv = TokenKV(target, model.new_cache(target.num_blocks, target.config.block_size))
+        shape = ConfidentShape(depth, width, branch)
+        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow a tree for each request."""
+        return self.grower.grow(self, requests, self.min_level_gain)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the KV of the nodes that were accepted."""
+        self.kv.commit(observations)
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self.kv.release(request)
+
+    def reset(self) -> None:
+        """Forget what was computed for other requests."""
+        self.kv.reset()
+
+    def ready(self, request: Request) -> bool:
+        """Return True: whatever is missing can be computed. See `Expander`."""
+        return True
+
+    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, None]:
+        """Compute committed tokens up to the roots, see `Expander`. Nodes have no state but their KV."""
+        hidden: dict[Request, Tensor] = {}
+        for batch in self.kv.catch_up({g.request: g.expanded for g in growing}):
+            hidden.update(zip(batch.ends, self.run(batch.rows), strict=True))
+        return self._logits(torch.stack([hidden[g.request] for g in growing])), None
+
+    def expand_nodes(self, growing: Sequence[GrowingTree], states: None) -> tuple[Tensor, None]:
+        """Compute the frontiers, see `Expander`."""
+        return self._logits(self.run([g.frontier_rows() for g in growing])), None
+
+    def run(self, rows: Sequence[Rows]) -> Tensor:
+        """Compute a pass of the draft model; `[M, H]` final states of its logit rows."""
+        vocab_size = self.model.config.vocab_size
+        known = [  # the target may have more tokens
+            replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows
+        ]
+        batch = pack(known, self.target, self.model.config)
+        hidden: Tensor = self.model(batch, self.kv.pool)[0]
+        return hidden.index_select(0, batch.logit_rows)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Return `[M, V]` logits in the target's vocabulary, minus infinity where it has more tokens."""
+        logits = self.model.logits(hidden)
+        return F.pad(logits, (0, self.target.model.config.vocab_size - logits.shape[1]), value=-math.inf)
+
+
+def _check_context(model: Transformer, target: Target) -> None:
+    """Raise `DrafterError` if the draft model's context is smaller than the target's."""
+    if model.config.max_positions < (target.config.max_context or 0):
+        raise DrafterError(
+            f"the draft model has a context of {model.config.max_positions} tokens, the target's is "
+            f"{target.config.max_context}: set max_context to at most the former"
+        )
+
+
+def _translation(own: Tokenizer | None, target: Target, name: str) -> Translation | None:
+    """Return how to translate between the tokenizers; None if they agree, or if there are not two.
+
+    Args:
+        own: the draft model's tokenizer.
+        target: its tokenizer is the other one.
+        name: the draft model's name, for the error message.
+
+    Raises:
+        DrafterError: they differ, and one of them cannot be translated.
+    """
+    if own is None or target.tokenizer is None:
+        return None
+    draft, other = own.vocabulary(), target.tokenizer.vocabulary()
+    differing = sorted(token for token in draft.keys() | other.keys() if draft.get(token) != other.get(token))
+    if not differing:
+        return None
+    try:
+        return Translation(own, target.tokenizer)
+    except DrafterError as error:
+        ids = f"{draft.get(differing[0])} against {other.get(differing[0])}"
+        raise DrafterError(
+            f"the draft model {name} has another vocabulary than the target: {len(differing)} tokens differ, "
+            f"for example {differing[0]!r} ({ids}); and one of the tokenizers cannot be translated: {error}. "
+            "Choose a draft model of the same family, or a drafter that needs none, such as prompt-lookup"
+        ) from None

@@ -1,0 +1,198 @@
+"""Searches for the layers that a model can leave out to draft for itself.
+
+Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) searches for a layer set too. Here the set grows by the
+layer whose loss changes the fewest tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soothsay.config import ModelConfig
+from soothsay.core.batch import Batch, Rows
+from soothsay.errors import DrafterError
+from soothsay.files import write_json
+from soothsay.model.transformer import Transformer
+
+METHOD = "layer-skip"
+"""Name of the drafter, in the registry and in files."""
+
+DEEPEST = 8
+"""The largest draft length that is considered when the best length is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkipSet:
+    """A set of layers to leave out, and what it is worth."""
+
+    skip: tuple[int, ...]
+    """The layers, ascending."""
+
+    agreement: float
+    """Share of tokens that are the same with and without the layers, in 0 to 1."""
+
+    cost: float
+    """Cost of a draft token, in passes of the whole model; measured by the weights that are read."""
+
+    def speedup_at(self, depth: int) -> float:
+        """Return the expected tokens for the cost of one pass, with `depth` draft tokens in a row.
+
+        Draft tokens are right independently of each other. Their verification costs as much as a pass of one
+        row (Leviathan et al. 2022, arXiv 2211.17192).
+        """
+        tokens = sum(self.agreement**i for i in range(depth + 1))
+        return tokens / (1 + depth * self.cost)
+
+    @property
+    def depth(self) -> int:
+        """The best number of draft tokens in a row, at least 1."""
+        return max(range(1, DEEPEST + 1), key=self.speedup_at)
+
+    @property
+    def speedup(self) -> float:
+        """The expected speed-up at the best depth."""
+        return self.speedup_at(self.depth)
+
+    def save(self, directory: Path, num_layers: int) -> None:
+        """Write `directory`/config.json, for a model of `num_layers` layers."""
+        directory.mkdir(parents=True, exist_ok=True)
+        content = {"method": METHOD, "num_layers": num_layers, **asdict(self)}
+        write_json(directory / "config.json", content, indent=2)
+
+    @classmethod
+    def load(cls, directory: Path, num_layers: int) -> SkipSet:
+        """Read what `save` wrote.
+
+        Raises:
+            DrafterError: the file is missing or damaged, or is for a model with another number of layers.
+        """
+        file = directory / "config.json"
+        if not file.is_file():
+            raise DrafterError(
+                f"there is no layer set at {directory}: 'soothsay train layer-skip' writes one"
+            )
+        try:
+            content = json.loads(file.read_text("utf-8"))
+            known, skip = int(content["num_layers"]), [int(layer) for layer in content["skip"]]
+            found = cls(tuple(skip), float(content["agreement"]), float(content["cost"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DrafterError(f"{file} is not what 'soothsay train layer-skip' writes: {error!r}") from None
+        if known != num_layers:
+            raise DrafterError(f"{file} is of a model with {known} layers, not of one with {num_layers}")
+        parse_layers(skip, num_layers)
+        return found
+
+
+def parse_layers(skip: str | int | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Return the layers that `skip` names, ascending, each once.
+
+    Example:
+        >>> parse_layers("5, 4", 8), parse_layers(4, 8)
+        ((4, 5), (4,))
+
+    Raises:
+        DrafterError: `skip` cannot be read, or the model does not have a layer.
+    """
+    try:
+        parts = skip.split(",") if isinstance(skip, str) else [skip] if isinstance(skip, int) else skip
+        layers = sorted({int(part) for part in parts})
+    except (ValueError, TypeError):
+        raise DrafterError(f"{METHOD}(skip={skip!r}) is not understood: write skip=4 or skip='4,5'") from None
+    if layers and not 0 <= layers[0] <= layers[-1] < num_layers:
+        raise DrafterError(f"{METHOD}(skip={skip!r}): the target has layers 0 to {num_layers - 1}")
+    return tuple(layers)
+
+
+def search(
+    model: Transformer, samples: Tensor, progress: Callable[[int, int, int], None] = lambda *_: None
+) -> list[SkipSet]:
+    """Find layer sets of one layer, two layers, and so on. Each adds the layer that changes fewest tokens.
+
+    Agreement is measured as it matters in drafting: at each token, all tokens before it have the whole
+    model's KV. A layer that changes tokens in a smaller set is assumed to change at least as many in a larger
+    one. So most layers need not be tried again (lazy greedy, Minoux 1978). The search ends where no larger
+    set can be faster.
+
+    Args:
+        model: the target.
+        samples: `[n, tokens]` int64, text like the text that the model will generate.
+        progress: called with the number of layers left out so far, the number of layers of the model, and
+            the number of tokens compared.
+    """
+    judge, c, found, skip = SkipJudge(model, samples), model.config, list[SkipSet](), list[int]()
+    agreement = dict.fromkeys(range(c.num_layers), 1.0)  # with this layer left out too, when last measured
+    while agreement:
+        progress(len(skip), c.num_layers, judge.judged)
+        tried: set[int] = set()
+        while True:
+            layer = max(agreement, key=lambda layer: (agreement[layer], layer in tried))
+            if layer in tried:
+                break
+            agreement[layer] = judge.agreement({*skip, layer})
+            tried.add(layer)
+        skip.append(layer)
+        found.append(SkipSet(tuple(sorted(skip)), agreement.pop(layer), _cost(c, skip)))
+        least = SkipSet((), found[-1].agreement, _cost(c, range(c.num_layers)))
+        if least.speedup <= max(one.speedup for one in found):
+            break
+    return found
+
+
+class SkipJudge:
+    """Measures how often a model with layers left out predicts the same token as the whole model.
+
+    Args:
+        model: the model.
+        samples: `[n, tokens]` int64. Every token is a row; the rows of a sample share the whole model's KV.
+    """
+
+    def __init__(self, model: Transformer, samples: Tensor):
+        count, size = samples.shape
+        self._model, self.judged = model, 0  # judged: tokens that were compared
+        self._cache = model.new_cache(count * size + size, 1)
+        own = count * size + np.arange(size)  # slots for the KV of the rows with layers left out
+        self._tries, self._expected = list[Batch](), list[Tensor]()
+        for first, tokens in zip(range(0, count * size, size), samples.numpy(), strict=True):
+            slots = first + np.arange(size)
+            whole = self._pack([Rows(tokens, 0, slots)])
+            self._expected.append(self._run(whole, None))
+            rows = [Rows(tokens[t : t + 1], t, np.append(slots[:t], own[t])) for t in range(size)]
+            self._tries.append(self._pack(rows))
+
+    def agreement(self, skip: set[int]) -> float:
+        """Return the share of tokens that stay the same without the layers `skip`, in 0 to 1."""
+        self.judged += sum(len(tokens) for tokens in self._expected)
+        layers = [layer for layer in range(self._model.config.num_layers) if layer not in skip]
+        same = [
+            (self._run(batch, layers) == tokens).float().mean().item()
+            for batch, tokens in zip(self._tries, self._expected, strict=True)
+        ]
+        return sum(same) / len(same)
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, layers: Sequence[int] | None) -> Tensor:
+        """Return `[N]`, the likeliest token after each row."""
+        return self._model.logits(self._model(batch, self._cache, layers=layers)[0]).argmax(-1)
+
+    def _pack(self, rows: Sequence[Rows]) -> Batch:
+        c = self._model.config
+        return Batch.pack(rows, group=c.group, windows=c.windows, device=self._model.device)
+
+
+def _cost(c: ModelConfig, skip: Sequence[int]) -> float:
+    """Return the weights that a row reads without the layers `skip`, as a share of all that it reads."""
+    attention = 2 * c.hidden_size * (c.num_heads + c.num_kv_heads) * c.head_dim
+    dense, sparse = c.intermediate_size, c.experts_per_token * c.expert_size
+    layers = [
+        attention + 3 * c.hidden_size * (sparse if layer in c.sparse_layers else dense)
+        for layer in range(c.num_layers)
+    ]
+    head = c.hidden_size * c.vocab_size
+    return (head + sum(layers) - sum(layers[layer] for layer in skip)) / (head + sum(layers))

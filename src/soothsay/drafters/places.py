@@ -1,0 +1,42 @@
+"""Where the drafters of a target are kept on disk: in `drafters/NAME` beside its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from soothsay.drafters.base import Target
+from soothsay.errors import DrafterError
+
+
+def drafters_beside(target: Target) -> Path | None:
+    """The directory for a target's drafters, which may not be there. None if the target has no path."""
+    return None if target.path is None else target.path / "drafters"
+
+
+def drafter_directory(method: str, model: str, target: Target) -> Path:
+    """The directory of one drafter.
+
+    Args:
+        method: its name in `drafters`.
+        model: a path that a user named; empty: `drafters/METHOD` beside the target's weights. For mtp the
+            target's own directory is the second choice, since its checkpoint may hold MTP modules.
+        target: the model to draft for.
+
+    Raises:
+        DrafterError: no path is named and there is no drafter beside the target.
+    """
+    if model:
+        return Path(model).expanduser()
+    drafters = drafters_beside(target)
+    if drafters is None:
+        raise DrafterError(
+            f"no model is named for {method}, and the target has no directory to look in: write "
+            f"{method}(model=...)"
+        )
+    if (drafters / method).is_dir():
+        return drafters / method
+    if method == "mtp":
+        return drafters.parent
+    raise DrafterError(
+        f"there is no drafter at {drafters / method}: train one, or name one, {method}(model=...)"
+    )

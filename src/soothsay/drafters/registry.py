@@ -1,0 +1,136 @@
+"""The registry: builds a drafter from its specification. A new drafter is a file and a line in `REGISTRY`."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+
+from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
+from soothsay.drafters.control.compose import Cascade, Composite, Merged
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.eagle import Eagle, Eagle2
+from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.hydra import Hydra
+from soothsay.drafters.heads.medusa import Medusa
+from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.lookup.ngram import NGram
+from soothsay.drafters.lookup.prompt_lookup import PromptLookup
+from soothsay.drafters.lookup.recycling import Recycling
+from soothsay.drafters.lookup.rest import Rest
+from soothsay.drafters.lookup.suffix import Suffix
+from soothsay.drafters.models.draft_model import draft_model
+from soothsay.drafters.models.layer_skip import LayerSkip
+from soothsay.drafters.models.lookahead import Lookahead
+from soothsay.drafters.places import drafter_directory
+from soothsay.drafters.spec import Composed, Named, parse
+from soothsay.errors import DrafterError
+
+__all__ = ["REGISTRY", "Drafter", "DrafterSpec", "Observation", "Target", "build_drafter"]
+
+DrafterSpec = str | Callable[[Target], Drafter] | Drafter
+"""What a user may give as a drafter:
+
+- a name in the registry, with options: `"prompt-lookup"`, `"draft-model(model=path, depth=4)"`;
+- a composition: `"a > b"` asks b where a finds little, `"a + b"` merges the drafts of both, `"a | b"` lets a
+  controller choose;
+- a function or a class that makes a drafter for a target;
+- a drafter that was made for the target before."""
+
+TRAINED = {
+    "mtp": "mtp",
+    "eagle3": "eagle3",
+    "block": "block",
+    "eagle2": "eagle",
+    "hydra": "hydra",
+    "medusa": "medusa",
+    "draft-model": "draft-model",
+}
+"""Trained drafters -> the names of their directories. Those with the best acceptance come first."""
+
+
+def automatic(target: Target) -> Controller:
+    """A controller over suffix matching and the first of `TRAINED` that the target has.
+
+    A drafter that exists and cannot be read is left out, with a warning.
+    """
+    parts = [build_drafter("suffix", target)]
+    for name, directory in TRAINED.items():
+        try:
+            place = drafter_directory(directory, "", target)
+        except DrafterError:
+            continue
+        try:
+            parts.append(build_drafter(name, target))
+            break
+        except DrafterError as error:
+            if place.parent.name == "drafters":  # the target's own directory may have no such drafter
+                warnings.warn(f"drafter auto goes without {place}: {error}", stacklevel=2)
+    return Controller(target, parts)
+
+
+REGISTRY: dict[str, Callable[..., Drafter]] = {
+    "auto": automatic,
+    "none": NoDrafter,
+    "prompt-lookup": PromptLookup,
+    "rest": Rest,
+    "recycling": Recycling,
+    "lookahead": Lookahead,
+    "draft-model": draft_model,
+    "layer-skip": LayerSkip,
+    "eagle": Eagle,
+    "eagle2": Eagle2,
+    "eagle3": Eagle3,
+    "mtp": MTP,
+    "medusa": Medusa,
+    "hydra": Hydra,
+    "block": BlockDrafter,
+    "suffix": Suffix,
+    "ngram": NGram,
+}
+
+COMPOSITIONS: dict[str, Callable[[Target, Sequence[Drafter]], Composite]] = {
+    "|": Controller,
+    ">": Cascade,
+    "+": Merged,
+}
+
+
+def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
+    """Build the drafter that `spec` describes.
+
+    Raises `DrafterError` if a name or an option is unknown, or the drafter does not fit the target.
+    """
+    if isinstance(spec, Drafter):
+        return spec
+    if not isinstance(spec, str):
+        return spec(target)
+    return _build(parse(spec), target)
+
+
+def _build(spec: Named | Composed, target: Target) -> Drafter:
+    if isinstance(spec, Composed):
+        parts = [_build(part, target) for part in spec.parts]
+        drafter: Drafter = COMPOSITIONS[spec.operator](target, parts)
+        drafter.name = f" {spec.operator} ".join(part.name for part in parts)
+        return drafter
+    name, options = spec.name, spec.options
+    if name not in REGISTRY:
+        raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}")
+    known = [p for p in inspect.signature(REGISTRY[name]).parameters.values() if p.name != "target"]
+    names = [p.name for p in known]
+    for option in options:
+        if option not in names:
+            choices = f"its options are {', '.join(names)}" if names else "it has no options"
+            raise DrafterError(f"drafter {name!r} has no option {option!r}; {choices}")
+    missing = [p.name for p in known if p.default is p.empty and p.name not in options]
+    if missing:
+        raise DrafterError(f"drafter {name!r} needs {missing[0]}: write {name}({missing[0]}=...)")
+    for p in known:
+        value = options.get(p.name, 0)
+        if p.annotation in ("int", int, "int | None") and not isinstance(value, int):
+            raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
+    drafter = REGISTRY[name](target, **options)
+    drafter.name = name
+    return drafter

@@ -1,0 +1,52 @@
+"""Fills in the engine's numbers that depend on the model and on the machine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soothsay.config import EngineConfig
+from soothsay.errors import ModelError
+from soothsay.machine import available_memory
+from soothsay.model.transformer import Transformer
+
+MEMORY_SHARE = 1 / 4
+"""Largest share of the free memory that the KV pool takes unless it is told its size. The rest is for
+activations, drafters and other programs."""
+
+
+def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
+    """Return `config` with `max_context` and `kv_tokens` filled in, the latter a multiple of `block_size`.
+
+    Raises `ModelError` for numbers that cannot work, and if there is no memory for a KV pool.
+    """
+    _check(config)
+    context = config.max_context or model.config.max_positions
+    if context < 2:
+        raise ModelError(
+            f"max_context={context} is not possible: a prompt and an answer need at least 2 tokens"
+        )
+    if config.kv_tokens is not None:
+        blocks = -(-config.kv_tokens // config.block_size)
+    else:
+        tokens = min(context * config.max_requests, _affordable_tokens(config, model))
+        blocks = max(tokens // config.block_size, 1)
+    return replace(config, max_context=context, kv_tokens=blocks * config.block_size)
+
+
+def _check(config: EngineConfig) -> None:
+    for name in ("block_size", "max_requests", "max_rows", "max_tree"):
+        if getattr(config, name) < 1:
+            raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")
+    if config.max_stall is not None and not config.max_stall > 0:
+        raise ModelError(f"max_stall={config.max_stall} is not possible: it must be above 0 seconds, or None")
+
+
+def _affordable_tokens(config: EngineConfig, model: Transformer) -> int:
+    """The tokens that a KV pool of `MEMORY_SHARE` of the free memory holds."""
+    per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
+    affordable = int(available_memory() * MEMORY_SHARE) // per_token
+    if affordable < config.block_size:
+        raise ModelError(
+            f"no memory is left for the KV pool ({per_token} bytes a token); use a smaller model"
+        )
+    return affordable

@@ -1,0 +1,101 @@
+"""The verification of a step: from the logits of all trees to one verdict a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from soothsay.core.answer import TokenLogprobs
+from soothsay.core.noise import SamplingKernels
+from soothsay.core.sampling import VERIFYING, Keyed, Nodes, best_tokens, perturb
+from soothsay.core.tree import DraftTree
+from soothsay.core.turn import Turn
+from soothsay.core.verify import Evidence, Verdict
+
+
+def verify(turns: Iterable[Turn], logits: Tensor, kernels: SamplingKernels) -> None:
+    """Set `verdict`, `authors` and `logprobs` of every turn that has a tree.
+
+    Verifiers run side by side. In each round every open one names the nodes that it needs to see, and the
+    target's scores of all those nodes are computed together.
+
+    Args:
+        turns: of one step, with `nodes` set.
+        logits: `[M, V]` float32, the rows that `nodes` index.
+        kernels: of the device where the logits are.
+    """
+    open_ = [_Verification(turn, turn.tree) for turn in turns if turn.tree is not None]
+    while open_:
+        rows = [one.turn.nodes.start + node for one in open_ for node in one.wanted.indices]
+        scores = perturb(_rows(logits, rows), [one.wanted for one in open_], kernels)
+        draws, begin = best_tokens(scores, kernels), 0
+        for one in open_:
+            end = begin + len(one.wanted.indices)
+            verdict = one.show(Evidence(draws[begin:end], scores[begin:end]))
+            if verdict is not None:
+                _conclude(one.turn, one.tree, verdict, logits)
+            begin = end
+        open_ = [one for one in open_ if one.turn.verdict is None]
+
+
+class _Verification:
+    """One tree whose verifier is under way."""
+
+    __slots__ = ("_walk", "tree", "turn", "wanted")
+
+    def __init__(self, turn: Turn, tree: DraftTree):
+        request = turn.request
+        self.turn, self.tree = turn, tree
+        chance = Keyed(request.seed, VERIFYING, len(request.tokens))
+        self._walk = request.params.rule.verify(tree, chance)
+        self.wanted = Nodes(request, tree, next(self._walk))
+
+    def show(self, evidence: Evidence) -> Verdict | None:
+        """Give the verifier what the target says at the wanted nodes; return the verdict, if it has one."""
+        try:
+            indices = self._walk.send(evidence)
+        except StopIteration as ended:
+            verdict: Verdict = ended.value
+            return verdict
+        self.wanted = Nodes(self.turn.request, self.tree, indices)
+        return None
+
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """Select some rows. The result is a view if they are consecutive."""
+    if rows == [*range(rows[0], rows[0] + len(rows))]:
+        return logits[rows[0] : rows[-1] + 1]
+    return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _conclude(turn: Turn, tree: DraftTree, verdict: Verdict, logits: Tensor) -> None:
+    """Note a verdict. Ask for authors now: drafters forget their trees when they observe the step."""
+    request = turn.request
+    turn.verdict = verdict
+    nodes = verdict.path if request.traces is None else range(1, len(tree))
+    if nodes:
+        turn.authors = dict(zip(nodes, request.drafter.authors(request, tree, nodes), strict=True))
+    if request.params.logprobs is not None:
+        own = logits[turn.nodes][[0, *verdict.path]]
+        turn.logprobs = _logprobs(own, verdict.tokens, request.params.logprobs)
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """The model's own log-probabilities of the emitted tokens, and of the `count` likeliest beside each.
+
+    Args:
+        logits: `[n, V]` float32, the row before each token.
+        tokens: n token ids.
+        count: at most V.
+    """
+    logprobs = logits.log_softmax(-1)  # [n, V]
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    values, ids = logprobs.topk(count, dim=-1)
+    return [
+        TokenLogprobs(token, logprob, dict(zip(top_ids, top_values, strict=True)))
+        for token, logprob, top_ids, top_values in zip(
+            tokens, chosen, ids.tolist(), values.tolist(), strict=True
+        )
+    ]

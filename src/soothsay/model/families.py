@@ -1,0 +1,274 @@
+"""The model families: how the `config.json` of each becomes a `ModelConfig`.
+
+A new family is one entry of `FAMILIES`. The names of its tensors stand in `soothsay.model.load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from soothsay.config import ModelConfig, RopeConfig
+from soothsay.errors import ModelError
+
+Raw = Mapping[str, Any]
+"""The content of a `config.json`."""
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+"""From a name in `config.json` to ours."""
+
+
+def no_layer(raw: Raw, layers: int) -> list[bool]:
+    """No layer has a sliding window."""
+    return [False] * layers
+
+
+def every_layer(raw: Raw, layers: int) -> list[bool]:
+    """Every layer has a sliding window."""
+    return [True] * layers
+
+
+def even_layers(raw: Raw, layers: int) -> list[bool]:
+    """Layers 0, 2, 4, ... have a sliding window."""
+    return [i % 2 == 0 for i in range(layers)]
+
+
+def all_but_every_sixth(raw: Raw, layers: int) -> list[bool]:
+    """Each layer but every `sliding_window_pattern`-th (default: sixth) has a sliding window."""
+    pattern = int(raw.get("sliding_window_pattern") or 6)
+    return [(i + 1) % pattern != 0 for i in range(layers)]
+
+
+def last_layers(raw: Raw, layers: int) -> list[bool]:
+    """Layers from `max_window_layers` on have a sliding window."""
+    return [i >= int(raw.get("max_window_layers", 28)) for i in range(layers)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family does unlike Llama, where its `config.json` does not say so."""
+
+    qkv_bias_only: bool = False
+    """Queries, keys and values have a bias whatever the file says, and attention's output has none."""
+
+    qk_norm: bool = False
+    activation_key: str = "hidden_act"
+    default_activation: str = "silu"
+    default_tied: bool = False
+    """Whether the output head is the embedding's table."""
+
+    zero_centred_norms: bool = False
+    post_norms: bool = False
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the square root of the hidden size."""
+
+    default_theta: float = 1e4
+    has_local_rope: bool = False
+    """Layers with a sliding window rotate by `rope_local_base_freq`."""
+
+    states_scaled_context: bool = False
+    """`max_position_embeddings` includes linear scaling."""
+
+    has_experts: bool = False
+    always_normalizes_experts: bool = False
+    """The weights of the chosen experts add up to 1 whatever the file says."""
+
+    windowed: Callable[[Raw, int], Sequence[bool]] = no_layer
+    """For each layer, whether it has a sliding window, if the file has a `sliding_window`."""
+
+    reads_layer_types: bool = True
+    """Where the file has `layer_types`, they take the place of `windowed`."""
+
+    window_switch: bool = False
+    """A `sliding_window` counts only if `use_sliding_window` is true."""
+
+    defaults: Raw = field(default_factory=dict)
+    """Values that files of this family leave out."""
+
+
+_GEMMA = Family(
+    activation_key="hidden_activation",
+    default_activation="gelu_pytorch_tanh",
+    default_tied=True,
+    zero_centred_norms=True,
+    post_norms=True,
+    scaled_embedding=True,
+)
+_GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals transformers' defaults
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+}
+
+FAMILIES: dict[str, Family] = {  # by `model_type`
+    "llama": Family(),
+    "mistral": Family(windowed=every_layer, reads_layer_types=False),
+    "mixtral": Family(
+        windowed=every_layer,
+        reads_layer_types=False,
+        default_theta=1e6,
+        has_experts=True,
+        always_normalizes_experts=True,
+    ),
+    "qwen2": Family(qkv_bias_only=True, windowed=last_layers, window_switch=True),
+    "qwen3": Family(qk_norm=True, windowed=last_layers, window_switch=True),
+    "qwen3_moe": Family(
+        qk_norm=True, windowed=every_layer, reads_layer_types=False, window_switch=True, has_experts=True
+    ),
+    "gemma2": replace(_GEMMA, windowed=even_layers),
+    "gemma3_text": replace(
+        _GEMMA,
+        qk_norm=True,
+        windowed=all_but_every_sixth,
+        default_theta=1e6,
+        has_local_rope=True,
+        states_scaled_context=True,
+        defaults=_GEMMA3_DEFAULTS,
+    ),
+}
+
+
+def parse_model_config(raw: Raw) -> ModelConfig:
+    """Turn the content of a Hugging Face `config.json` into a `ModelConfig`.
+
+    Raises `ModelError`, which names what is missing or unknown.
+    """
+    if "text_config" in raw:  # a multimodal wrapper, such as gemma3: the decoder's part is inside
+        outer = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
+        raw = {**raw["text_config"], **outer}
+    name = str(raw.get("model_type", ""))
+    if name not in FAMILIES:
+        named = f"model_type {name!r}" if name else f"architectures {raw.get('architectures')!r}"
+        raise ModelError(f"{named} is not a family that soothsay knows: {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    try:
+        return _parse(name, family, {**family.defaults, **raw})
+    except KeyError as error:
+        raise ModelError(f"config.json of family {name!r} has no {error.args[0]!r}") from None
+
+
+def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
+    layers, heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
+    hidden = int(raw["hidden_size"])
+    kv_heads = int(raw.get("num_key_value_heads") or heads)
+    if heads % kv_heads:
+        raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    head_dim = int(raw.get("head_dim") or hidden // heads)
+    rope, local_rope = _ropes(family, raw)
+    activation, attention_bias = _activation(family, raw), bool(raw.get("attention_bias", False))
+    return ModelConfig(
+        family=name,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=_max_positions(family, raw, rope),
+        rope=rope,
+        local_rope=local_rope,
+        windows=_windows(family, raw, layers),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        activation=activation,
+        tie_embeddings=bool(raw.get("tie_word_embeddings", family.default_tied)),
+        qkv_bias=family.qkv_bias_only or attention_bias,
+        o_bias=attention_bias and not family.qkv_bias_only,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=family.qk_norm,
+        zero_centred_norms=family.zero_centred_norms,
+        post_norms=family.post_norms,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+        attention_softcap=raw.get("attn_logit_softcapping"),
+        logit_softcap=raw.get("final_logit_softcapping"),
+        **(_experts(family, raw, layers) if family.has_experts else {}),
+    )
+
+
+def _activation(family: Family, raw: Raw) -> str:
+    name = raw.get(family.activation_key, family.default_activation)
+    if name not in ACTIVATIONS:
+        raise ModelError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _experts(family: Family, raw: Raw, layers: int) -> dict[str, Any]:
+    """The fields of `ModelConfig` that only mixtures of experts have."""
+    dense = set(raw.get("mlp_only_layers") or ())
+    step = int(raw.get("decoder_sparse_step") or 1)
+    count = raw.get("num_local_experts") or raw["num_experts"]
+    return {
+        "num_experts": int(count),
+        "experts_per_token": int(raw["num_experts_per_tok"]),
+        "expert_size": int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
+        "normalize_experts": family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
+        "sparse_layers": tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+    }
+
+
+def _ropes(family: Family, raw: Raw) -> tuple[RopeConfig, RopeConfig | None]:
+    """Rotary embeddings of layers that see everything, and of layers with a window where these differ."""
+    positions = int(raw["max_position_embeddings"])
+    theta = float(raw.get("rope_theta") or family.default_theta)
+    local_theta = float(raw.get("rope_local_base_freq") or 1e4)
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if "full_attention" in scaling:  # transformers 5 writes one mapping for each kind of layer
+        local = _rope(scaling["sliding_attention"], local_theta, positions)
+        return _rope(scaling["full_attention"], theta, positions), local
+    local_rope = _rope({}, local_theta, positions) if family.has_local_rope else None
+    return _rope(scaling, theta, positions), local_rope
+
+
+def _rope(scaling: Raw, theta: float, max_positions: int) -> RopeConfig:
+    """Parse a `rope_scaling` or `rope_parameters` mapping. Raises `ModelError` for an unknown type."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ROPE_KINDS:
+        raise ModelError(f"rope_scaling type {kind!r} is not supported; known types: {', '.join(ROPE_KINDS)}")
+    if kind != "default" and scaling.get("factor") is None:
+        raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
+
+    def number(key: str, default: float) -> float:
+        value = scaling.get(key)
+        return default if value is None else float(value)
+
+    attention_factor = scaling.get("attention_factor")
+    return RopeConfig(
+        theta=number("rope_theta", theta),
+        kind=kind,
+        factor=number("factor", 1.0),
+        original_max_positions=int(scaling.get("original_max_position_embeddings") or max_positions),
+        low_freq_factor=number("low_freq_factor", 1.0),
+        high_freq_factor=number("high_freq_factor", 4.0),
+        beta_fast=number("beta_fast", 32.0),
+        beta_slow=number("beta_slow", 1.0),
+        attention_factor=None if attention_factor is None else float(attention_factor),
+        mscale=number("mscale", 0.0),
+        mscale_all_dim=number("mscale_all_dim", 0.0),
+        truncate=bool(scaling.get("truncate", True)),
+    )
+
+
+def _max_positions(family: Family, raw: Raw, rope: RopeConfig) -> int:
+    """The context after scaling. A file with llama3 scaling states the scaled context already."""
+    positions = int(raw["max_position_embeddings"])
+    if rope.kind == "yarn":
+        return max(positions, int(rope.original_max_positions * rope.factor))
+    if rope.kind == "linear" and not family.states_scaled_context:
+        return int(positions * rope.factor)
+    return positions
+
+
+def _windows(family: Family, raw: Raw, layers: int) -> tuple[int | None, ...]:
+    window = raw.get("sliding_window")
+    if not window or (family.window_switch and not raw.get("use_sliding_window", False)):
+        return (None,) * layers
+    kinds = raw.get("layer_types") if family.reads_layer_types else None
+    windowed = [kind == "sliding_attention" for kind in kinds] if kinds else family.windowed(raw, layers)
+    return tuple(int(window) if has_window else None for has_window in windowed)

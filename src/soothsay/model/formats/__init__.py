@@ -1,0 +1,1 @@
+"""Formats of model files and of quantized weights, one file a format."""

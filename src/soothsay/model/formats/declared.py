@@ -1,0 +1,35 @@
+"""The format of quantized weights that a config.json declares. A new format is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from soothsay.model.formats.awq import AWQ
+from soothsay.model.formats.compressed_tensors import CompressedTensors
+from soothsay.model.formats.gptq import GPTQ
+from soothsay.model.formats.weight_format import Settings, WeightFormat
+
+WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
+    "compressed-tensors": CompressedTensors.of,
+    "gptq": GPTQ.of,
+    "awq": AWQ.of,
+}
+"""Formats by the `quant_method` of their `quantization_config`."""
+
+
+def open_format(config: Mapping[str, Any], path: Path) -> WeightFormat | None:
+    """The format that a config.json declares; None for plain weights.
+
+    Args:
+        config: the content of config.json.
+        path: names the model in error messages.
+
+    Raises `ModelError` for an unknown method or setting.
+    """
+    settings = config.get("quantization_config") or config.get("compression_config")
+    if not settings:
+        return None
+    declared = Settings(settings if isinstance(settings, Mapping) else {}, path)
+    return declared.one_of("quant_method", WEIGHT_FORMATS)(declared)

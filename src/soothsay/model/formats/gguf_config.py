@@ -1,0 +1,195 @@
+"""The metadata of a GGUF file as the keys of a Hugging Face config.json.
+
+Keys mean what llama.cpp's converter writes and its runtime computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from soothsay.errors import ModelError
+
+FAMILIES = {
+    "llama": "llama",  # Mistral's files too; Mixtral's have experts
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}
+ROPE_DIVISORS = "rope_freqs.weight"
+
+
+class Header:
+    """The metadata of a file, looked up under its architecture's prefix."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any]):
+        self.path, self.metadata = path, metadata
+        self.architecture = str(metadata.get("general.architecture"))
+        if self.architecture not in FAMILIES:
+            raise ModelError(
+                f"{path} holds a model of architecture {self.architecture!r}; "
+                f"the known ones are {', '.join(FAMILIES)}"
+            )
+        mixtral = self.architecture == "llama" and self.get("expert_count", 0) > 0
+        self.family = "mixtral" if mixtral else FAMILIES[self.architecture]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, or `default`. Raises `ModelError` for a list whose values differ between layers."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise ModelError(f"{self.path}: {self.architecture}.{key} differs from layer to layer: {value}")
+        return value[0]
+
+    def require(self, key: str) -> Any:
+        """A value. Raises `ModelError` if it is missing."""
+        value = self.get(key)
+        if value is None:
+            raise ModelError(
+                f"{self.path} has no metadata {self.architecture}.{key}; "
+                "convert the model again with a current llama.cpp"
+            )
+        return value
+
+
+def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The keys of config.json, without `rope_scaling`. `shapes` are those of the tensors by GGUF's names."""
+    if "token_embd.weight" not in shapes:
+        raise ModelError(
+            f"{header.path} has no tensor 'token_embd.weight'; is it a whole model, not an adapter?"
+        )
+    family, get, require = header.family, header.get, header.require
+    hidden, heads = require("embedding_length"), require("attention.head_count")
+    head_dim = get("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if get(key, head_dim) != head_dim:
+            raise ModelError(
+                f"{header.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
+            )
+    config = {
+        "model_type": family,
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": hidden,
+        "intermediate_size": require("feed_forward_length"),
+        "num_hidden_layers": require("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": require("context_length"),
+        "rms_norm_eps": require("attention.layer_norm_rms_epsilon"),
+        "rope_theta": get("rope.freq_base", 1e6 if family == "gemma3_text" else 1e4),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+    }
+    if family in ("mixtral", "qwen3_moe"):
+        used = require("expert_used_count")
+        config |= {"num_local_experts": require("expert_count"), "num_experts_per_tok": used}
+    if family == "qwen3_moe":
+        size = get("expert_feed_forward_length", config["intermediate_size"] // used)
+        config |= {"moe_intermediate_size": size, "norm_topk_prob": True}  # llama.cpp always normalizes
+    return config | _gemma_config(header, config) if family.startswith("gemma") else config
+
+
+def _gemma_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma's own keys."""
+    gemma2, get, layers = header.family == "gemma2", header.get, int(config["num_hidden_layers"])
+    # the 27B model; the file does not state the scale of attention
+    largest = layers == (46 if gemma2 else 62)
+    scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
+    own = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": get("attention.sliding_window", 4096 if gemma2 else None),
+        "attn_logit_softcapping": get("attn_logit_softcapping", 50.0 if gemma2 else None),
+        "final_logit_softcapping": get("final_logit_softcapping", 30.0 if gemma2 else None),
+    }
+    if not gemma2:
+        own["rope_local_base_freq"] = get("rope.freq_base_swa", 1e4)
+    pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    if pattern is not None:  # a list of booleans, or n: every n-th layer is global
+        local = (
+            pattern
+            if isinstance(pattern, list)
+            else [not pattern or (i + 1) % pattern for i in range(layers)]
+        )
+        own["layer_types"] = ["sliding_attention" if is_local else "full_attention" for is_local in local]
+    return own
+
+
+def read_rope_scaling(header: Header, divisors: Tensor | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping `rope_scaling` of config.json, empty without scaling.
+
+    `divisors` are those of the frequencies, `[d / 2]`, if the file has them.
+    """
+    kind = header.get("rope.scaling.type", "linear")
+    factor = header.get("rope.scaling.factor") or header.get("rope.scale_linear") or 1.0  # new and old key
+    unscaled = kind == "none" or (kind == "linear" and factor == 1)
+    if divisors is not None and unscaled:
+        scaling = _llama3_scaling(divisors.double().numpy(), config["rope_theta"])
+        if scaling is None:
+            raise ModelError(
+                f"{header.path}: no scaling of Llama 3's kind gives the divisors in {ROPE_DIVISORS!r}; "
+                "load the model from its Hugging Face directory instead"
+            )
+        return scaling
+    if unscaled:
+        return {}
+    if divisors is not None or kind not in ("linear", "yarn"):
+        also = f" with {ROPE_DIVISORS!r}" if divisors is not None else ""
+        raise ModelError(
+            f"{header.path}: rope.scaling.type {kind!r}{also} is not supported, only linear and yarn"
+        )
+    scaling = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        keys = {
+            "original_max_position_embeddings": "original_context_length",
+            "attention_factor": "yarn_attn_factor",
+            "beta_fast": "yarn_beta_fast",
+            "beta_slow": "yarn_beta_slow",
+        }
+        given = {name: header.get(f"rope.scaling.{key}") for name, key in keys.items()}
+        if (
+            multiplier := header.get("rope.scaling.attn_factor", 1.0)
+        ) != 1.0:  # llama.cpp multiplies its default by it
+            given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
+        scaling |= {name: value for name, value in given.items() if value is not None}
+    return scaling
+
+
+def _llama3_scaling(divisors: npt.NDArray[np.float64], theta: float) -> dict[str, Any] | None:
+    """Llama 3's scaling parameters from the divisors of the frequencies, `[d / 2]`; None if none fit.
+
+    A divisor is 1 / (keep + (1 - keep) / factor). `keep` rises from 0 to 1 as the turns of a wave over the
+    original context rise from `low` to `high`. The context only sets the unit of turns, so Llama's 8192 does.
+    """
+    factor, context = float(divisors.max()), 8192
+    if factor == 1:
+        return {}
+    turns = context * theta ** (-np.arange(len(divisors)) / len(divisors)) / (2 * math.pi)
+    keep = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    bounds = [(1.0, 4.0)]
+    between = (keep > 1e-3) & (keep < 1 - 1e-3)
+    if between.sum() >= 2:  # two points define the line
+        slope, start = np.polyfit(turns[between], keep[between], 1)
+        bounds.append((float(-start / slope), float((1 - start) / slope)))
+    for low, high in bounds:
+        if np.allclose(np.clip((turns - low) / (high - low), 0, 1), keep, atol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": context,
+            }
+    return None

@@ -1,0 +1,209 @@
+"""GGUF files, llama.cpp's format, as a Hugging Face checkpoint: its keys, names, shapes and row order.
+
+A tensor means what llama.cpp's converter writes and its runtime computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from torch import Tensor
+
+from soothsay.errors import ModelError
+from soothsay.model.formats.gguf_config import ROPE_DIVISORS, Header, read_config, read_rope_scaling
+from soothsay.model.formats.gguf_tokenizer import build_tokenizer, stop_ids
+from soothsay.model.formats.weight_format import Reader
+from soothsay.tokenizer import Tokenizer
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+_OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FAMILY_NAMES = {  # {} stands for the expert
+    "gemma2": _GEMMA_NAMES,
+    "gemma3_text": _GEMMA_NAMES,
+    "mixtral": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    "qwen3_moe": {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    },
+}
+
+
+class GGUFCheckpoint:
+    """One `.gguf` file with weights in F32, F16, BF16 or Q8_0.
+
+    Raises `ModelError` if the file is missing or damaged, or if soothsay cannot compute its model.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._metadata, stored = _read_header(path)
+        header = Header(path, self._metadata)
+        divisors = stored.pop(ROPE_DIVISORS, None)
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        self.config: dict[str, Any] = read_config(header, shapes)
+        divided_by = None if divisors is None else divisors.read(_map(path))
+        scaling = read_rope_scaling(header, divided_by, self.config)
+        if scaling:
+            self.config["rope_scaling"] = scaling
+        self._tensors = _rename(header, stored, self.config)
+        self.eos_ids = stop_ids(self._metadata)
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors, as Hugging Face writes them."""
+        return frozenset(self._tensors)
+
+    @contextmanager
+    def open(self) -> Iterator[Reader]:
+        """A function from a name to its tensor `[out, in]`, a view of the mapped file where possible.
+
+        It is a copy if values are computed (Q8_0, Gemma's norms) or rows are reordered (q and k of Llama).
+        """
+        mapped = [_map(self.path)]
+
+        def read(name: str) -> Tensor:
+            return self._tensors[name].read(mapped[0])
+
+        try:
+            yield read
+        finally:
+            mapped.clear()  # a caller may keep `read`, which must not keep the file mapped
+
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """For each tensor, GGML's name of its element type and its number of elements."""
+        for tensor in self._tensors.values():
+            yield tensor.kind, math.prod(tensor.shape)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer inside the file, if any."""
+        return build_tokenizer(self._metadata, self.path)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor's place in the file, and how to turn it into the tensor that Hugging Face stores."""
+
+    kind: str  # GGML's name of the element type
+    shape: tuple[int, ...]  # [out, in]
+    offset: int  # bytes
+    size: int  # bytes
+    heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
+    centred: bool = False  # a norm's weight w, stored as 1 + w
+
+    def expert(self, index: int) -> _Stored:
+        """One matrix of a stack `[E, out, in]`."""
+        size = self.size // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
+
+    def read(self, file: npt.NDArray[np.uint8]) -> Tensor:
+        """The tensor, from the bytes of the whole file."""
+        data = file[self.offset : self.offset + self.size]
+        if self.kind in DTYPES:
+            tensor = torch.from_numpy(data).view(DTYPES[self.kind]).view(self.shape)
+        else:
+            rows = data.reshape(math.prod(self.shape[:-1]), -1)
+            tensor = torch.from_numpy(dequantize(rows, GGMLQuantizationType[self.kind])).view(self.shape)
+        if self.heads:  # rows (head, d/2, 2) -> (head, 2, d/2)
+            tensor = tensor.view(self.heads, -1, 2, *self.shape[1:]).transpose(1, 2).reshape(self.shape)
+        return tensor.float() - 1 if self.centred else tensor
+
+
+def _map(path: Path) -> npt.NDArray[np.uint8]:
+    """The bytes of the file. Copy on write, since torch warns about read-only memory."""
+    return np.memmap(path, dtype=np.uint8, mode="c")
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Stored]]:
+    """Metadata, and places of the tensors by GGUF's names. None of it refers to the mapped file."""
+    if not path.is_file():
+        raise ModelError(f"{path} is missing; check the path, or download the file")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelError(
+            f"{path} is not a GGUF file (it starts with {magic!r}); give a GGUF or a model directory"
+        )
+    try:
+        reader = GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise ModelError(f"{path} is damaged or cut short ({error}); download it again") from error
+    if reader.byte_order == "S":
+        raise ModelError(
+            f"{path} is written for a machine of the other byte order; convert the model again here"
+        )
+    if metadata.get("split.count", 1) > 1:
+        raise ModelError(
+            f"{path} is one of {metadata['split.count']} parts; join them with: "
+            f"llama-gguf-split --merge {path.name} merged.gguf"
+        )
+    stored = {}
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type.name
+        if kind not in DTYPES and kind != "Q8_0":
+            raise ModelError(
+                f"{path}: tensor {tensor.name!r} is of type {kind}; only {', '.join(DTYPES)} and Q8_0 are "
+                "supported, so take another file of this model or convert it with --outtype q8_0"
+            )
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        stored[str(tensor.name)] = _Stored(kind, shape, int(tensor.data_offset), int(tensor.n_bytes))
+    return metadata, stored
+
+
+def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]) -> dict[str, _Stored]:
+    """Tensors by Hugging Face's names, with the changes that `_Stored.read` has to undo."""
+    block_names = _BLOCK_NAMES | _FAMILY_NAMES.get(header.family, {})
+    interleaved = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    renamed: dict[str, _Stored] = {}
+    for name, tensor in stored.items():
+        stem, _, suffix = name.rpartition(".")
+        outer, _, inner = stem.partition(".")
+        layer, _, part = inner.partition(".")
+        target = block_names.get(part) if outer == "blk" else _OUTER_NAMES.get(stem)
+        if target is None or suffix not in ("weight", "bias"):
+            raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
+        if header.architecture == "llama" and part in interleaved:
+            tensor = replace(tensor, heads=int(config[interleaved[part]]))
+        if header.family.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = replace(tensor, centred=True)
+        full = f"model.layers.{layer}.{target}.{suffix}" if outer == "blk" else f"{target}.{suffix}"
+        if "{}" in full:
+            renamed |= {full.format(e): tensor.expert(e) for e in range(tensor.shape[0])}
+        else:
+            renamed[full] = tensor
+    return renamed

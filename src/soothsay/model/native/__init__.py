@@ -1,0 +1,1 @@
+"""The native kernels: C libraries behind ctypes, one for each instruction set."""

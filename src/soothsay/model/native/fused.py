@@ -1,0 +1,144 @@
+"""Decoder blocks fused into one call of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from ctypes import Array, Structure, addressof, c_float, c_int, c_int64, c_void_p
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from soothsay.core.batch import Batch
+from soothsay.model.kernels import Norm, Ropes
+from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.transformer import Block, FeedForward
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class _Weights(Structure):
+    """`soothsay_weights` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("data", "scales", "zeros", "bias")),
+        *((name, c_int) for name in ("bits", "scales_are_half", "inputs", "outputs", "group")),
+    ]
+
+
+class _Parts(Structure):
+    """`soothsay_parts` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, _Weights) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "attention_post_norm")),
+        *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm")),
+        ("window", c_int64),
+        *((name, c_float) for name in ("eps", "scale", "softcap")),
+        *((name, c_int) for name in ("is_bf16", "queries", "keys", "d", "activation", "is_local")),
+    ]
+
+
+class NativeBlocks:
+    """Computes `Blocks.forward` in one call, with the same bits: the library itself calls its kernels.
+
+    Args:
+        run: the library's `soothsay_blocks`.
+        blocks: of one configuration; each passes `fit`.
+    """
+
+    def __init__(self, run: Callable[..., None], blocks: Sequence[Block]):
+        self._run = run
+        # keep alive what the library reads
+        self._held = [(_layers(block), _norms(block)) for block in blocks]
+        self._parts = [_parts(block) for block in blocks]
+        self._addresses = [addressof(parts) for parts in self._parts]
+        attention = blocks[0].attention
+        c, self._dtype = attention.config, blocks[0].dtype
+        self._kv = 2 * c.num_kv_heads, c.head_dim
+        # bytes a row of three scratch buffers; see csrc/kernels.h
+        size, queries = self._dtype.itemsize, 4 * c.num_heads * c.head_dim
+        qkv, o, gate_up, down = _layers(blocks[0])
+        self._scratch = (
+            size * max(o.out_features, down.in_features),
+            max(size * qkv.out_features, size * o.out_features, queries),
+            max(size * gate_up.out_features, queries),
+        )
+
+    @staticmethod
+    def fit(block: Block) -> bool:
+        """Whether the library has a kernel for each part of a block."""
+        return isinstance(block.mlp, FeedForward) and all(
+            isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in _layers(block)
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[Tensor] | None,
+        layers: Sequence[int],
+        taps: Collection[int],
+        inputs: Tensor | None,
+    ) -> dict[int, Tensor]:
+        """See `FusedBlocks`."""
+        rows = len(x)
+        pool = [torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype)] if kv is None else kv
+        scratch = [torch.empty(rows * size, dtype=torch.uint8) for size in self._scratch]
+        stream, streams, kept = x, [x.data_ptr()], dict[int, Tensor]()
+        for layer in layers:
+            if layer in taps:
+                kept[layer] = stream
+            if layer in taps or stream is x:  # otherwise a block overwrites its input
+                stream = torch.empty(x.shape)
+            streams.append(stream.data_ptr())
+        self._run(
+            _array([self._addresses[layer] for layer in layers]),
+            len(layers),
+            _array(streams),
+            address(inputs),
+            inputs is not None and inputs.dtype == torch.bfloat16,
+            _array([part.data_ptr() for rope in ropes for part in rope]),
+            rows,
+            batch.slots.data_ptr(),
+            *batch.flat.pointers,
+            _array([pool[0 if kv is None else layer].data_ptr() for layer in layers]),
+            pool[0].shape[1],
+            *[place.data_ptr() for place in scratch],
+        )
+        return {**kept, len(self._parts): stream}
+
+
+def _array(addresses: Sequence[int]) -> Array[c_void_p]:
+    return (c_void_p * len(addresses))(*addresses)
+
+
+def _layers(block: Block) -> list[NativeLinear]:
+    mlp = cast(FeedForward, block.mlp)
+    layers = block.attention.qkv, block.attention.o, mlp.gate_up, mlp.down
+    return [cast(NativeLinear, layer) for layer in layers]
+
+
+def _norms(block: Block) -> list[Norm | None]:
+    attention = block.attention
+    return [
+        *(block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm),
+        *(attention.q_norm, attention.k_norm),
+    ]
+
+
+def _parts(block: Block) -> _Parts:
+    attention, c = block.attention, block.attention.config
+    return _Parts(
+        *(_weights(layer) for layer in _layers(block)),
+        *(None if norm is None else address(norm.weight) for norm in _norms(block)),
+        *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
+        *(block.dtype == torch.bfloat16, c.num_heads, c.num_kv_heads, c.head_dim),
+        *(ACTIVATIONS[c.activation], block.local),
+    )
+
+
+def _weights(layer: NativeLinear) -> _Weights:
+    data, bits, scales, scales_are_half, zeros, bias, *sizes = layer.weights
+    return _Weights(data, scales, zeros, bias, bits, scales_are_half, *sizes)

@@ -1,0 +1,270 @@
+"""`Kernels` in C: a library for each instruction set, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_int64, c_void_p
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.core.batch import Batch
+from soothsay.model.kernels import Norm
+from soothsay.model.linear import stock_linear
+from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
+from soothsay.model.native.automata import NativeAutomaton
+from soothsay.model.native.fused import ACTIVATIONS, NativeBlocks
+from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.quantized import Quantized
+from soothsay.model.transformer import Block
+
+VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
+"""Instruction sets, the fastest first."""
+
+BFLOAT16 = ("amx", "avx512bf16")
+"""Instruction sets that multiply bfloat16."""
+
+LANES = 16
+"""Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
+
+SIGNATURES = {
+    "soothsay_attend": [
+        *(c_void_p, c_void_p, c_int),  # q, kv, is_bf16
+        *(*[c_void_p] * 6, c_int),  # paths
+        *(c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, group, d, slots, softcap, window
+        c_void_p,  # out
+    ],
+    "soothsay_add_norm": [
+        *(c_void_p, c_void_p, c_int, c_void_p, c_void_p),  # x, delta, delta_is_bf16, post, weight
+        *(c_float, c_int64, c_int),  # eps, rows, n
+        *(c_void_p, c_void_p, c_int),  # total, normed, normed_is_bf16
+    ],
+    "soothsay_rotate_store": [
+        *(c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),  # qkv, ..., slot
+        *(c_int64, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
+        *(c_void_p, c_void_p),  # q, kv
+    ],
+    "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
+    "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
+    "soothsay_largest": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, ...
+    "soothsay_linear": [
+        *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
+        *(c_void_p, c_int, c_void_p, c_int),  # weights, bits, scales, scales_are_half
+        *(c_void_p, c_void_p),  # zeros, bias
+        *(c_int, c_int, c_int, c_void_p, c_int),  # inputs, outputs, group, out, out_is_bf16
+    ],
+    "soothsay_blocks": [
+        *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
+        *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
+        *(*[c_void_p] * 6, c_int),  # paths
+        *(c_void_p, c_int64),  # kv, slots
+        *(c_void_p, c_void_p, c_void_p),  # three places
+    ],
+}
+
+
+class NativeKernels:
+    """The kernels of one compiled library.
+
+    A row's bits depend on the row alone, not on other rows or the number of threads. If the library
+    multiplies bfloat16 and the KV pool has that type, queries and softmax weights are rounded to bfloat16
+    before they are multiplied.
+
+    Raises `OSError` if the library is missing or cannot run on this processor.
+    """
+
+    def __init__(self, variant: str):
+        folder = Path(__file__).parent
+        files = [folder / f"_{variant}{suffix}" for suffix in EXTENSION_SUFFIXES]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            raise OSError(f"the native kernels for {variant} are not compiled")
+        library = ctypes.CDLL(str(file))
+        if not library.soothsay_runs_here():
+            raise OSError(f"this processor lacks {variant}")
+        self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
+        self.name = f"native, {variant}"
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = None, types
+        for name, (arguments, result) in AUTOMATON_SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self._library = library
+
+    @staticmethod
+    def fit(config: ModelConfig) -> bool:
+        """Whether the kernels can compute a model of these sizes."""
+        sizes = (config.hidden_size, config.intermediate_size, config.expert_size, config.head_dim // 2)
+        fits = not any(size % LANES for size in sizes) and config.head_dim <= 1024
+        return fits and config.activation in ACTIVATIONS
+
+    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """See `Kernels`."""
+        out = torch.empty(x.shape, dtype=dtype)
+        self._add_norm(x, None, None, norm, None, out)
+        return out
+
+    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
+        """See `Kernels`."""
+        total = torch.empty(x.shape)
+        self._add_norm(x, delta, post, None, total, None)
+        return total
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        total, out = torch.empty(x.shape), torch.empty(x.shape, dtype=dtype)
+        self._add_norm(x, delta, post, norm, total, out)
+        return total, out
+
+    def _add_norm(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        post: Norm | None,
+        norm: Norm | None,
+        total: Tensor | None,
+        out: Tensor | None,
+    ) -> None:
+        some = norm or post
+        self._library.soothsay_add_norm(
+            x.data_ptr(),
+            address(delta),
+            delta is not None and delta.dtype == torch.bfloat16,
+            None if post is None else post.weight.data_ptr(),
+            None if norm is None else norm.weight.data_ptr(),
+            0.0 if some is None else some.eps,
+            len(x),
+            x.shape[1],
+            address(total),
+            address(out),
+            out is not None and out.dtype == torch.bfloat16,
+        )
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        norms: tuple[Norm, Norm] | None,
+        rope: tuple[Tensor, Tensor],
+        scale: float,
+        kv: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """See `Kernels`."""
+        rows, heads, d = qkv.shape
+        keys = kv.shape[0] // 2
+        q = torch.empty(rows, heads - 2 * keys, d)
+        self._library.soothsay_rotate_store(
+            qkv.data_ptr(),
+            qkv.dtype == torch.bfloat16,
+            rope[0].data_ptr(),
+            rope[1].data_ptr(),
+            None if norms is None else norms[0].weight.data_ptr(),
+            None if norms is None else norms[1].weight.data_ptr(),
+            slots.data_ptr(),
+            *(rows, heads - 2 * keys, keys, d, kv.shape[1]),
+            0.0 if norms is None else norms[0].eps,
+            scale,
+            q.data_ptr(),
+            kv.data_ptr(),
+        )
+        return q
+
+    def attend(
+        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+    ) -> Tensor:
+        """See `Kernels`. Keys are read in place."""
+        heads = kv.shape[0] // 2
+        flat, out = batch.flat, torch.empty(q.shape)
+        self._library.soothsay_attend(
+            q.data_ptr(),
+            kv.data_ptr(),
+            kv.dtype == torch.bfloat16,
+            *flat.pointers,
+            *(heads, q.shape[1] // heads, q.shape[2], kv.shape[1]),
+            softcap or 0.0,
+            window or 0,
+            out.data_ptr(),
+        )
+        return out.view(len(q), -1)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `Kernels`."""
+        rows, size = len(gate_up), gate_up.shape[1] // 2
+        out = torch.empty(rows, size, dtype=gate_up.dtype)
+        self._library.soothsay_gated(
+            gate_up.data_ptr(),
+            gate_up.dtype == torch.bfloat16,
+            ACTIVATIONS[activation],
+            *(rows, size),
+            out.data_ptr(),
+        )
+        return out
+
+    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
+        """See `Kernels`."""
+        keys, tokens = keys.contiguous(), tokens.contiguous()
+        rows, width = len(keys), tokens.shape[1]
+        out = torch.empty(rows, width)
+        self._library.soothsay_hashed(
+            keys.data_ptr(), tokens.data_ptr(), len(tokens) == 1, rows, width, out.data_ptr()
+        )
+        return out
+
+    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Kernels`. The first of equal ones; minus infinity is at place 0."""
+        x = x.contiguous()
+        rows, width = x.shape
+        count = min(count, width)
+        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        self._library.soothsay_largest(
+            x.data_ptr(),
+            address(factors),
+            *(rows, width, count),
+            values.data_ptr(),
+            places.data_ptr(),
+        )
+        return values, places
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """See `Kernels`."""
+        return self.largest(x, 1)[1][:, 0]
+
+    def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
+        """See `Kernels`."""
+        return NativeAutomaton(self._library, counted, widest, least)
+
+    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+        """See `Kernels`."""
+        if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
+            return NativeLinear(self, weight, bias, dtype)
+        return stock_linear(weight, bias, dtype)
+
+    def fuse(self, blocks: Sequence[nn.Module]) -> NativeBlocks | None:
+        """See `Kernels`."""
+        fitting = [block for block in blocks if isinstance(block, Block) and NativeBlocks.fit(block)]
+        whole = len(fitting) == len(blocks)
+        return NativeBlocks(self._library.soothsay_blocks, fitting) if whole else None
+
+    def multiply(self, x: Tensor, weights: tuple[int | None, ...], out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of a `NativeLinear` into `out` `[M, out]`."""
+        bfloat16 = torch.bfloat16
+        self._library.soothsay_linear(
+            x.data_ptr(), x.dtype is bfloat16, x.shape[0], *weights, out.data_ptr(), out.dtype is bfloat16
+        )
+
+
+def load_native(variants: Sequence[str] = VARIANTS) -> NativeKernels | None:
+    """The kernels for the first instruction set of `variants` that runs here; None if none does."""
+    for variant in variants:
+        try:
+            return NativeKernels(variant)
+        except OSError:
+            continue
+    return None

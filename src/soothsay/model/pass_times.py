@@ -1,0 +1,281 @@
+"""T(rows, context): the seconds that one pass of the target takes, measured on the machine where it runs.
+
+Speculation pays because a pass of 16 rows costs little more than a pass of one row. How much more depends on
+the model, the number format and the machine. So it is measured, and remembered on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import EngineConfig
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.cache import KVPool
+from soothsay.core.tree import DraftTree
+from soothsay.files import write_json
+from soothsay.machine import cache_directory, processor_name
+from soothsay.model.transformer import Transformer
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+Layout = Literal["chain", "binary"]
+"""The shape of a draft tree: a chain, or two children for each node."""
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of rows at which T is measured. Between and beyond them it is a straight line."""
+
+CONTEXTS = (64, 1024)
+"""Numbers of context tokens at which T is measured. Between and beyond them it is a straight line."""
+
+MEASURING_TIME = 3.0
+"""Seconds of measuring after which no pass is repeated. Passes of a large model are long, so one run measures
+them well."""
+
+SCALE_WEIGHT = 0.15
+"""Weight of a pass that was run, for the scale of all sizes. The speed of a machine changes with time."""
+
+ROW_SCALE_WEIGHT = 0.04
+"""Further weight for the sizes next to the pass that was run. It is smaller than `SCALE_WEIGHT`. Otherwise
+sizes that were not run recently would keep the scale of an earlier speed of the machine."""
+
+MAX_JUMP = 2.0
+"""One pass changes a scale as if it took at most this many times the known time, or at least its inverse."""
+
+REMEASURE_BELOW = 1.0
+"""Seconds of all passes together below which each start of the engine measures them again."""
+
+KEPT_MEASUREMENTS = 5
+"""Measurements that are kept on disk. Their median is neither from a busy moment nor from a lucky one."""
+
+MIN_SECONDS = 1e-9
+"""The shortest time of a pass, so that nothing divides by zero."""
+
+
+class VerifyPass:
+    """One pass that verifies a tree of `rows` nodes after a context, as the engine runs it.
+
+    It packs the batch and computes all layers and the logits of all rows. It does not draft, sample or move
+    KV. It can be run again and again: the tree's keys and values overwrite themselves.
+
+    Args:
+        model: the model to run.
+        cache: a pool of its own with at least `context + rows` slots; see `filled_cache`.
+        rows: nodes of the tree, the root included.
+        context: tokens before the root.
+        layout: the shape of the tree.
+    """
+
+    def __init__(self, model: Transformer, cache: KVPool, rows: int, context: int, layout: Layout = "chain"):
+        self.model, self.cache = model, cache
+        tree = DraftTree(0)
+        for node in range(1, rows):
+            parent = node - 1 if layout == "chain" else (node - 1) // 2
+            tree.add(parent, node % model.config.vocab_size)
+        self.rows = Rows(
+            tokens=np.array(tree.tokens[:1], dtype=np.int64),
+            start=context,
+            table=np.arange(cache.num_slots // cache.block_size),
+            tree=tree,
+        )
+
+    @torch.inference_mode()
+    def __call__(self) -> Tensor:
+        """`[rows, V]` logits."""
+        config = self.model.config
+        batch = Batch.pack(
+            [self.rows],
+            block_size=self.cache.block_size,
+            group=config.group,
+            windows=config.windows,
+            device=self.model.device,
+        )
+        hidden, _ = self.model(batch, self.cache)
+        return self.model.logits(hidden.index_select(0, batch.logit_rows))
+
+
+def filled_cache(model: Transformer, tokens: int) -> KVPool:
+    """A pool for `tokens` tokens, filled with noise.
+
+    Memory that was never written is one page of zeros, and reading it costs nothing: times would be wrong.
+    """
+    size = EngineConfig.block_size
+    cache = model.new_cache(-(-tokens // size), size)
+    cache.data.normal_()
+    return cache
+
+
+class PassTimes:
+    """T(rows, context) of a model, in seconds. It follows the times of the passes that are run.
+
+    Args:
+        rows: numbers of rows at which T was measured, rising.
+        contexts: numbers of context tokens at which T was measured, rising; one or more.
+        seconds: `[context][row]`.
+    """
+
+    def __init__(self, rows: Sequence[int], contexts: Sequence[int], seconds: Sequence[Sequence[float]]):
+        self.rows, self.contexts = list(rows), list(contexts)
+        self.seconds = [_rising(times) for times in seconds]
+        self._rows, self._known = np.array(self.rows), np.array(self.seconds)
+        self._scales: FloatArray | None = None  # [rows]: seconds of real passes / measured seconds
+
+    def __call__(self, rows: int, context: float = 0.0) -> float:
+        """Seconds of a pass of `rows` rows, each with `context` tokens before it on average."""
+        return float(self.span(rows, 0, context)[0])
+
+    def span(self, rows: int, more: int, context: float) -> FloatArray:
+        """`[more + 1]` seconds of passes of `rows`, `rows + 1`, ..., `rows + more` rows."""
+        asked = np.arange(rows, rows + more + 1)
+        seconds, longest = self._known[0], self._known[-1]
+        if len(self.contexts) > 1:
+            share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0])
+            seconds = seconds + (longest - seconds) * share
+        if self._scales is not None:
+            seconds = seconds * self._scales
+        return np.maximum(_interpolate(self._rows, seconds, asked), MIN_SECONDS)
+
+    def follow(self, rows: int, context: float, seconds: float) -> None:
+        """Learn from a pass that the engine ran. `seconds` includes sampling and moving the accepted KV.
+
+        A pass that the machine delayed counts at most `MAX_JUMP` times the known time.
+        """
+        ratio = seconds / self(rows, context)
+        if self._scales is None:
+            self._scales = np.full(len(self.rows), ratio)
+            return
+        places = np.arange(len(self.rows))
+        distance = np.abs(places - np.interp(rows, self.rows, places))
+        weights = SCALE_WEIGHT + ROW_SCALE_WEIGHT * np.clip(1 - distance, 0, 1)
+        self._scales *= 1 + weights * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
+
+    @classmethod
+    def of(cls, model: Transformer, context: int) -> PassTimes:
+        """The times for this model, dtype, machine and number of threads, from disk or measured now.
+
+        Short passes are measured again at each start. The result then has the proportions of the median of
+        the last few starts, and the total of the newest one.
+
+        Args:
+            model: the model, on the device where it will run.
+            context: the longest context that a request may have.
+        """
+        file = cache_directory() / "step-times" / f"{_identity(model, context)}.json"
+        known = _read(file)
+        if known and sum(map(sum, known[-1].seconds)) >= REMEASURE_BELOW:
+            return cls.agreed(known)
+        new = cls.measure(model, context, repeats=2 if known else 4)
+        same_points = [times for times in known if (times.rows, times.contexts) == (new.rows, new.contexts)]
+        known = [*same_points, new][-KEPT_MEASUREMENTS:]
+        _write(file, known)
+        return cls.agreed(known)
+
+    @classmethod
+    def agreed(cls, several: Sequence[PassTimes]) -> PassTimes:
+        """Combine several measurements of the same passes, the newest last. See `of`."""
+        seconds = np.stack([times._known for times in several])  # [measurement, context, rows]
+        totals = seconds.sum((1, 2), keepdims=True)
+        median = np.median(seconds / totals, axis=0) * totals[-1]
+        return cls(several[-1].rows, several[-1].contexts, median.tolist())
+
+    @classmethod
+    def measure(cls, model: Transformer, context: int, repeats: int = 4) -> PassTimes:
+        """Measure passes. The sizes are run in turns, `repeats` times; the fastest run of a size counts."""
+        contexts = [c for c in CONTEXTS if c + ROWS[-1] <= context] or [1]
+        rows = [r for r in ROWS if r + contexts[-1] <= context] or [1]
+        cache = filled_cache(model, contexts[-1] + rows[-1])
+        passes = [[VerifyPass(model, cache, r, c) for r in rows] for c in contexts]
+        best = [[float("inf")] * len(rows) for _ in contexts]
+        passes[0][0]()  # the first pass sets up memory and kernels, which is not part of its time
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            for i, own in enumerate(passes):
+                for j, run in enumerate(own):
+                    start = time.perf_counter()
+                    run()
+                    _synchronize(model.device)
+                    best[i][j] = min(best[i][j], time.perf_counter() - start)
+            if time.perf_counter() - begin > MEASURING_TIME:
+                break
+        return cls(rows, contexts, best)
+
+
+def _rising(times: Sequence[float]) -> list[float]:
+    """The running maximum. More rows never cost less; where they seem to, it is noise."""
+    rising: list[float] = []
+    for seconds in times:
+        rising.append(max(seconds, rising[-1]) if rising else seconds)
+    return rising
+
+
+def _interpolate(xs: IntArray, ys: FloatArray, x: IntArray) -> FloatArray:
+    """Straight lines between the points, and beyond the last two. `x` rises."""
+    if len(xs) == 1:
+        line: FloatArray = ys[0] * np.maximum(x, xs[0]) / xs[0]
+        return line
+    line = np.interp(x, xs, ys)
+    if x[-1] > xs[-1]:
+        line += (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) * np.maximum(x - xs[-1], 0)
+    return line
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _identity(model: Transformer, context: int) -> str:
+    """A file name that is a digest of everything that T depends on."""
+    kinds = sorted({f"{type(module).__name__} {_kind(module)}" for module in model.modules()})
+    facts = [
+        model.config,
+        model.dtype,
+        model.device,
+        kinds,
+        model.kernels.name,
+        min(context, CONTEXTS[-1] + ROWS[-1]),
+        platform.node(),
+        processor_name(),
+        os.cpu_count(),
+        torch.get_num_threads(),
+        torch.__version__,
+    ]
+    return hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=12).hexdigest()
+
+
+def _kind(module: nn.Module) -> str:
+    return str(getattr(module, "name", ""))
+
+
+def _read(file: Path) -> list[PassTimes]:
+    """The measurements in a file, the newest last; none if it cannot be read."""
+    try:
+        raw = json.loads(file.read_text())
+        measured = [PassTimes(raw["rows"], raw["contexts"], seconds) for seconds in raw["measured"]]
+        complete = all(times._known.shape == (len(times.contexts), len(times.rows)) for times in measured)
+        return measured if complete else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _write(file: Path, measured: Sequence[PassTimes]) -> None:
+    """Keep measurements on disk for the next start, if the disk can be written."""
+    rows, contexts = measured[-1].rows, measured[-1].contexts
+    content = {"rows": rows, "contexts": contexts, "measured": [times.seconds for times in measured]}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, content)
+    except OSError:
+        pass

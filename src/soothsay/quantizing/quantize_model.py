@@ -1,0 +1,184 @@
+"""Quantizes a model: from one Hugging Face directory to another, with linear layers in 8 or 4 bits.
+
+The result is an ordinary directory in the format of compressed-tensors, which other engines load too.
+Embeddings, the output head, norms and routers keep their type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from soothsay.errors import ModelError, RequestError
+from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.families import parse_model_config
+from soothsay.model.formats.compressed_tensors import Scheme
+from soothsay.model.formats.declared import open_format
+from soothsay.model.load import TensorNames, load_model
+from soothsay.model.transformer import Transformer
+from soothsay.model.writing import CheckpointWriter, require_free, writing
+from soothsay.quantizing.calibration_run import CalibrationRun
+from soothsay.quantizing.quantized_layers import compensate_layers, layers_to_quantize, round_layers
+from soothsay.quantizing.samples import Progress, read_samples, write_samples
+from soothsay.tokenizer import Tokenizer
+
+IntDType = Literal["int8", "int4"]
+Method = Literal["gptq", "round"]
+
+GROUP_SIZES = (128, 64, 32)
+"""Numbers of inputs that may share a scale in int4."""
+
+HELD_OUT = 8
+"""For each `HELD_OUT` samples, one more is taken and held out, to measure perplexity."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """What `quantize` did to a model."""
+
+    scheme: Scheme
+    method: Method
+    errors: Mapping[str, list[float]]
+    """Relative errors (root mean square) of all layers, by kind of layer, such as `attention.qkv`. "gptq": of
+    the outputs for calibration text. "round": of the weights."""
+
+    bytes_before: int
+    bytes_after: int
+    perplexity: tuple[float, float] | None
+    """Perplexity of held-out calibration text, before and after. "After" has integers as weights only, not as
+    activations. None: nothing was held out."""
+
+
+@torch.no_grad()
+def quantize(
+    checkpoint: Checkpoint,
+    out: Path,
+    dtype: IntDType,
+    *,
+    group_size: int = 128,
+    method: Method | None = None,
+    calibration: Path | None = None,
+    samples: int = 128,
+    tokens: int = 512,
+    progress: Progress = lambda what, done, total: None,
+) -> QuantizationReport:
+    """Write a copy of a model with weights in integers.
+
+    Args:
+        checkpoint: a Hugging Face directory that is not quantized.
+        out: a directory that is empty or does not exist. It appears only when it is complete.
+        dtype: "int8": a scale for each output channel, for products with activations in int8. "int4": a scale
+            for each group of inputs.
+        group_size: for int4: 128, 64 or 32. If it does not divide the inputs of all layers, the largest
+            smaller one that does.
+        method: "round" takes the nearest integers, and is the default for int8. "gptq" corrects the errors of
+            rounding on calibration text, and is the default for int4.
+        calibration: a file with this text, see `read_samples`. None: the model writes it.
+        samples: number of pieces of calibration text.
+        tokens: tokens in a piece.
+        progress: see `Progress`.
+
+    Raises:
+        ModelError: the model cannot be quantized in this way, or `out` is in use.
+        RequestError: the calibration text cannot be used.
+    """
+    require_free(out)
+    names, scheme = _plan(checkpoint, dtype, group_size)
+    modules = list(layers_to_quantize(names.config))
+    method = method or ("gptq" if dtype == "int4" else "round")
+    run = None
+    if method == "gptq":
+        model, tokenizer = load_model(checkpoint), checkpoint.tokenizer()
+        text = _text(model, tokenizer, calibration, samples + samples // HELD_OUT, tokens, progress)
+        run = CalibrationRun(model, text, HELD_OUT)
+    elif calibration is not None:
+        raise RequestError("rounding takes no calibration text; leave it out, or choose the method gptq")
+    layers = (
+        round_layers(names, scheme, modules)
+        if run is None
+        else compensate_layers(names, scheme, modules, run)
+    )
+    errors: dict[str, list[float]] = {}
+    with writing(out) as writer:
+        for done, layer in enumerate(layers, 1):
+            for name, weight in layer.parts.items():
+                writer.add(scheme.write(weight, name))
+            errors.setdefault(layer.kind, []).append(layer.error)
+            progress("quantizing", done, len(modules))
+        quantization = scheme.config(_copy_tensors(names, modules, writer))
+        writer.finish(checkpoint, {**checkpoint.config, "quantization_config": quantization})
+    return QuantizationReport(
+        scheme=scheme,
+        method=method,
+        errors=errors,
+        bytes_before=_bytes(checkpoint.path),
+        bytes_after=_bytes(out),
+        perplexity=None if run is None else run.perplexity(),
+    )
+
+
+def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNames, Scheme]:
+    """Choose how layers are stored. Raises `ModelError` if the model cannot be quantized in this way."""
+    path = checkpoint.path
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a Hugging Face directory, the one thing that can be quantized")
+    stored = open_format(checkpoint.config, path)
+    if stored is not None:
+        raise ModelError(
+            f"{path} is quantized already, to {stored.name}; take the model that it was made from"
+        )
+    names = TensorNames(parse_model_config(checkpoint.config), checkpoint)
+    if dtype == "int8":
+        return names, Scheme(8, packed=False)
+    if dtype != "int4":
+        raise ModelError(f"dtype {dtype!r} is not one to quantize to; choose int8 or int4")
+    if group_size not in GROUP_SIZES:
+        raise ModelError(f"groups of {group_size} are not possible; choose one of {GROUP_SIZES}")
+    inputs = layers_to_quantize(names.config)
+    for size in GROUP_SIZES:
+        if size <= group_size and not any(count % size for count in inputs.values()):
+            return names, Scheme(4, size)
+    module, count = next((m, n) for m, n in inputs.items() if n % GROUP_SIZES[-1])
+    raise ModelError(
+        f"{path}: the {count} inputs of {module} cannot be cut into groups of {group_size} or fewer, down to "
+        f"{GROUP_SIZES[-1]}; choose int8, which has none"
+    )
+
+
+def _text(
+    model: Transformer,
+    tokenizer: Tokenizer | None,
+    file: Path | None,
+    count: int,
+    tokens: int,
+    progress: Progress,
+) -> Tensor:
+    """`[n, tokens]` int64 of calibration text. Raises `RequestError` if there is none, or it does not fit."""
+    limit = model.config.max_positions
+    if not 2 <= tokens <= limit:
+        raise RequestError(f"samples of {tokens} tokens are not possible: this model takes 2 to {limit}")
+    if file is None:
+        return write_samples(model, tokenizer, count, tokens, progress)
+    return read_samples(file, tokenizer, count, tokens)
+
+
+def _copy_tensors(names: TensorNames, modules: Iterable[str], writer: CheckpointWriter) -> set[str]:
+    """Copy the tensors that do not change. Returns the matrices among them that may be linear layers."""
+    replaced = {f"{part}.weight" for module in modules for part in names.of(module)}
+    kept = {"lm_head"}  # also where the head is tied to the embedding and has no tensor
+    with names.checkpoint.open() as read:
+        for name in sorted(names.all - replaced):
+            tensor = read(name)
+            writer.add({name: tensor})
+            if tensor.dim() == 2 and name not in names.require("embedding"):
+                kept.add(name.removesuffix(".weight"))
+    return kept
+
+
+def _bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))

@@ -1,0 +1,149 @@
+"""Checks prompts and parameters, and builds the engine's requests from them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from soothsay.config import EngineConfig, ModelConfig
+from soothsay.core.grammar import Constraint, Grammars
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.sampling import derive_seed
+from soothsay.drafters.base import Drafter
+from soothsay.errors import RequestError
+from soothsay.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPrompt:
+    """A prompt that can be answered."""
+
+    ids: list[int]
+    params: SamplingParams
+    limit: int  # largest number of tokens of prompt and answer together
+
+
+class RequestBuilder:
+    """Builds requests for one model and one engine.
+
+    Args:
+        model: what the model computes.
+        config: the engine's numbers, with `max_context` and `kv_tokens` filled in.
+        tokenizer: None: prompts must be token ids, and answers have no text.
+        eos_ids: tokens that end an answer.
+    """
+
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, tokenizer: Tokenizer | None, eos_ids: tuple[int, ...]
+    ):
+        self.model, self.config, self.tokenizer, self.eos_ids = model, config, tokenizer, eos_ids
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, model.vocab_size)
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
+        """Encode a prompt. Raises `RequestError` if it cannot be answered with these parameters."""
+        ids = self._encode(prompt)
+        limit = self._limit(ids, params)
+        vocab_size = self.model.vocab_size
+        params.check_tokens(vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+        if params.logprobs is not None and params.logprobs > vocab_size:
+            raise RequestError(
+                f"logprobs={params.logprobs} is more than the {vocab_size} tokens of the vocabulary"
+            )
+        return CheckedPrompt(ids, params, limit)
+
+    def build(
+        self,
+        checked: CheckedPrompt,
+        drafter: Drafter,
+        *,
+        max_nodes: int | None = None,
+        priority: int = 0,
+        traced: bool = False,
+    ) -> list[Request]:
+        """Build the `params.n` requests of a prompt. See `LLM.requests` for the arguments.
+
+        Raises `RequestError` if the grammar of the parameters cannot be used.
+        """
+        params = checked.params
+        seed = secrets.randbits(48) if params.seed is None else params.seed
+        return [
+            Request(
+                checked.ids,
+                params,
+                seed=derive_seed(seed, index),
+                limit=checked.limit,
+                drafter=drafter,
+                eos_ids=self.eos_ids,
+                tokenizer=self.tokenizer,
+                block_size=self.config.block_size,
+                constraint=self.constraint(params),
+                max_guesses=max_nodes,
+                priority=priority,
+                traced=traced,
+            )
+            for index in range(params.n)
+        ]
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """Compile the grammar of `params`, unless that was done before. None: there is no grammar.
+
+        Each call returns a new object, to be used by one request.
+
+        Raises `RequestError` if the grammar cannot be compiled, or an answer could not end.
+        """
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("a grammar needs a tokenizer, which this model has not")
+        if not params.stop_token_ids and (params.ignore_eos or not self.eos_ids):
+            raise RequestError(
+                "an answer under a grammar ends with an end token, and there is none: leave out ignore_eos, "
+                "or give stop_token_ids"
+            )
+        return self._grammars.constraint(params.grammar)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model has no tokenizer; give token ids instead of text")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [int(token) for token in prompt]
+        vocab_size = self.model.vocab_size
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
+            bad = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestError(f"the prompt has token {bad}; this model has tokens 0 to {vocab_size - 1}")
+        return ids
+
+    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
+        """The largest number of tokens of prompt and answer together.
+
+        Raises `RequestError` if the context has no room for an answer, or the KV pool none for `max_tokens`.
+        """
+        context, capacity = self.config.max_context or 0, self.config.kv_tokens or 0
+        if len(ids) >= context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and the context of {context} must hold the answer too; "
+                f"shorten it to {context - 1} tokens or fewer, or raise max_context (the model was made for "
+                f"{self.model.max_positions})"
+            )
+        limit = context if params.max_tokens is None else min(len(ids) + params.max_tokens, context)
+        if limit > capacity:
+            if params.max_tokens is None and len(ids) < capacity:
+                return capacity
+            raise RequestError(
+                f"the prompt's {len(ids)} tokens and max_tokens={params.max_tokens} need room for {limit} "
+                f"tokens; the KV pool has {capacity}. Lower max_tokens, or build the LLM with "
+                f"kv_tokens={limit} or more"
+            )
+        return limit

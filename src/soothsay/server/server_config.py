@@ -1,0 +1,60 @@
+"""The server's limits and names, each with the reason for its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What the server allows its clients. The engine's own numbers are in `soothsay.config`."""
+
+    name: str
+    """Name of the model in requests and replies."""
+
+    drafters: tuple[str, ...] = ()
+    """Names of drafters that a request may choose, besides the model's own and "none". Each is built when a
+    request first chooses it. A client cannot send a specification of its own: it could name files, or fill
+    the memory with one drafter after another."""
+
+    hosts: tuple[str, ...] = ()
+    """Allowed names in the Host header, in lower case; empty: any name. A server without API keys needs this:
+    otherwise a page of another site can let its own name lead to this machine (DNS rebinding) and read the
+    answers."""
+
+    max_queue: int = 256
+    """Limit of waiting answers while `EngineConfig.max_requests` are running. Further ones get status 429."""
+
+    timeout: float = 600.0
+    """Limit of seconds from a request's arrival to the end of its last answer."""
+
+    client_timeout: float = 30.0
+    """Limit of seconds for a client to send its headers, to send the next part of its body, or to read."""
+
+    drain: float = 60.0
+    """Limit of seconds for running answers to end when the server shuts down."""
+
+    settling: float = 60.0
+    """Seconds after which a restarted engine counts as sound. An engine that dies sooner is not restarted,
+    since it would only die again."""
+
+    max_body: int = 4 << 20
+    """Limit of bytes in a request's body: many times the text of any context that a CPU can prefill."""
+
+    max_n: int = 16
+    """Limit of answers to one prompt."""
+
+    max_prompts: int = 64
+    """Limit of prompts in one request for completions."""
+
+    max_logprobs: int = 20
+    """Limit of alternatives listed for each token. OpenAI has the same limit."""
+
+    max_stops: int = 16
+    """Limit of stop strings, and of stop tokens."""
+
+    max_stop_length: int = 256
+    """Limit of characters in a stop string."""
+
+    max_logit_bias: int = 1024
+    """Limit of tokens with a bias."""

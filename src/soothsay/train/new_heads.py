@@ -1,0 +1,150 @@
+"""Makes heads to be trained, of a shape that suits the target, and with weights copied from it.
+
+A head begins as a copy of the target's last block, and passes the target's feature on as it is. It needs a
+fraction of the data that random weights need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from soothsay.config import ModelConfig
+from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
+from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
+from soothsay.model.transformer import Block, FeedForward, Transformer
+from soothsay.train.sequences import TrainingKernels, weight_of
+
+
+def medusa(target: Transformer, heads: int = 4, layers: int = 1, own_heads: bool = False) -> MedusaHead:
+    """Make Medusa heads for `heads` draft tokens.
+
+    With `own_heads` each has an output matrix of its own. Else all use the target's.
+    """
+    return MedusaHead(
+        MedusaConfig(
+            hidden_size=target.config.hidden_size,
+            target_layers=target.config.num_layers,
+            num_heads=heads,
+            num_layers=layers,
+            own_heads=own_heads,
+            vocab_size=target.config.vocab_size,
+        )
+    )
+
+
+def hydra(target: Transformer, heads: int = 4, layers: int = 1) -> HydraHead:
+    """Make Hydra heads for `heads` draft tokens."""
+    return HydraHead(HydraConfig(target.config.hidden_size, target.config.num_layers, heads, layers))
+
+
+@torch.no_grad()
+def eagle(target: Transformer) -> EagleHead:
+    """Make an EAGLE head: one block of the target's kind."""
+    config = EagleConfig(_blocks(target.config, 1), bias=True, target_layers=target.config.num_layers)
+    head = EagleHead(config, TrainingKernels())
+    last = cast(Block, target.blocks[-1])
+    block = head.block
+    _copy(block.attention, last.attention)
+    _copy(block.mlp, last.mlp)
+    _copy(block.mlp_norm, last.mlp_norm)
+    # the block adds nothing yet: the output at every depth is the feature that was read
+    weight_of(block.attention.o).zero_()
+    weight_of(cast(FeedForward, block.mlp).down).zero_()
+    _pass_on(head.fc, parts=2)
+    return head
+
+
+@torch.no_grad()
+def eagle3(target: Transformer, vocabulary: Sequence[int]) -> Eagle3Head:
+    """Make an EAGLE-3 head: one block of the target's kind, and an output matrix for `vocabulary` only."""
+    config = Eagle3Config(
+        block=_blocks(target.config, 1),
+        target_hidden_size=target.config.hidden_size,
+        draft_vocab_size=len(vocabulary),
+        taps=three_layers(target.config.num_layers),
+    )
+    head = Eagle3Head(config, TrainingKernels())
+    ids = torch.tensor(sorted(vocabulary))
+    head.d2t.copy_(ids - torch.arange(len(ids)))
+    last = cast(Block, target.blocks[-1])
+    _copy(head.block.attention.o, last.attention.o)
+    _copy(head.block.mlp, last.mlp)
+    _copy(head.block.mlp_norm, last.mlp_norm)
+    _copy(head.norm, target.norm)
+    weight = weight_of(last.attention.qkv).float()
+    weight_of(head.block.attention.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
+    weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
+    _pass_on(head.fc, parts=3)
+    return head
+
+
+@torch.no_grad()
+def mtp(target: Transformer, modules: int = 1) -> MTPHead:
+    """Make MTP modules for a target that was trained without them."""
+    config = MTPConfig(_blocks(target.config, modules), target.config.num_layers)
+    head = MTPHead(config, TrainingKernels())
+    for step in head.steps:
+        module = cast(MTPModule, step)
+        _copy(module.block, target.blocks[-1])
+        _copy(module.norm, target.norm)
+        _pass_on(module.projection, parts=2)
+    return head
+
+
+@torch.no_grad()
+def block(target: Transformer, size: int = 6, layers: int = 1, markov_rank: int = 32) -> BlockHead:
+    """Make a head that drafts `size` tokens in one pass through `layers` blocks of the target's kind."""
+    config = BlockConfig(
+        block=_blocks(target.config, layers),
+        target_hidden_size=target.config.hidden_size,
+        taps=three_layers(target.config.num_layers),
+        size=size,
+        markov_rank=markov_rank,
+    )
+    head = BlockHead(config, TrainingKernels())
+    for own, theirs in zip(head.blocks, target.blocks[-layers:], strict=True):
+        _copy(own, theirs)
+    _copy(head.norm, target.norm)
+    _pass_on(head.fc, parts=3)
+    _pass_on(head.projection, parts=2)
+    return head
+
+
+def three_layers(layers: int) -> tuple[int, ...]:
+    """The layers whose inputs EAGLE-3 reads: low, middle and high (Li et al. 2025, arXiv 2503.01840)."""
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+
+
+def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
+    """The configuration of `layers` dense blocks of the target's size, without windows."""
+    return replace(
+        target,
+        num_layers=layers,
+        windows=(None,) * layers,
+        local_rope=None,
+        sparse_layers=(),
+        num_experts=0,
+        tie_embeddings=False,
+    )
+
+
+def _copy(own: nn.Module, theirs: nn.Module) -> None:
+    """Copy the weights of a module of the same shape."""
+    own.load_state_dict(theirs.state_dict())
+
+
+def _pass_on(linear: nn.Module, parts: int) -> None:
+    """Let a layer pass on the last of its `parts` inputs as it is, and only a little of the others."""
+    weight = weight_of(linear)
+    size = weight.shape[0]
+    weight *= 0.2
+    weight[:, (parts - 1) * size :] += torch.eye(size, weight.shape[1] - (parts - 1) * size)

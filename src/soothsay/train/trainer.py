@@ -1,0 +1,299 @@
+"""The training loop: steps, the learning rate's schedule, and checkpoints that resume to the same bits."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from soothsay.errors import TrainingError
+from soothsay.files import replacing
+from soothsay.train.examples import Example, batches
+from soothsay.train.sequences import compile_blocks
+
+STATE = "state.safetensors"
+
+OUTER = frozenset({"embedding", "head", "lm_heads"})
+"""Names of matrices with a row for each token of the vocabulary. Muon is made for the other matrices."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The numbers of a training."""
+
+    steps: int
+    """Optimizer steps, each over `batch_tokens` tokens."""
+
+    batch_tokens: int = 8192
+    """Tokens of a step, padding included."""
+
+    parts: int = 2
+    """Forward and backward passes of a step. More passes need less memory."""
+
+    learning_rate: float = 1e-3
+    """For embeddings, norms, biases and output heads. They are trained by AdamW (Loshchilov and Hutter 2017,
+    arXiv 1711.05101)."""
+
+    matrix_learning_rate: float = 3e-3
+    """For matrices within layers. They are trained by Muon (Jordan et al. 2024), scaled like AdamW."""
+
+    weight_decay: float = 0.01
+    warmup: float = 0.02
+    """Share of the steps, at the beginning, in which the learning rate rises."""
+
+    decay: float = 0.5
+    """Share of the steps, at the end, in which the learning rate falls to 0."""
+
+    clip: float = 1.0
+    """Largest norm of all gradients together. Larger gradients are scaled down."""
+
+    evaluate_every: int = 200
+    save_every: int = 100
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rates in `step`, from 0 to 1."""
+        warmup, decay = max(self.warmup * self.steps, 1), max(self.decay * self.steps, 1)
+        return min(1.0, (step + 1) / warmup, (self.steps - step) / decay)
+
+
+class Recipe(Protocol):
+    """Says what is trained, and what its loss is."""
+
+    name: str
+    trained: nn.Module
+    """The only module whose parameters change."""
+
+    def modules(self) -> Sequence[nn.Module]:
+        """Return all modules that a step runs, frozen ones included."""
+
+    def losses(self, examples: Sequence[Example], generator: torch.Generator) -> dict[str, Tensor]:
+        """Compute the losses of a batch, as scalars. `loss` is minimized, the others are reported."""
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint that can be served to `directory`, which does not exist yet."""
+
+    def evaluate(self, directory: Path) -> dict[str, float]:
+        """Measure the checkpoint that was saved to `directory`. The best one has the highest `score`."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Return what must be equal in a saved state to resume from it."""
+
+
+StepReport = Callable[[int, Mapping[str, float]], None]
+"""Called after each step with the number of finished steps, and the values by name."""
+
+
+class Trainer:
+    """Trains `recipe` on `examples`, and resumes from the state in `directory` if there is one.
+
+    `directory/training` has two files. `state.safetensors` holds the weights, the optimizers' state and, as
+    metadata, the number of steps; it is replaced atomically. `metrics.jsonl` has a line for each step. The
+    checkpoint with the best score is in `directory` itself.
+
+    Raises `TrainingError` if the directory has the state of another training.
+    """
+
+    def __init__(self, recipe: Recipe, examples: Sequence[Example], config: TrainingConfig, directory: Path):
+        self.recipe, self.examples, self.config, self.directory = recipe, examples, config, directory
+        self.step = self.saved = 0
+        self.best: float | None = None
+        self.device = next(recipe.trained.parameters()).device
+        self.optimizers = _optimizers(recipe.trained, config)
+        if self.device.type == "cuda":
+            for module in recipe.modules():
+                compile_blocks(module)
+        self._state = directory / "training"
+        self.metrics = self._state / "metrics.jsonl"
+        self._state.mkdir(parents=True, exist_ok=True)
+        if (self._state / STATE).is_file():
+            self._resume()
+
+    def run(self, report: StepReport, stop_after: int | None = None) -> None:
+        """Train to the end, or for `stop_after` steps. An interrupt loses the steps after the last save."""
+        config = self.config
+        stream = batches(self.examples, config.batch_tokens // config.parts, config.seed)
+        parts = islice(stream, self.step * config.parts, None)
+        last = config.steps if stop_after is None else min(config.steps, self.step + stop_after)
+        while self.step < last:
+            begin = time.monotonic()
+            measured = self._step(parts)
+            self.step += 1
+            measured["tokens_per_second"] = measured.pop("tokens") / (time.monotonic() - begin)
+            if self.step % config.evaluate_every == 0 or self.step == config.steps:
+                measured |= self._evaluate()
+            self._note(measured)
+            if self.step % config.save_every == 0 or self.step == last:
+                self.save()
+            report(self.step, measured)
+
+    def _step(self, parts: Iterator[list[Example]]) -> dict[str, float]:
+        """Update the weights once. Raises `TrainingError` if the loss is not finite."""
+        config, device = self.config, self.device
+        self.recipe.trained.train()
+        sums: dict[str, float] = {}
+        tokens = 0
+        for part in range(config.parts):
+            examples = next(parts)
+            tokens += sum(len(example.tokens) for example in examples)
+            generator = torch.Generator(device).manual_seed(
+                config.seed * 1_000_003 + self.step * config.parts + part
+            )
+            with torch.autocast(device.type, torch.bfloat16):
+                losses = self.recipe.losses(examples, generator)
+            (losses["loss"] / config.parts).backward()  # type: ignore[no-untyped-call]
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach()) / config.parts
+        if not math.isfinite(sums["loss"]):
+            raise TrainingError(
+                f"the loss is {sums['loss']} in step {self.step + 1}: lower the learning rate and go on from "
+                f"the last checkpoint, which is in {self.directory}"
+            )
+        norm = nn.utils.clip_grad_norm_(self.recipe.trained.parameters(), config.clip)
+        rate = config.rate(self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_rate"] * rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return {**sums, "gradient_norm": float(norm), "rate": rate, "tokens": tokens}
+
+    def _evaluate(self) -> dict[str, float]:
+        """Measure the current weights, and keep their checkpoint if it is the best."""
+        self.recipe.trained.eval()
+        with TemporaryDirectory(prefix=".evaluating-", dir=self.directory) as temporary, torch.no_grad():
+            saved = Path(temporary, self.directory.name)
+            try:
+                self.recipe.save(saved)
+            except (OSError, SafetensorError) as error:
+                raise TrainingError(f"{self.directory} could not be written: {error}") from error
+            measured = self.recipe.evaluate(saved)
+            if self.best is None or measured["score"] > self.best:
+                self.best = measured["score"]
+                for file in [path for path in saved.rglob("*") if path.is_file()]:
+                    place = self.directory / file.relative_to(saved)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(file, place)
+        return measured
+
+    def save(self) -> None:
+        """Write the state to resume from. It replaces the last one atomically."""
+        tensors = {f"weights.{name}": t for name, t in self.recipe.trained.state_dict().items()}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{index}.{key}": value for key, value in state.items()}
+        content = {
+            "recipe": dict(self.recipe.identity()),
+            "config": asdict(self.config),
+            "step": self.step,
+            "best": self.best,
+        }
+        tensors = {name: t.detach().contiguous() for name, t in tensors.items()}
+        metadata = {"training": json.dumps(content)}
+        _replace(self._state / STATE, lambda file: save_file(_unshared(tensors), file, metadata=metadata))
+        self.saved = self.step
+
+    def _resume(self) -> None:
+        """Restore the state that `save` has written."""
+        with safe_open(self._state / STATE, framework="pt") as tensors:
+            content = json.loads(tensors.metadata()["training"])
+            self._check_recipe(content["recipe"])
+            self._load({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118 - no mapping
+        self.step = self.saved = content["step"]
+        self.best = content["best"]
+        if self.metrics.is_file():  # steps after the last save will be repeated
+            lines = self.metrics.read_text().splitlines()[: self.step]
+            _replace(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in lines)))
+
+    def _check_recipe(self, was: Mapping[str, Any]) -> None:
+        """Raise `TrainingError` if a saved state is of another recipe."""
+        own = json.loads(json.dumps(dict(self.recipe.identity())))
+        for key in {**was, **own}:
+            if was.get(key) != own.get(key):
+                raise TrainingError(
+                    f"{self.directory} holds a training with {key} {was.get(key)!r}, not "
+                    f"{own.get(key)!r}: name another directory, or remove this one"
+                )
+
+    def _load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set weights and optimizers from saved tensors, such as `weights.NAME` and `optimizer.0.3.KEY`."""
+        weights: dict[str, Tensor] = {}
+        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.optimizers]
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "weights":
+                weights[rest] = tensor
+            else:
+                optimizer, index, key = rest.split(".")
+                states[int(optimizer)].setdefault(int(index), {})[key] = tensor
+        self.recipe.trained.load_state_dict(weights, strict=False)
+        for own, state in zip(self.optimizers, states, strict=True):
+            own.load_state_dict({**own.state_dict(), "state": state})
+
+    def _note(self, measured: Mapping[str, float]) -> None:
+        """Append a step to the metrics."""
+        with open(self.metrics, "a") as file:
+            file.write(json.dumps({"step": self.step, **measured}) + "\n")
+
+
+def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
+    """Make the optimizers: Muon for matrices within layers, AdamW for all other parameters."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in trained.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        inner = parameter.ndim == 2 and OUTER.isdisjoint(name.split("."))
+        (matrices if inner else others).append(parameter)
+    made: list[torch.optim.Optimizer] = []
+    if matrices:
+        made.append(
+            torch.optim.Muon(
+                matrices,
+                lr=config.matrix_learning_rate,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    if others:
+        made.append(
+            torch.optim.AdamW(
+                others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
+            )
+        )
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["base_rate"] = group["lr"]
+    return made
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keep one of the tensors that share memory, such as a tied head and its embedding."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() not in seen or tensor.numel() < 2:
+            seen.add(tensor.data_ptr())
+            out[name] = tensor
+    return out
+
+
+def _replace(file: Path, write: Callable[[Path], object]) -> None:
+    """Replace `file` by what `write` writes to the path that it is given. Raises `TrainingError`."""
+    try:
+        with replacing(file) as temporary:
+            write(temporary)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{file} could not be written ({error}); the state before it is kept") from error

@@ -1,0 +1,249 @@
+"""KV blocks: their owners, their contents, the order of eviction, and their memory."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from soothsay.core.cache import BlockAllocator, KVPool, Move, block_digest
+
+
+def filled(allocator: BlockAllocator, names: str) -> list[int]:
+    """A block for each letter, held, and registered as holding it."""
+    blocks = allocator.allocate(len(names))
+    for block, name in zip(blocks, names, strict=True):
+        allocator.register(block, name.encode())
+    return blocks
+
+
+def found(allocator: BlockAllocator, names: str) -> str:
+    """Which prefix of `names` is there; holds nothing afterwards."""
+    blocks = allocator.find([name.encode() for name in names])
+    allocator.release(blocks)
+    return names[: len(blocks)]
+
+
+def test_blocks_are_handed_out_once_lowest_first() -> None:
+    allocator = BlockAllocator(4, 16)
+    assert allocator.allocate(2) == [0, 1]
+    assert allocator.allocate(0) == []
+    assert allocator.allocate(2) == [2, 3]
+    assert allocator.num_free == 0
+
+
+def test_too_many_blocks_are_a_memory_error_and_take_nothing() -> None:
+    allocator = BlockAllocator(4, 16)
+    allocator.allocate(1)
+    with pytest.raises(MemoryError, match="4 KV blocks wanted, 3 free"):
+        allocator.allocate(4)
+    assert allocator.num_free == 3
+    assert len(allocator.allocate(3)) == 3
+
+
+def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
+    allocator = BlockAllocator(2, 16)
+    (block,) = filled(allocator, "a")
+    assert allocator.find([b"a"]) == allocator.find([b"a"]) == [block]
+    for free in (1, 1, 2):
+        allocator.release([block])
+        assert allocator.num_free == free
+
+
+def test_a_found_block_is_not_handed_out_to_others() -> None:
+    allocator = BlockAllocator(2, 16)
+    blocks = filled(allocator, "a")
+    allocator.release(blocks)
+    assert allocator.find([b"a"]) == blocks
+    assert allocator.num_free == 1
+    assert set(allocator.allocate(1)).isdisjoint(blocks)
+    with pytest.raises(MemoryError):
+        allocator.allocate(1)
+
+
+def test_find_stops_at_the_first_block_that_is_missing() -> None:
+    allocator = BlockAllocator(4, 16)
+    blocks = filled(allocator, "acd")
+    assert allocator.find([b"a", b"b", b"c", b"d"]) == blocks[:1]
+    assert allocator.find([b"x", b"a"]) == []
+    assert allocator.find([]) == []
+    allocator.release(blocks)
+    assert allocator.num_free == 3, "only the block that was found is held"
+
+
+def test_the_first_block_with_a_content_stays_the_one_that_is_found() -> None:
+    allocator = BlockAllocator(4, 16)
+    (first,) = filled(allocator, "a")
+    (second,) = filled(allocator, "a")
+    assert allocator.find([b"a"]) == [first]
+    assert (allocator.digest(first), allocator.digest(second)) == (b"a", None)
+    assert allocator.num_cached == 1
+    allocator.release([second])
+    assert found(allocator, "a") == "a"
+
+
+def test_content_outlives_its_holders_until_the_room_is_needed() -> None:
+    allocator = BlockAllocator(3, 16)
+    allocator.release(filled(allocator, "ab"))
+    assert (allocator.num_free, allocator.num_cached) == (3, 2)
+    (empty,) = allocator.allocate(1)
+    assert empty == 2, "a block that holds nothing goes before one that does"
+    assert found(allocator, "ab") == "ab"
+    (block,) = allocator.allocate(1)
+    assert allocator.digest(block) is None
+    assert allocator.num_cached == 1
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    allocator = BlockAllocator(3, 16)
+    for name in "abc":
+        allocator.release(filled(allocator, name))
+    assert found(allocator, "a") == "a"  # used again
+    names = [allocator.digest(block) for block in range(3)]
+    assert [names[allocator.allocate(1)[0]] for _ in names] == [b"b", b"c", b"a"]
+
+
+def test_the_end_of_a_prefix_goes_before_its_start() -> None:
+    allocator = BlockAllocator(4, 16)
+    allocator.release(filled(allocator, "abcd"))
+    for left in ("abc", "ab", "a", ""):
+        allocator.allocate(1)
+        assert found(allocator, "abcd") == left
+
+
+def test_nothing_is_found_where_nothing_is_shared() -> None:
+    allocator = BlockAllocator(2, 16, share=False)
+    blocks = filled(allocator, "ab")
+    assert allocator.find([b"a"]) == []
+    assert (allocator.num_cached, allocator.digest(blocks[0])) == (0, None)
+    allocator.release(blocks)
+    assert allocator.num_free == 2
+
+
+def test_a_digest_depends_on_all_tokens_so_far() -> None:
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 3, (20, 2))
+    seen: dict[bytes, tuple[int, ...]] = {}
+    for first in blocks:
+        for second in blocks:
+            digest = block_digest(block_digest(b"", first), second)
+            assert seen.setdefault(digest, (*first, *second)) == (*first, *second)
+    assert len(seen) == len(set(seen.values()))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_no_block_is_lost_or_handed_out_twice(seed: int, share: bool) -> None:
+    """Random requests take, find, register and release, against a plain count of who holds what."""
+    rng = random.Random(seed)
+    allocator = BlockAllocator(12, 16, share=share)
+    held: list[list[int]] = []
+    holds: dict[int, bytes] = {}  # what each block was last written with
+    for _ in range(600):
+        counts = Counter(block for blocks in held for block in blocks)
+        assert allocator.num_free == 12 - len(counts)
+        action = rng.choice(["start", "start", "grow", "end"])
+        if action == "start":  # a prompt over few letters: what is found, then new blocks
+            names = [bytes([65 + rng.randrange(2)]) for _ in range(rng.randrange(1, 5))]
+            digests = [b"".join(names[: i + 1]) for i in range(len(names))]
+            blocks = allocator.find(digests)
+            assert [holds[block] for block in blocks] == digests[: len(blocks)]
+            counts.update(blocks)
+            fresh = min(len(names) - len(blocks), 12 - len(counts))
+            new = allocator.allocate(fresh)
+            assert counts.keys().isdisjoint(new)
+            for digest, block in zip(digests[len(blocks) :], new, strict=False):
+                holds[block] = digest
+                allocator.register(block, digest)
+            held.append(blocks + new)
+        elif action == "grow" and held and len(counts) < 12:
+            (block,) = allocator.allocate(1)
+            assert block not in counts
+            holds[block] = b""
+            rng.choice(held).append(block)
+        elif held:
+            allocator.release(held.pop(rng.randrange(len(held))))
+    for blocks in held:
+        allocator.release(blocks)
+    assert allocator.num_free == 12
+    assert sorted(allocator.allocate(12)) == list(range(12))
+    assert allocator.num_cached == 0
+
+
+def pool_of(num_blocks: int, block_size: int) -> KVPool:
+    pool = KVPool((2, 3, 4), num_blocks, block_size, torch.float32, torch.device("cpu"))
+    pool.data.copy_(torch.arange(pool.data.numel()).view_as(pool.data))
+    return pool
+
+
+def test_a_pool_starts_as_zeros_with_a_view_for_each_layer() -> None:
+    pool = KVPool((2, 3, 4), 5, 8, torch.bfloat16, torch.device("cpu"))
+    assert pool.data.shape == (2, 6, 40, 4)
+    assert pool.data.dtype is torch.bfloat16
+    assert not pool.data.any()
+    pool.layers[1][0, 7] = 1
+    assert pool.data[1, 0, 7].tolist() == [1.0] * 4
+    assert len(pool.layers) == 2
+
+
+def test_commit_moves_even_where_sources_and_targets_overlap() -> None:
+    pool = pool_of(8, 4)
+    before = pool.data.clone()
+    moves = [
+        Move(np.array([5, 0, 3]), [4, 6, 7, 9], 3),  # chained: 4 -> 3, 6 -> 4, 7 -> 5, 9 -> 6
+        Move(np.array([2, 7]), [1, 2, 5], 1),  # the first two stay where they are
+        Move(np.array([6]), [], 2),
+    ]
+    pool.commit(moves)
+    after = before.clone()
+    for move in moves:
+        for target, source in enumerate(move.sources, start=move.start):
+            to, of = (int(move.table[at // 4]) * 4 + at % 4 for at in (target, source))
+            after[:, :, to] = before[:, :, of]
+    assert torch.equal(pool.data, after)
+    assert not torch.equal(pool.data, before)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_commit_against_a_copy_on_random_moves(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pool = pool_of(12, 4)
+    before = pool.data.clone()
+    after = before.clone()
+    tables = rng.permutation(12).reshape(3, 4)
+    moves = []
+    for table in tables:
+        start = int(rng.integers(0, 6))
+        sources = np.sort(rng.choice(np.arange(start, 16), int(rng.integers(0, 7)), replace=False)).tolist()
+        moves.append(Move(table, sources, start))
+        slots = (table[:, None] * 4 + np.arange(4)).reshape(-1)
+        after[:, :, slots[start : start + len(sources)]] = before[:, :, slots[sources]]
+    pool.commit(moves)
+    assert torch.equal(pool.data, after)
+
+
+def test_a_chain_costs_nothing_to_commit() -> None:
+    pool = pool_of(2, 4)
+    version = pool.data._version
+    pool.commit([Move(np.array([1, 0]), [2, 3, 4], 2)])
+    pool.commit([])
+    assert pool.data._version == version
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
+def test_a_pool_costs_what_is_used_of_it() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    pool = KVPool((4, 4, 64), 8192, 16, torch.float32, torch.device("cpu"))
+    assert pool.data.nbytes == 2**30
+    assert resident() - before < 2**26
+    pool.layers[3][7, -1] = 1
+    assert pool.data.view(-1)[-64:].sum() == 64
+    assert not pool.data[0, 0, :64].any()
+    assert resident() - before < 2**26

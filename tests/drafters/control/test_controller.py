@@ -1,0 +1,360 @@
+"""The controller in a simulated world with a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import pytest
+from scripted import FLAT, STEEP, TARGET, Scripted, World, future, run
+
+from soothsay import LLM, SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, NoDrafter, Observation, SignalingDrafter, Target
+from soothsay.drafters.control.constants import MAX_BACKLOG
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.control.probes import ProbeSchedule
+from soothsay.drafters.heads.mtp import MTP
+from soothsay.model.pass_times import PassTimes
+
+
+def rates(
+    times: PassTimes, count: int, parts: Callable[[World], list[Scripted]], steps: int = 400
+) -> tuple[float, list[float], float]:
+    """Tokens per second of plain decoding, of each drafter alone, and of the controller over all drafters."""
+    plain, _ = run(World(times), NoDrafter(TARGET), count, steps // 8)
+    alone = [
+        run(world := World(times), parts(world)[i], count, steps)[0] for i in range(len(parts(World(times))))
+    ]
+    world = World(times)
+    auto = Controller(TARGET, parts(world), times, world.clock)
+    return plain, alone, run(world, auto, count, steps)[0]
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 32])
+@pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
+@pytest.mark.parametrize("chances", [(0.0, 0.0), (0.1, 0.6), (0.5, 0.8), (0.9, 0.3), (0.02, 0.9)])
+@pytest.mark.parametrize("costs", [(0.01, 0.1), (0.05, 0.6)])
+def test_never_much_slower_than_plain_or_than_the_best_drafter(
+    count: int, times: PassTimes, chances: tuple[float, float], costs: tuple[float, float]
+) -> None:
+    def parts(world: World) -> list[Scripted]:
+        unit = times(1)
+        return [
+            Scripted(world, lambda _, c=c: c, cost * unit) for c, cost in zip(chances, costs, strict=True)
+        ]
+
+    plain, alone, auto = rates(times, count, parts)
+    assert auto > 0.97 * plain
+    assert auto > 0.95 * max(alone)
+
+
+@pytest.mark.parametrize(("second", "steps"), [(1.0, 20), (0.0005, 1000)])
+def test_the_times_of_passes_are_followed(second: float, steps: int) -> None:
+    """Each long pass is compared. Short passes are compared once in `FOLLOW_INTERVAL`."""
+    curve = [[1.0 * second, 1.1 * second]]
+    world = World(PassTimes([1, 16], [0], curve))
+    auto = Controller(TARGET, [NoDrafter(TARGET)], PassTimes([1, 16], [0], curve), world.clock)
+    run(world, auto, 1, steps)
+    world.times = PassTimes([1, 16], [0], [[2 * second, 2.2 * second]])
+    run(world, auto, 1, steps)
+    assert auto.times(1) == pytest.approx(2 * second, rel=0.05)
+
+
+def test_a_drafter_that_becomes_good_is_found_again() -> None:
+    world, chance = World(FLAT), [0.0]
+    part = Scripted(world, lambda _: chance[0], cost=2.0)
+    auto = Controller(TARGET, [part], FLAT, world.clock)
+    run(world, auto, 1, 300)
+    bad = part.calls
+    assert bad < 60
+    chance[0] = 0.9
+    run(world, auto, 1, 600)  # another request, to which all that was learnt applies
+    assert part.calls - bad > 300
+
+
+def test_requests_are_told_apart() -> None:
+    """The drafter is right for half of the requests. Only they verify its nodes."""
+    world = World(FLAT)
+    part = Scripted(world, lambda request: 0.9 if request.seed % 2 else 0.0, cost=0.1)
+    nodes: dict[int, int] = {}
+
+    class Watched(Controller):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            trees = super().propose(requests)
+            for request, tree in zip(requests, trees, strict=True):
+                nodes[request.seed] = nodes.get(request.seed, 0) + len(tree) - 1
+            return trees
+
+    run(world, Watched(TARGET, [part], FLAT, world.clock), 4, 400)
+    assert min(nodes[1], nodes[3]) > 4 * max(nodes[0], nodes[2])
+
+
+class Knowing(Scripted, SignalingDrafter):
+    """Is right at one position in eight, and signals there."""
+
+    tells = True
+    look = 0.0  # what saying so costs
+    looks = places = 0
+
+    def knows(self, request: Request) -> bool:
+        return (len(request.tokens) * 2_654_435_761 >> 9) % 8 == 0
+
+    def signal(self, request: Request) -> int:
+        self.looks += 1
+        self.places += self.knows(request)
+        self.world.now += self.look
+        return int(self.tells and self.knows(request))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_drafter_that_says_when_it_knows_something_is_asked_then(count: int) -> None:
+    rate, asked = {}, {}
+    for tells in (False, True):
+        world = World(FLAT)
+        part = Knowing(world, lambda request: 0.95 * part.knows(request), cost=4.0)  # noqa: B023
+        part.tells = tells
+        auto = Controller(TARGET, [part], FLAT, world.clock)
+        rate[tells], _ = run(world, auto, count, 1200)
+        asked[tells] = part.asked / part.places
+    plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
+    assert rate[False] > 0.97 * plain
+    assert rate[True] > 1.2 * max(plain, rate[False])
+    assert 0.9 < asked[True] < 1.3
+    of = {signal: auto.shared_forecasts[0, signal, False] for signal in (0, 1)}
+    assert of[0].calibration.probability(-0.2) < 0.5
+    assert of[1].calibration.probability(-0.2) > 0.9
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_signals_that_take_long_are_seldom_looked_at_where_nothing_pays(count: int) -> None:
+    world = World(FLAT)
+    part = Knowing(world, lambda _: 0.0, cost=1.0)
+    part.look = 0.5
+    plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
+    rate, _ = run(world, Controller(TARGET, [part], FLAT, world.clock), count, 6000)
+    assert rate > 0.97 * plain
+    assert 6000 * count / 40 < part.looks < 6000 * count / 4
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_signals_that_take_long_are_always_looked_at_where_they_pay(count: int) -> None:
+    world = World(FLAT)
+    part = Knowing(world, lambda request: 0.95 * part.knows(request), cost=4.0)
+    part.look = 0.5 / count
+    plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
+    rate, _ = run(world, Controller(TARGET, [part], FLAT, world.clock), count, 1200)
+    assert rate > 1.1 * plain
+    assert part.looks > 1150 * count
+    assert part.asked > 0.9 * part.places
+
+
+def test_more_requests_turn_speculation_off_and_fewer_on_again() -> None:
+    times = PassTimes([1, 8, 1024], [0], [[10.0, 10.5, 1300.0]])
+    world = World(times)
+    part = Scripted(world, lambda _: 0.6, cost=0.5)
+    auto = Controller(TARGET, [part], times, world.clock)
+    asked = []
+    for count in (1, 32, 1):
+        before = part.calls
+        run(world, auto, count, 200)
+        asked.append(part.calls - before)
+    assert asked[0] > 150
+    assert asked[1] < 40
+    assert asked[2] > 150
+
+
+def test_a_step_in_which_nobody_is_asked_takes_no_time_of_drafters() -> None:
+    world = World(STEEP)
+    part = Scripted(world, lambda _: 0.5, cost=1.0)
+    auto = Controller(TARGET, [part], STEEP, world.clock)
+    _, requests = run(world, auto, 1, 200)
+    calls = part.calls
+    assert calls < 20
+    assert auto.states[requests[0]].paused_until > auto.step
+
+
+def test_guesses_of_several_drafters_are_verified_in_one_tree() -> None:
+    """One drafter is right at some positions, the other at all others. Their scores do not show it."""
+
+    class Half(Scripted):
+        def _tree(self, request: Request) -> DraftTree:
+            tree, here = DraftTree(int(request.tokens[-1])), len(request.tokens)
+            right = (here * 2_654_435_761 >> 7) % 2 == self.depth % 2
+            tree.add(0, future(request, here) if right else 60_000 + self.depth, -0.5)
+            return tree
+
+    def halves(world: World) -> list[Half]:
+        return [Half(world, lambda _: 1.0, 0.01, depth) for depth in (2, 3)]
+
+    world = World(FLAT)
+    both, _ = run(world, Controller(TARGET, halves(world), FLAT, world.clock), 1, 300)
+    for index in range(2):
+        world = World(FLAT)
+        alone, _ = run(world, halves(world)[index], 1, 300)
+        assert both > 1.2 * alone
+
+
+class Noted(MTP):
+    """Notes its drafts by position, and takes some time for each."""
+
+    def __init__(self, target: Target, world: World, silent: bool = False):
+        super().__init__(target, depth=4)  # so few that a controller lets it go on to the end
+        self.world, self.silent = world, silent
+        self.trees: dict[int, list[int]] = {}
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        self.world.now += 0.06 * self.world.times(1)
+        trees = super().propose(requests)
+        self.trees.update((len(r.tokens), t.tokens) for r, t in zip(requests, trees, strict=True))
+        return [DraftTree(tree.tokens[0]) for tree in trees] if self.silent else trees
+
+
+class Oracle(Drafter):
+    """Knows the answer, and adds wrong draft tokens before it or after it."""
+
+    max_nodes = 7
+
+    def __init__(self, hidden: bool):
+        self.hidden = hidden
+        self.said: Sequence[int] = ()
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> DraftTree:
+        tree = DraftTree(int(request.tokens[-1]))
+        if self.hidden:
+            tree.add(0, 0, -0.3)  # as sure as the third right token, so that it is verified
+        last = tree.extend(self.said[request.num_output : request.num_output + 4], -0.1)
+        if not self.hidden:
+            tree.extend([0, 0], -0.1, last)
+        return tree
+
+
+@pytest.mark.parametrize("beside", [None, Oracle(True), Oracle(False)], ids=["alone", "hidden", "straight"])
+def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: Oracle | None) -> None:
+    """It pauses during the first request, and from the start of the second one.
+
+    The decisions must not depend on the text, which differs between processors. So the drafter is cheap, and
+    the other drafter's first token is nearly certain: nothing here is close to its price.
+    """
+    llm = LLM("sibyl", dtype="int8", drafter="none", kv_tokens=2048, prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    times = deepcopy(FLAT if beside else STEEP)  # following passes changes it
+    world = World(times)
+    always, paused = Noted(llm.engine.target, world, silent=True), Noted(llm.engine.target, world)
+
+    class Slow(Controller):
+        """Each pass takes the simulated time."""
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            world.now += times(self.costs.rows)
+            super().observe(observations)
+
+    auto = Slow(llm.engine.target, [beside, paused] if beside else [paused], times, world.clock)
+    for number, prompt in enumerate(
+        ("The river rises in the hills north of the town. In spring", "At night")
+    ):
+        always.trees.clear()
+        paused.trees.clear()
+        expected = llm.generate(prompt, params, drafter=always).token_ids
+        if beside:
+            beside.said = expected
+        result = llm.generate(prompt, params, drafter=auto)
+        assert result.token_ids == expected
+        assert (result.stats.mean_accepted > 2) is (beside is not None)
+        assert len(paused.trees) < 60
+        assert len(paused.trees) > (number == 0)
+        assert max(paused.trees) > 100 or number == 1
+        first = len(result.prompt_token_ids) + 1
+        assert (min(paused.trees) == first) is (number == 0)
+        for place, tree in paused.trees.items():  # it may have stopped earlier
+            assert always.trees[place][: len(tree)] == tree
+            assert len(tree) > 3
+
+
+@pytest.mark.parametrize(("taken", "asked"), [(0.0, range(300, 401)), (9.0, range(60))])
+def test_time_that_deciding_takes_counts_too(taken: float, asked: range) -> None:
+    """The drafter pays for its own time, but not for a slow decision too."""
+
+    class SlowToName(Scripted):
+        """The controller reads the name of each drafter that it has asked, before its decision ends."""
+
+        @property
+        def name(self) -> str:  # type: ignore[override]
+            self.world.now += taken
+            return "slow"
+
+    world = World(FLAT)
+    part = SlowToName(world, lambda _: 0.4, cost=0.5)
+    run(world, Controller(TARGET, [part], FLAT, world.clock), 1, 400)
+    assert part.calls in asked
+
+
+@pytest.mark.parametrize("limit", [400, 100_000])
+def test_what_will_not_be_asked_again_keeps_no_features(limit: int) -> None:
+    class Reader(Scripted):
+        taps = (0,)
+        shown: Sequence[Observation] = ()
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            self.shown = observations if observations[0].verdict is None else ()
+
+    world = World(STEEP)
+    part = Reader(world, lambda _: 0.3, cost=5.0)
+    auto = Controller(TARGET, [part], STEEP, world.clock)
+    _, (request,) = run(world, auto, 1, 300, limit=limit)
+    (forecast,) = auto.states[request].forecasts
+    assert forecast.probes.retired is (limit == 400)
+    auto.backlogs[0].catch_up([request])
+    assert bool(part.shown) is (limit == 100_000)
+    assert part.calls < 10
+
+
+def test_a_retired_drafter_is_not_probed_at_any_price() -> None:
+    schedule = ProbeSchedule(next_step=64, interval=64)
+    schedule.retire()
+    schedule.stretch(10, 1e6)
+    assert schedule.retired
+
+
+@pytest.mark.parametrize("prompt", [250, MAX_BACKLOG + 50])
+@pytest.mark.parametrize(("chance", "times_read"), [(0.0, range(1, 5)), (0.9, range(80, 81))])
+def test_prompts_are_read_again_only_where_it_pays(chance: float, times_read: range, prompt: int) -> None:
+    """Four requests at once, twenty times. A probe costs the reading of four prompts."""
+
+    class Reader(Scripted):
+        taps = (0,)
+        read = 0
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            for seen in observations:
+                if seen.tree is None:
+                    self.read += seen.num_pending > 200
+                    world.now += 0.2 * seen.num_pending
+
+    world = World(FLAT)
+    part = Reader(world, lambda _: chance, cost=1.0)
+    auto = Controller(TARGET, [part], FLAT, world.clock)
+    for i in range(20):
+        run(world, auto, 4, 60, range(4 * i, 4 * i + 4), limit=prompt + 450, prompt=prompt)
+    assert part.read in times_read
+
+
+def test_decisions_are_counted_by_name_for_each_request() -> None:
+    world = World(FLAT)
+    good, bad = Scripted(world, lambda _: 0.9, 0.1), Scripted(world, lambda _: 0.0, 0.1)
+    good.name, bad.name = "good", "bad"
+    auto = Controller(TARGET, [bad, good], FLAT, world.clock)
+    assert auto.decisions == {"good": 0, "bad": 0, "none": 0}
+    run(world, auto, 3, 100)
+    assert auto.decisions == {"good": good.asked, "bad": bad.asked, "none": auto.decisions["none"]}
+    assert good.asked > 270
+    assert 300 <= sum(auto.decisions.values()) <= 300 + bad.asked
+
+    world = World(STEEP)
+    costly = Controller(TARGET, [Scripted(world, lambda _: 0.5, 1.0)], STEEP, world.clock)
+    run(world, costly, 1, 200)
+    assert costly.decisions["none"] == 200 - costly.decisions["Scripted"] > 180

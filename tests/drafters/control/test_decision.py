@@ -1,0 +1,84 @@
+"""The parts of the controller's decision, with the numbers of the worked example in docs/controller.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from scripted import FLAT, TARGET, Scripted, World, run
+
+from soothsay import SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import LevelwiseDrafter, NoDrafter
+from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.control.cost import Prices
+from soothsay.drafters.control.forecast import Forecast, SharedForecast
+from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
+from soothsay.drafters.control.selection import RatedDraft, select_nodes
+
+PRICES = Prices(
+    rate=160.0,
+    pass_seconds=[0.0100 + 0.0001 * k for k in range(5)],
+    node_prices=[0.016 * k for k in range(5)],
+)
+
+
+def forecast(gains: Sequence[float], reliability: float = 1.0) -> Forecast:
+    return Forecast(SharedForecast([0.0, *gains]), [0.0, *gains], ProbeSchedule(), 2.0, 2.0 * reliability)
+
+
+def test_the_worked_example_asks_both_drafters() -> None:
+    suffix = forecast([0.30, 0.45, 0.50, 0.52]).net_gain(PRICES)
+    mtp = forecast([0.70, 1.20, 1.50, 1.65], 1.1).net_gain(PRICES)
+    assert suffix == pytest.approx((0.456, 0.30))
+    assert mtp == pytest.approx((1.751, 0.77))
+    assert PRICES.of_seconds(0.002) == pytest.approx(0.32)
+    alternative = mtp.minus(PRICES.of_seconds(0.002))
+    assert alternative.tokens == pytest.approx(1.431)
+    assert suffix.added_to(alternative) == pytest.approx(0.105, abs=5e-4)
+    assert mtp.added_to(suffix) == pytest.approx(1.751 - 0.456)
+
+
+def test_the_worked_example_verifies_three_nodes() -> None:
+    tree = DraftTree(0)
+    tree.extend([1, 2, 3, 4], -0.1)
+    request = Request([0], SamplingParams(), seed=0, limit=100, drafter=NoDrafter(TARGET))
+    request.max_nodes = 16
+    drafts = {request: [RatedDraft(tree, [1.0, 0.9, 0.7, 0.5, 0.01])]}
+    assert select_nodes(drafts, PRICES, drafting=0.0022, batch=1)[request].tokens == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("price", "steps"), [(0.005, 1), (0.032, 4), (0.04, 8), (0.5, 64)])
+def test_the_shortest_interval_is_a_power_of_two(price: float, steps: int) -> None:
+    assert shortest_interval(price) == steps
+
+
+def test_probes_that_do_not_pay_back_off() -> None:
+    schedule, start, step = ProbeSchedule(), StartInterval(), 0
+    intervals = []
+    for _ in range(8):
+        schedule.record(step, pays=False, price=0.032)
+        start.record(schedule.pays, price=0.032)
+        assert schedule.next_step > step
+        assert schedule.next_step % schedule.interval == 0
+        intervals.append(schedule.interval)
+        step = schedule.next_step
+    assert intervals == [4, 8, 16, 32, *[4 * MAX_BACK_OFF] * 4]
+    assert start.interval == 4 * NEW_REQUEST_BACK_OFF
+    schedule.record(step, pays=True, price=0.032)
+    assert schedule.pays
+
+
+def test_a_drafter_that_grows_levels_is_told_what_a_level_costs() -> None:
+    class Levelwise(Scripted, LevelwiseDrafter):
+        pass
+
+    world = World(FLAT)
+    part = Levelwise(world, lambda _: 0.9, cost=0.5)
+    controller = Controller(TARGET, [part], FLAT, world.clock)
+    run(world, controller, 1, 100)
+    prices = controller.costs.prices
+    assert prices is not None
+    assert part.min_level_gain == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)

@@ -1,0 +1,74 @@
+"""Make the models that tests serve. The engine's process imports these functions by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from soothsay import LLM, DraftTree, Request
+from soothsay.drafters.base import NoDrafter
+
+STEP, EXIT, SCHEDULE, DRAFTER = range(300, 304)
+"""First tokens of prompts. Each token makes a part of the engine fail after a few tokens of the answer."""
+
+SLOW = 304
+"""First token of a prompt whose answer takes minutes."""
+
+
+def sibyl(**options: Any) -> LLM:
+    """The bundled model."""
+    torch.set_num_threads(1)
+    return LLM("sibyl", **{"dtype": "float32", "drafter": "suffix", "kv_tokens": 8192, **options})
+
+
+def killed(**_: Any) -> LLM:
+    """Kill the process while it loads."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def fragile(**options: Any) -> LLM:
+    """The bundled model in an engine that fails or is slow, as the first token of a prompt says."""
+    llm = sibyl(drafter=Spiteful, **options)
+    model, scheduler = llm.engine.model, llm.engine.scheduler
+    schedule = scheduler.schedule
+
+    def fail_forward(*_: Any) -> None:
+        for request in scheduler.running:  # in the middle of a step, after blocks were allocated and shared
+            if _is_time(request, STEP):
+                raise ValueError("/secret/path")
+            if _is_time(request, EXIT):
+                raise SystemExit(3)
+
+    def fail_schedule() -> Any:
+        if any(request.tokens[0] == SCHEDULE for request in scheduler.waiting):
+            raise RuntimeError("broken before anything runs")
+        if any(request.tokens[0] == SLOW for request in scheduler.running):
+            time.sleep(0.1)
+        return schedule()
+
+    model.register_forward_pre_hook(fail_forward)
+    scheduler.schedule = fail_schedule  # type: ignore[method-assign]
+    return llm
+
+
+class Spiteful(NoDrafter):
+    """Proposes nothing. Fails in `propose`, and then in `release`, if the prompt's first token says so."""
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        if any(_is_time(request, DRAFTER) for request in requests):
+            raise RuntimeError("broken")
+        return super().propose(requests)
+
+    def release(self, request: Request) -> None:
+        if request.tokens[0] == DRAFTER:
+            raise RuntimeError("broken, too")
+
+
+def _is_time(request: Request, what: int) -> bool:
+    return bool(request.tokens[0] == what) and request.num_output >= 8

@@ -1,0 +1,11 @@
+"""Kernels for tests that run no model."""
+
+from __future__ import annotations
+
+from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.native.kernels import load_native
+
+STOCK = StockKernels()
+
+FASTEST: Kernels = load_native() or STOCK
+"""The fastest kernels that run on this processor: native ones if there are any."""

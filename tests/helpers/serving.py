@@ -1,0 +1,75 @@
+"""Runs a server in a thread on a free port, its engine in a process, and makes OpenAI clients for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from openai import OpenAI
+
+from soothsay import LLM, REGISTRY
+from soothsay.server.api_keys import KeyRing
+from soothsay.server.app import Server
+from soothsay.server.process import EngineProcess
+from soothsay.server.runner import make_runner
+from soothsay.server.server_config import ServerConfig
+
+
+@dataclass
+class Running:
+    server: Server
+    url: str
+    stop: Callable[[], None]
+
+    def client(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def wait_until(self, true: Callable[[], bool], seconds: float = 20) -> None:
+        """Wait until a condition holds. Fails after some seconds."""
+        happened = threading.Event()
+        for _ in range(int(seconds * 500)):
+            if true():
+                return
+            happened.wait(0.002)
+        raise AssertionError("it has not happened")
+
+    def gauge(self, name: str) -> float:
+        value = self.server.metrics.registry.get_sample_value(f"soothsay:{name}", {"model_name": "sibyl"})
+        assert value is not None
+        return value
+
+    @property
+    def in_engine(self) -> tuple[int, int]:
+        """Numbers of running and of waiting answers."""
+        return int(self.gauge("num_requests_running")), int(self.gauge("num_requests_waiting"))
+
+    @property
+    def free(self) -> bool:
+        """Whether neither the engine nor the server has any job left."""
+        loop = self.server.loop
+        empty = self.in_engine == (0, 0) and self.gauge("kv_cache_usage_perc") == 0
+        return empty and loop.in_flight == 0 and loop.num_jobs == 0
+
+
+@contextmanager
+def serving(factory: Callable[[], LLM], keys: KeyRing | None = None, **options: Any) -> Iterator[Running]:
+    config = ServerConfig(name="sibyl", drafters=tuple(REGISTRY), **options)
+    with EngineProcess(factory) as engine, socket.create_server(("127.0.0.1", 0)) as listening:
+        server = Server(engine, config, keys)
+        runner = make_runner(server, "127.0.0.1", 0)
+        thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            runner.should_exit = True
+
+        try:
+            yield Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
+        finally:
+            stop()
+            thread.join(30)
+            assert not thread.is_alive()

@@ -1,0 +1,15 @@
+"""Every set of native kernels that runs on this processor."""
+
+from __future__ import annotations
+
+import pytest
+
+from soothsay.model.native.kernels import VARIANTS, NativeKernels
+
+
+@pytest.fixture(params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    try:
+        return NativeKernels(request.param)
+    except OSError as error:
+        pytest.skip(f"no {request.param} kernels: {error}")

@@ -1,0 +1,112 @@
+"""The native attention kernels against stock operations, for every instruction set that runs here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.tree import DraftTree
+from soothsay.model.attention import attend
+from soothsay.model.native.kernels import NativeKernels
+
+BLOCK_SIZE, NUM_BLOCKS = 8, 120
+HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]
+WINDOWS = (None, 1, 70)
+
+
+def random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:
+    tree = DraftTree(1)
+    while len(tree) < nodes:
+        tree.add(int(rng.integers(len(tree))), int(rng.integers(100)))
+    return tree
+
+
+def random_requests(rng: np.random.Generator) -> list[Rows]:
+    """A chunk, a token, a tree, and nodes whose ancestors have their KV already; in scattered blocks."""
+    blocks = rng.permutation(NUM_BLOCKS)
+    tables = [blocks[:40], blocks[40:60], blocks[60:100], blocks[100:]]
+    return [
+        Rows(rng.integers(0, 9, 90), int(rng.integers(0, 200)), tables[0]),
+        Rows(rng.integers(0, 9, 1), int(rng.integers(0, 140)), tables[1], DraftTree(1)),
+        Rows(rng.integers(0, 9, 2), int(rng.integers(140, 280)), tables[2], random_tree(rng, 17)),
+        Rows(rng.integers(0, 9, 0), 60, tables[3], random_tree(rng, 12), first=4),
+    ]
+
+
+def pack(requests: list[Rows], group: int) -> Batch:
+    return Batch.pack(requests, block_size=BLOCK_SIZE, group=group, windows=WINDOWS)
+
+
+def inputs(heads: int, group: int, d: int, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    q = torch.randn(rows, heads * group, d) * 3 / d**0.5
+    return q, torch.randn(2 * heads, NUM_BLOCKS * BLOCK_SIZE, d).to(dtype)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_equal_to_stock_operations(
+    kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(sum(heads))
+    torch.manual_seed(0)
+    batch = pack(random_requests(rng), heads[1])
+    q, kv = inputs(*heads, len(batch.tokens), dtype)
+    rounded = dtype is torch.bfloat16 and kernels.multiplies_bfloat16  # queries and weights are rounded
+    for window in WINDOWS:
+        for softcap in (None, 2.0):
+            expected = attend(q, kv, batch, softcap=softcap, window=window)
+            result = kernels.attend(q, kv, batch, softcap=softcap, window=window)
+            assert (result - expected).abs().max() < (0.03 if rounded else 2e-5)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_do_not_depend_on_company_or_threads(
+    kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(sum(heads))
+    torch.manual_seed(0)
+    requests = random_requests(rng)
+    together = pack(requests, heads[1])
+    q, kv = inputs(*heads, len(together.tokens), dtype)
+    expected = kernels.attend(q, kv, together)
+    torch.set_num_threads(2)
+    assert torch.equal(kernels.attend(q, kv, together), expected)
+    torch.set_num_threads(1)
+    begin = 0
+    for request in requests:
+        end = begin + request.num_rows
+        assert torch.equal(kernels.attend(q[begin:end], kv, pack([request], heads[1])), expected[begin:end])
+        begin = end
+    chunk = requests[0]
+    for row in (0, 1, 63, 64, 89):  # each of a chunk's rows as if it came alone, after those before it
+        alone = Rows(chunk.tokens[row : row + 1], chunk.start + row, chunk.table)
+        assert torch.equal(kernels.attend(q[row : row + 1], kv, pack([alone], heads[1]))[0], expected[row])
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
+    kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    together = pack(random_requests(np.random.default_rng(sum(heads))), heads[1])
+    assert max(path.shared for path in together.paths) > 128
+    apart = replace(together, paths=tuple(replace(path, shared=0) for path in together.paths))
+    q, kv = inputs(*heads, len(together.tokens), dtype)
+    for window in WINDOWS:
+        results = [kernels.attend(q, kv, batch, window=window) for batch in (together, apart)]
+        assert torch.equal(*results)
+
+
+def test_large_scores_do_not_overflow(kernels: NativeKernels) -> None:
+    batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
+    q, kv = inputs(1, 1, 32, 100, torch.float32)
+    result = kernels.attend(q * 1000, kv, batch)
+    assert torch.isfinite(result).all()
+    assert (result - attend(q * 1000, kv, batch)).abs().max() < 1e-3

@@ -1,0 +1,177 @@
+"""Blocks in one call against the same kernels called one by one: the same bits."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from soothsay.config import RopeConfig
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.tree import DraftTree
+from soothsay.model.linear import Dense
+from soothsay.model.load import NumericMode
+from soothsay.model.native.fused import NativeBlocks
+from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.rope import Rope
+from soothsay.model.transformer import Block, Transformer, fuse, unfuse
+
+COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "windows": (7, 7)},
+    "gemma2": {
+        "post_norms": True,
+        "activation": "gelu_tanh",
+        "windows": (7, None),
+        "attention_softcap": 5.0,
+        "intermediate_size": 48,
+    },
+    "gemma3": {"post_norms": True, "qk_norm": True, "windows": (7, None), "local_rope": RopeConfig(1e3)},
+    "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (1,)},
+}
+MODES = {
+    "bfloat16": NumericMode(torch.bfloat16),
+    "int8": NumericMode(torch.bfloat16, 8),
+    "int8 in float32": NumericMode(torch.float32, 8),
+    "int4": NumericMode(torch.bfloat16, 4),
+}
+
+
+def pack(module: torch.nn.Module, kernels: NativeKernels, mode: NumericMode) -> None:
+    """Give `module` the library's linear layers; none of its weights and biases is left at zero or one."""
+    for name, part in list(module.named_modules()):
+        if isinstance(part, Dense):
+            bias = None if part.bias is None else torch.randn_like(part.bias)
+            module.set_submodule(
+                name, kernels.linear(mode.convert(name, part.weight.detach()), bias, mode.dtype)
+            )
+        elif not isinstance(part, Rope) and isinstance(weight := getattr(part, "weight", None), Tensor):
+            weight.data.uniform_(0.5, 1.5)
+    module.eval().requires_grad_(False)
+
+
+def batch(model: Transformer, *, pooled: bool) -> Batch:
+    """Make a batch of a prompt, and of a tree after another prompt."""
+    tree = DraftTree(5)
+    tree.extend([6, 7])
+    tree.extend([6, 8])
+    tables = [np.arange(10), np.arange(10, 20)] if pooled else [None, None]
+    rows = [
+        Rows(np.arange(40), 0, tables[0], DraftTree(39)),
+        Rows(np.array([3, 4, 5]), 0, tables[1], tree),
+    ]
+    return Batch.pack(rows, block_size=8, group=model.config.group, windows=model.config.windows)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_are_the_same(
+    tiny: Callable[..., Transformer], kernels: NativeKernels, family: str, mode: str
+) -> None:
+    if mode == "bfloat16" and not kernels.multiplies_bfloat16:
+        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
+    torch.manual_seed(0)
+    model = Transformer(tiny(1, **COMMON | FAMILIES[family]).config, kernels)
+    pack(model, kernels, MODES[mode])
+    results = []
+    for fused in (False, True):
+        if fused:
+            fuse(model)
+        found = [isinstance(part.fused, NativeBlocks) for part in (*model.blocks, model.blocks)]
+        assert found == [fused, *[fused and family != "mixtral"] * 2]
+        pool = model.new_cache(20, 8)
+        for layer in pool.layers:
+            layer.zero_()
+        hidden, taps = model(batch(model, pooled=True), pool, taps=(1, 2))
+        alone, _ = model(batch(model, pooled=False))
+        results.append((hidden, *taps, *pool.layers, alone))
+    for expected, result in zip(*results, strict=True):
+        assert torch.equal(expected, result)
+        assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 128])
+def test_attention_may_read_rows_of_its_own(
+    tiny: Callable[..., Transformer], kernels: NativeKernels, size: int, dtype: torch.dtype, mode: str
+) -> None:
+    """The norm's input is not the residual stream, and has another size, as in EAGLE."""
+    if mode == "bfloat16" and not kernels.multiplies_bfloat16:
+        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
+    torch.manual_seed(0)
+    model = tiny(1, **COMMON)
+    block = Block(model.config, 0, kernels, size)
+    pack(block, kernels, MODES[mode])
+    assert block.attention_norm is None
+    rows = batch(model, pooled=False)
+    x, inputs = torch.randn(len(rows.tokens), 64), torch.randn(len(rows.tokens), size).to(dtype)
+    rope = model.rope(rows.positions)
+    before = x.clone()
+    expected = block(x, rope, rows, None, inputs)
+    fuse(block)
+    assert block.fused is not None
+    assert torch.equal(block(x, rope, rows, None, inputs), expected)
+    assert not torch.equal(block(x, rope, rows, None, -inputs), expected)
+    assert torch.equal(x, before)
+
+
+def test_layers_of_other_kinds_are_called_one_by_one(
+    tiny: Callable[..., Transformer], kernels: NativeKernels
+) -> None:
+    model = Transformer(tiny(1, **COMMON).config, kernels)
+    fuse(model)
+    assert [block.fused for block in model.blocks] == [None, None]
+    pack(model.blocks[0], kernels, MODES["int8"])
+    fuse(model)
+    assert [block.fused is None for block in model.blocks] == [False, True]
+    assert model.blocks.fused is None
+    unfuse(model)
+    assert [block.fused for block in model.blocks] == [None, None]
+
+
+def test_a_model_that_nobody_holds_is_gone_at_once(
+    tiny: Callable[..., Transformer], kernels: NativeKernels
+) -> None:
+    """Gigabytes are not to wait for a search for cycles."""
+    model = Transformer(tiny(1, **COMMON).config, kernels)
+    pack(model, kernels, MODES["int8"])
+    fuse(model)
+    assert model.blocks.fused is not None
+    gone = weakref.ref(model.blocks[0])
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("taps", [(), (0,), (1,), (2,), (0, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("layers", [None, (0, 1, 2), (0, 2), (2,), (1, 0)])
+def test_some_layers_and_what_they_read(
+    tiny: Callable[..., Transformer],
+    kernels: NativeKernels,
+    layers: tuple[int, ...] | None,
+    taps: tuple[int, ...],
+) -> None:
+    torch.manual_seed(0)
+    model = Transformer(tiny(1, **COMMON, num_layers=3, windows=(None,) * 3).config, kernels)
+    pack(model, kernels, MODES["int8"])
+    taps = tuple(tap for tap in taps if layers is None or tap in (*layers, 3))
+    results = []
+    for change in (unfuse, fuse):
+        change(model)
+        pool = model.new_cache(20, 8)
+        hidden, seen = model(batch(model, pooled=True), pool, layers=layers, taps=taps)
+        results.append((hidden, *seen, pool.data))
+    assert len(results[0]) == 2 + len(taps)
+    for expected, result in zip(*results, strict=True):
+        assert torch.equal(expected, result)

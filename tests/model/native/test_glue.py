@@ -1,0 +1,102 @@
+"""What stands between the matrix products: native kernels against stock operations, and bits that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from soothsay.config import RopeConfig
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.kernels import StockKernels
+from soothsay.model.load import best_kernels, load_model
+from soothsay.model.native.kernels import NativeKernels, load_native
+from soothsay.model.rope import Rope
+from soothsay.model.transformer import RMSNorm, Transformer
+
+STOCK = StockKernels()
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def random_norm(size: int) -> RMSNorm:
+    norm = RMSNorm(size, 1e-6)
+    norm.weight.data = torch.rand(size) + 0.5
+    return norm.requires_grad_(False)
+
+
+def close(result: Tensor, expected: Tensor) -> None:
+    """Equal up to the order of sums; in bfloat16, up to one rounding."""
+    assert result.dtype == expected.dtype
+    bound = 1e-5 if result.dtype is torch.float32 else 2**-7
+    assert ((result.float() - expected.float()).abs() <= bound * expected.float().abs().clamp(min=1)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("post", [False, True])
+def test_add_and_norm(kernels: NativeKernels, dtype: torch.dtype, post: bool) -> None:
+    x, delta = torch.randn(300, 400) * 5, (torch.randn(300, 400) * 3).to(dtype)
+    norm, second = random_norm(400), random_norm(400) if post else None
+    close(kernels.norm(x, norm, dtype), STOCK.norm(x, norm, dtype))
+    close(kernels.add(x, delta, second), STOCK.add(x, delta, second))
+    before = x.clone()
+    for result, expected in zip(
+        kernels.add_norm(x, delta, second, norm, dtype),
+        STOCK.add_norm(x, delta, second, norm, dtype),
+        strict=True,
+    ):
+        close(result, expected)
+    assert torch.equal(x, before), "taps still look at it"
+    alone = kernels.add_norm(x[7:8], delta[7:8], second, norm, dtype)
+    together = kernels.add_norm(x, delta, second, norm, dtype)
+    assert all(torch.equal(a[0], b[7]) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "d"), [(6, 2, 64), (4, 4, 32), (8, 1, 128), (2, 1, 256)])
+def test_rotate_and_store(
+    kernels: NativeKernels, dtype: torch.dtype, normed: bool, queries: int, keys: int, d: int
+) -> None:
+    rows, slots = 90, torch.randperm(200)[:90]
+    qkv = torch.randn(rows, queries + 2 * keys, d).to(dtype)
+    rope = Rope(RopeConfig(), d)(torch.randint(0, 4000, (rows,)))
+    norms = (random_norm(d), random_norm(d)) if normed else None
+    pools = [torch.zeros(2 * keys, 200, d, dtype=dtype) for _ in range(2)]
+    result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots)
+    close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots))
+    close(pools[0], pools[1])
+    one = [part[5:6].contiguous() for part in rope]
+    pool = torch.zeros_like(pools[0])
+    alone = kernels.rotate_store(
+        qkv[5:6].contiguous(), norms, (one[0], one[1]), 0.3, pool, slots[5:6].clone()
+    )
+    assert torch.equal(alone[0], result[5])
+    assert torch.equal(pool[:, slots[5]], pools[0][:, slots[5]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated(kernels: NativeKernels, dtype: torch.dtype, activation: str) -> None:
+    gate_up = (torch.randn(70, 2 * 176) * 4).to(dtype)
+    gate_up[0, :4] = torch.tensor([100.0, -100.0, 1e4, -1e4])  # exponentials must not overflow
+    result = kernels.gated(gate_up, activation)
+    close(result, STOCK.gated(gate_up, activation))
+    assert torch.equal(kernels.gated(gate_up[3:4], activation)[0], result[3])
+
+
+def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transformer]) -> None:
+    config = load_model(open_checkpoint("sibyl")).config
+    native = load_native()
+    assert best_kernels(config).name == (native or STOCK).name
+    for misfit in ({"head_dim": 24}, {"hidden_size": 388}, {"activation": "gelu"}, {"expert_size": 40}):
+        assert isinstance(best_kernels(replace(config, **misfit)), StockKernels)
+    assert isinstance(best_kernels(config, "meta"), StockKernels)
+    assert isinstance(tiny().kernels, StockKernels), "what trains has to be differentiable"

@@ -1,0 +1,142 @@
+"""The native product against its twin in stock operations, and each row against itself in other company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from soothsay.model.linear import Integer, quantize_rows
+from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.linear import NativeLinear
+from soothsay.model.quantized import Quantized, round_to_nearest
+
+SHAPES = [(64, 32), (200, 512), (130, 2064), (7, 16)]  # outputs, inputs: whole panels and parts of them
+GROUPS = [(8, None), (8, 16), (4, 16), (4, 32), (4, 64), (4, 128), (4, None)]  # bits, inputs of a scale
+CASES = [(*shape, *kind) for shape in SHAPES for kind in GROUPS if shape[1] % (kind[1] or 1) == 0]
+
+
+def random_weight(out: int, size: int, bits: int, group: int | None, zeros: bool) -> Quantized:
+    groups = size // group if group else 1
+    return Quantized(
+        bits,
+        torch.randint(0, 2**bits, (out, size), dtype=torch.uint8),
+        torch.rand(out, groups) / size,
+        torch.randint(0, 2**bits, (out, groups), dtype=torch.uint8) if zeros else None,
+    )
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["symmetric", "zeros"])
+@pytest.mark.parametrize(("out", "size", "bits", "group"), CASES)
+def test_integers_agree_with_the_twin(
+    kernels: NativeKernels, out: int, size: int, bits: int, group: int | None, zeros: bool
+) -> None:
+    torch.manual_seed(0)
+    weight, bias = random_weight(out, size, bits, group, zeros), torch.randn(out)
+    x = torch.randn(19, size) * torch.logspace(-3, 3, 19)[:, None]
+    x[3] = 0
+    native = kernels.linear(weight, bias, torch.float32)
+    assert isinstance(native, NativeLinear)
+    expected = Integer(weight, bias, torch.float32)(x)
+    assert ((native(x) - expected).abs() <= 1e-6 * expected.abs().amax(-1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 32)])
+def test_scales_in_half_precision_change_nothing(
+    kernels: NativeKernels, bits: int, group: int | None, rows: int
+) -> None:
+    """Down to the least that it holds. The same scales 2**-60 times as large are kept in float32."""
+    torch.manual_seed(0)
+    weight, x = random_weight(200, 512, bits, group, zeros=False), torch.randn(rows, 512)
+    scales = (weight.scales * 2.0 ** -torch.arange(24)[torch.randint(24, weight.scales.shape)]).half().float()
+    scales[0, 0], scales[1, 0], scales[2, 0], scales[3, 0] = 2.0**-24, 65_504, -0.25, 0
+    made = {}
+    for factor, dtype in ((1.0, torch.float16), (2.0**-60, torch.float32)):
+        linear = kernels.linear(replace(weight, scales=scales * factor), None, torch.float32)
+        assert isinstance(linear, NativeLinear)
+        assert linear.scales is not None
+        assert linear.scales.dtype is dtype
+        made[dtype] = linear(x) / factor
+    assert torch.equal(*made.values())
+    assert made[torch.float16].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_and_outputs_of_either_dtype(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = random_weight(100, 256, 8, None, zeros=False)
+    x = torch.randn(5, 256, dtype=dtype)
+    expected = Integer(weight, None, torch.float32)(x)
+    assert torch.allclose(kernels.linear(weight, None, torch.float32)(x), expected, rtol=1e-5)
+    assert torch.equal(kernels.linear(weight, None, torch.bfloat16)(x), expected.bfloat16())
+
+
+@pytest.mark.parametrize(("out", "size"), SHAPES)
+def test_bfloat16(kernels: NativeKernels, out: int, size: int) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(out, size).bfloat16(), torch.randn(out), torch.randn(19, size)
+    native = kernels.linear(weight, bias, torch.float32)
+    if not kernels.multiplies_bfloat16:
+        assert not isinstance(native, NativeLinear)
+        return
+    expected = x.bfloat16().double() @ weight.double().t() + bias
+    torch.testing.assert_close(native(x).double(), expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(native(x), native(x.bfloat16()))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4", "int4 with zeros"])
+def test_a_row_has_the_same_bits_in_any_company(kernels: NativeKernels, kind: str, threads: int) -> None:
+    torch.manual_seed(0)
+    weight: torch.Tensor | Quantized = torch.randn(192, 2080)
+    if kind == "bfloat16":
+        if not kernels.multiplies_bfloat16:
+            pytest.skip(f"{kernels.variant} has no product of bfloat16")
+        weight = weight.bfloat16()
+    else:
+        bits, group = (8, None) if kind == "int8" else (4, 32)
+        weight = random_weight(192, 2080, bits, group, zeros=kind.endswith("zeros"))
+    linear = kernels.linear(weight, None, torch.float32)
+    x = torch.randn(70, 2080)
+    alone = torch.cat([linear(row[None]) for row in x])
+    torch.set_num_threads(threads)
+    try:
+        for count in (2, 3, 5, 6, 7, 12, 13, 31, 64, 70):
+            first = 70 - count
+            assert torch.equal(linear(x[first:]), alone[first:]), count
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_no_rows_at_all(kernels: NativeKernels, bits: int) -> None:
+    linear = kernels.linear(random_weight(70, 64, bits, None, zeros=False), None, torch.float32)
+    assert linear(torch.empty(0, 64)).shape == (0, 70)
+
+
+def test_rows_are_quantized_by_group() -> None:
+    x = torch.tensor([[0.0, 0, 0, 0, 1.0, -2.0, 0.5, 2.0], [127.0, 63.5, -0.5, 1.5, 0, 0, 0, -1e-3]])
+    values, scales = quantize_rows(x, 4)
+    assert values.tolist() == [[[0, 0, 0, 0], [64, -127, 32, 127]], [[127, 64, 0, 2], [0, 0, 0, -127]]]
+    assert torch.allclose(scales, torch.tensor([[0, 2 / 127], [1, 1e-3 / 127]]))
+
+
+def test_rounding_to_the_nearest() -> None:
+    weight = torch.tensor([[1.0, -7.0, 0.4, 3.6], [0, 0, 0, 0]])
+    quantized = round_to_nearest(weight, 4)
+    assert quantized.values.tolist() == [[9, 1, 8, 12], [8, 8, 8, 8]]
+    assert quantized.dequantize().tolist() == [[1, -7, 0, 4], [0, 0, 0, 0]]
+    assert round_to_nearest(weight, 4, 2).scales.tolist() == [[1.0, 0.515625], [0, 0]]  # 3.6 / 7 in bfloat16
+    with pytest.raises(ValueError, match="groups of 3"):
+        round_to_nearest(weight, 4, 3)
+
+
+def test_weights_quantized_in_different_ways_are_not_joined() -> None:
+    weight = torch.randn(4, 32)
+    parts = [round_to_nearest(weight, 4, 16), round_to_nearest(weight, 4, 32)]
+    with pytest.raises(ValueError, match="quantized differently"):
+        Quantized.cat(parts)
+    both = Quantized.cat([parts[0], parts[0]])
+    assert torch.equal(both.dequantize(), torch.cat([parts[0].dequantize()] * 2))

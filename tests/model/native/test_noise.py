@@ -1,0 +1,47 @@
+"""The native hash against stock operations: it decides what is drawn, so every bit counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels import STOCK
+
+from soothsay import DraftTree, SamplingParams
+from soothsay.core.noise import uniform
+from soothsay.core.request import Request
+from soothsay.core.sampling import Nodes, best_tokens, perturb
+from soothsay.drafters.base import NoDrafter
+from soothsay.model.native.kernels import NativeKernels
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 8192, 151_937])
+def test_the_same_bits_as_stock_operations(kernels: NativeKernels, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    keys = torch.randint(0, 1 << 32, (5, 2), generator=generator)
+    keys[0], keys[1] = 0, (1 << 32) - 1
+    for tokens in (torch.arange(width)[None], torch.randint(0, 200_000, (5, width), generator=generator)):
+        assert torch.equal(kernels.uniform(keys, tokens), uniform(keys, tokens))
+
+
+def test_the_largest_and_the_smallest_are_within_0_and_1(kernels: NativeKernels) -> None:
+    """Tokens whose hashes are the smallest and the largest there are: with keys 0, token 0 has hash 0."""
+    keys, tokens = torch.zeros(1, 2, dtype=torch.int64), torch.arange(1 << 20)[None]
+    values = kernels.uniform(keys, tokens)
+    assert values[0, 0] == 2.0**-33
+    assert 0 < values.min() < values.max() < 1
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(temperature=0)]
+)
+def test_kernels_sample_the_same_tokens(kernels: NativeKernels, params: SamplingParams) -> None:
+    logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(1)) * 3
+    logits[2, [700, 90]] = 50.0  # equal scores at temperature 0: the first token is emitted
+    request = Request([1, 2, 3], params, seed=9, limit=40, drafter=NoDrafter(None))  # type: ignore[arg-type]
+    tree = DraftTree(3)
+    tree.extend([5] * 5)
+    asked = [Nodes(request, tree, range(6))]
+    scores = perturb(logits, asked, kernels)
+    assert torch.equal(scores, perturb(logits, asked, STOCK))
+    assert best_tokens(scores, kernels) == best_tokens(scores, STOCK)
+    assert params.temperature or best_tokens(scores, kernels)[2] == 90

@@ -1,0 +1,146 @@
+"""The times of passes: interpolation, measurements on disk, and following the passes that run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from soothsay.model import pass_times as timing
+from soothsay.model.pass_times import ROWS, PassTimes
+from soothsay.model.transformer import Transformer
+
+Make = Callable[..., Transformer]
+
+
+def test_times_are_interpolated_between_and_beyond_the_measured_points() -> None:
+    times = PassTimes([1, 4, 8], [100, 200], [[1.0, 4.0, 4.0], [2.0, 8.0, 8.0]])
+    assert times(2, 100) == pytest.approx(2.0)
+    assert times(2, 150) == pytest.approx(3.0)
+    assert times(16, 100) == pytest.approx(4.0)
+    assert times(4, 0) == pytest.approx(1e-9)  # never nothing, whatever the line says
+    assert times.span(1, 3, 100).tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert PassTimes([1, 2, 4], [0], [[1.0, 2.0, 4.0]])(12) == pytest.approx(12.0)
+
+
+def test_more_rows_never_seem_to_cost_less() -> None:
+    times = PassTimes([1, 2, 4], [0], [[3.0, 1.0, 5.0]])
+    assert times.span(1, 3, 0).tolist() == pytest.approx([3.0, 3.0, 4.0, 5.0])
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "soothsay" / "step-times"
+
+
+def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> None:
+    model = tiny()
+    first = PassTimes.of(model, 512)
+    assert first.rows == list(ROWS)
+    (file,) = cache.glob("*.json")
+    (measured,) = json.loads(file.read_text())["measured"]
+    assert measured == [pytest.approx(times) for times in first.seconds]
+    PassTimes.of(tiny(num_layers=1, windows=(None,)), 512)
+    assert len(list(cache.glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("factor", [0.02, 50.0])
+def test_a_busy_or_a_lucky_moment_is_outvoted(factor: float) -> None:
+    curve = [1.0, 1.5, 2.0, 4.0]
+    usual = PassTimes([1, 2, 4, 8], [0], [curve])
+    odd = PassTimes([1, 2, 4, 8], [0], [[1.0 * min(factor, 1), 1.5, 2.0 * max(factor, 1), 4.0]])
+    fast = PassTimes([1, 2, 4, 8], [0], [[seconds / 2 for seconds in curve]])
+    for order in ([usual, odd, fast], [odd, usual, fast], [usual, usual, odd, usual, fast]):
+        assert PassTimes.agreed(order).seconds[0][:2] == pytest.approx(fast.seconds[0][:2], rel=0.05)
+        assert PassTimes.agreed(order).seconds[0][3] == pytest.approx(fast.seconds[0][3], rel=0.05)
+
+
+def test_each_start_measures_a_small_model_again(tiny: Make, cache: Path) -> None:
+    model = tiny()
+    times = PassTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    flat = [[0.01 for _ in own] for own in times.seconds]
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"measured": [flat]}))
+    for starts in (2, 3, 4, 5, 5):
+        again = PassTimes.of(model, 512)
+        assert len(json.loads(file.read_text())["measured"]) == starts
+    assert again(128) > 1.5 * again(1), "and what was wrong is forgotten"
+
+
+def test_a_large_model_is_measured_only_once(
+    tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny()
+    times = PassTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    slow = [[1.0 for _ in own] for own in times.seconds]
+    file.write_text(json.dumps({"rows": times.rows, "contexts": times.contexts, "measured": [slow]}))
+    monkeypatch.setattr(timing.PassTimes, "measure", None)
+    assert PassTimes.of(model, 512).seconds == [pytest.approx(own) for own in slow]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"rows": 1}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]]}',  # of another version
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2], [0.1]]]}',
+    ],
+)
+def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str) -> None:
+    model = tiny()
+    PassTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    file.write_text(content)
+    assert PassTimes.of(model, 512).rows == list(ROWS)
+    assert json.loads(file.read_text())["rows"] == list(ROWS)
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+
+
+def test_a_short_context_has_a_short_curve(tiny: Make) -> None:
+    assert PassTimes.measure(tiny(), 20, repeats=1).rows == [1, 2, 4, 8, 16]
+
+
+def test_times_follow_the_passes_that_run() -> None:
+    """Passes of one row take twice the measured time, and passes of 16 rows three times."""
+    times = PassTimes([1, 2, 4, 8, 16, 32], [0], [[1.0, 1.1, 1.2, 1.4, 2.0, 4.0]])
+    for _ in range(60):
+        times.follow(1, 0, 2.0)
+        times.follow(16, 0, 6.0)
+    assert times(1) == pytest.approx(2.0, rel=0.02)
+    assert times(16) == pytest.approx(6.0, rel=0.02)
+    assert times(12) < 6.0
+    assert times(4) == pytest.approx(1.2 * 2.4, rel=0.02)  # as it was, but for the scale of all
+
+
+def test_passes_of_all_sizes_follow_the_machine() -> None:
+    """The machine is half as fast for a while, and all passes have one row then."""
+    times = PassTimes([1, 2, 4, 8, 16], [0], [[1.0, 1.1, 1.2, 1.4, 2.0]])
+    times.follow(8, 0, 1.4)
+    for _ in range(100):
+        times.follow(1, 0, 2.0)
+    assert times(1) == pytest.approx(2.0, rel=0.02)
+    assert times(8) / times(1) == pytest.approx(1.4, rel=0.2)
+    assert times(16) / times(1) == pytest.approx(2.0, rel=0.2)
+
+
+def test_one_delayed_pass_is_soon_forgotten() -> None:
+    times = PassTimes([1, 16], [0], [[1.0, 2.0]])
+    times.follow(1, 0, 1.0)
+    times.follow(1, 0, 500.0)
+    assert times(1) < 1.2

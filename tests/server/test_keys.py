@@ -1,0 +1,249 @@
+"""API keys: which requests pass, what a key is charged, and the file of keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import engines
+import httpx
+import pytest
+from openai import AuthenticationError, RateLimitError
+from serving import Running, serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from soothsay import LLM
+from soothsay.server.api_keys import Allowance, KeyFileError, KeyRing, add_key, read_keys, remove_key
+from soothsay.server.gate import Gate
+from soothsay.server.metrics import Metrics
+from soothsay.server.server_config import ServerConfig
+
+COMPLETION: dict[str, Any] = {"model": "sibyl", "prompt": "Hi", "max_tokens": 1}
+CHAT: dict[str, Any] = {
+    "model": "sibyl",
+    "messages": [{"role": "user", "content": "Can you explain why the sky is blue?"}],
+    "max_tokens": 3,
+}
+PROMPTS = ["A man in a blue shirt", "Once upon a time there was a fox"]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server that needs API keys, and the file that holds them."""
+
+    running: Running
+    ring: KeyRing
+    file: Path
+
+    def add(self, name: str, **limits: int) -> str:
+        return add_key(self.file, name, **limits)
+
+    def billed(self, name: str) -> tuple[str, Bill]:
+        """A new key without limits, and the record of its charges."""
+        key, bill = self.add(name), Bill()
+        account = self.ring.find(key)
+        assert account is not None
+        account.tokens = bill
+        return key, bill
+
+
+class Bill(Allowance):
+    """An allowance without a limit. It records the charges."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.charges: list[float] = []
+
+    def charge(self, amount: float) -> None:
+        self.charges.append(amount)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    file = tmp_path_factory.mktemp("keys") / "keys.json"
+    add_key(file, "first")
+    ring = KeyRing(file)
+    with serving(engines.sibyl, ring) as running:
+        yield Guarded(running, ring, file)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        ("Bearer KEY", 200),
+        ("bearer KEY", 200),  # RFC 9110: the case of a scheme does not matter
+        ("BEARER   KEY", 200),
+        (None, 401),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer ", 401),
+        ("KEY", 401),
+        (" KEY", 401),
+        ("BearerKEY", 401),
+        ("Bearer, KEY", 401),
+        ("Bearer KEY KEY", 401),
+        ("Bearer other", 401),
+        ("Basic KEY", 401),
+        ("Digest KEY", 401),
+        ("Token KEY", 401),
+        ("ApiKey KEY", 401),
+        ("Bearers KEY", 401),
+        ("X Bearer KEY", 401),
+        ("KEY Bearer", 401),
+    ],
+)
+def test_only_bearers_of_a_key_pass(authorization: str | None, status: int, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = add_key(file, "me")
+    seen: list[str] = []
+
+    def whoami(http: Request) -> PlainTextResponse:
+        seen.append(http.state.account.key.name)
+        return PlainTextResponse("x")
+
+    paths = frozenset({"/v1/models"})
+    app = Starlette(routes=[Route("/v1/models", whoami)])
+    gate = Gate(app, ServerConfig(name="x"), Metrics("x"), KeyRing(file), paths, frozenset())
+    given = {} if authorization is None else {"Authorization": authorization.replace("KEY", key)}
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://x") as http:
+            return await http.get(f"/v1/models?api_key={key}", headers={**given, "X-Api-Key": key})
+
+    reply = asyncio.run(ask())
+    assert (reply.status_code, seen) == (status, ["me"] if status == 200 else [])
+    if status == 401:
+        assert reply.json()["error"]["code"] == "invalid_api_key"
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_is_charged_for_prompt_and_answer(guarded: Guarded, sibyl: LLM, stream: bool) -> None:
+    key, bill = guarded.billed(f"chat, {stream}")
+    body = {**CHAT, "stream": stream, "ignore_eos": True}
+    ask(guarded, "/v1/chat/completions", body, key)
+    guarded.running.wait_until(lambda: bool(bill.charges))
+    assert bill.charges == [len(sibyl.chat_prompt(CHAT["messages"])) + 3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_charged_once_and_every_answer_to_it(guarded: Guarded, sibyl: LLM, stream: bool) -> None:
+    key, bill = guarded.billed(f"completions, {stream}")
+    body = {**COMPLETION, "prompt": PROMPTS, "n": 2, "max_tokens": 4, "ignore_eos": True, "stream": stream}
+    ask(guarded, "/v1/completions", body, key)
+    guarded.running.wait_until(lambda: bool(bill.charges))
+    assert sibyl.tokenizer is not None
+    read = sum(len(sibyl.tokenizer.encode(prompt)) for prompt in PROMPTS)
+    assert bill.charges == [read + 2 * 2 * 4]
+
+
+def test_a_client_that_hangs_up_is_charged_for_what_was_said(guarded: Guarded, sibyl: LLM) -> None:
+    key, bill = guarded.billed("hasty")
+    prompt = len(sibyl.chat_prompt(CHAT["messages"]))
+    with guarded.running.client(key) as client:
+        asked = {**CHAT, "max_tokens": 2000, "stream": True, "extra_body": {"ignore_eos": True}}
+        with client.chat.completions.create(**asked) as stream:
+            next(chunk for chunk in stream if chunk.choices[0].delta.content)
+    guarded.running.wait_until(lambda: bool(bill.charges))
+    (charge,) = bill.charges
+    assert prompt < charge < prompt + 2000
+
+
+def test_what_is_refused_is_not_charged(guarded: Guarded) -> None:
+    key, bill = guarded.billed("wrong")
+    headers = {"Authorization": f"Bearer {key}"}
+    url = f"{guarded.running.url}/v1/completions"
+    assert httpx.post(url, json={**COMPLETION, "max_tokens": 0}, headers=headers).status_code == 400
+    assert httpx.post(url, json={**COMPLETION, "prompt": [10**9]}, headers=headers).status_code == 400
+    assert sum(bill.charges) == 0
+
+
+def test_a_long_prompt_uses_up_a_key(guarded: Guarded) -> None:
+    key = guarded.add("wordy", tokens_per_minute=30)
+    body = {**COMPLETION, "prompt": "word " * 100}  # the answer adds one token
+    ask(guarded, "/v1/completions", body, key)
+    with guarded.running.client(key) as client, pytest.raises(RateLimitError) as much:
+        client.completions.create(**COMPLETION)
+    assert int(much.value.response.headers["retry-after"]) > 60
+
+
+def ask(guarded: Guarded, path: str, body: dict[str, Any], key: str) -> None:
+    headers = {"Authorization": f"Bearer {key}"}
+    reply = httpx.post(f"{guarded.running.url}{path}", json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+
+
+def test_keys(guarded: Guarded) -> None:
+    running, file = guarded.running, guarded.file
+    good = guarded.add("good")
+    limited = guarded.add("limited", requests_per_minute=2)
+    thrifty = guarded.add("thrifty", tokens_per_minute=10)
+    assert good not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+    for key in ("none", "sk-", good[:-1], f"{good}x"):
+        with running.client(key) as client, pytest.raises(AuthenticationError) as wrong:
+            client.completions.create(**COMPLETION)
+        assert wrong.value.code == "invalid_api_key"
+    for path, status in (("/health", 200), ("/ready", 200), ("/metrics", 401), ("/v1/models", 401)):
+        assert httpx.get(running.url + path).status_code == status
+    with running.client(good) as client:
+        for _ in range(4):
+            client.completions.create(**COMPLETION)
+    with running.client(limited) as client:
+        client.completions.create(**COMPLETION)
+        client.completions.create(**COMPLETION)
+        with pytest.raises(RateLimitError) as much:
+            client.completions.create(**COMPLETION)
+        assert 1 <= int(much.value.response.headers["retry-after"]) <= 30
+        assert client.models.list().data  # only POST requests count
+    with running.client(thrifty) as client:
+        client.completions.create(**{**COMPLETION, "max_tokens": 20, "extra_body": {"ignore_eos": True}})
+        with pytest.raises(RateLimitError):
+            client.completions.create(**COMPLETION)
+    late = add_key(file, "late")
+    remove_key(file, "good")
+    with running.client(late) as client:
+        client.completions.create(**COMPLETION)
+    with running.client(good) as client, pytest.raises(AuthenticationError):
+        client.completions.create(**COMPLETION)
+    with running.client(limited) as client, pytest.raises(RateLimitError):  # its account stayed
+        client.completions.create(**COMPLETION)
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    add_key(file, "a", tokens_per_minute=5)
+    with pytest.raises(KeyFileError, match="has a key named 'a'"):
+        add_key(file, "a")
+    with pytest.raises(KeyFileError, match="no key named 'b'"):
+        remove_key(file, "b")
+    assert [(key.name, key.tokens_per_minute) for key in read_keys(file)] == [("a", 5)]
+    file.write_text(json.dumps({"keys": [{"name": "a"}]}))
+    with pytest.raises(KeyFileError, match="is not a file of API keys"):
+        KeyRing(file)
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        KeyRing(tmp_path / "none.json")
+
+
+def test_allowance() -> None:
+    now = 0.0
+    allowance = Allowance(60, clock=lambda: now)
+    assert allowance.wait() == 0
+    allowance.charge(60)
+    assert allowance.wait() == pytest.approx(1)
+    now = 1.0
+    assert allowance.wait() == 0
+    allowance.charge(31)  # into debt
+    assert allowance.wait() == pytest.approx(31)
+    now = 10_000.0
+    assert allowance.wait(60) == 0  # no more than a minute's worth is saved
+    allowance.charge(60)
+    assert allowance.wait() > 0
+    assert Allowance(None).wait() == 0

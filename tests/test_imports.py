@@ -1,0 +1,139 @@
+"""Imports run in one direction: see docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+
+LAYERS = (
+    ("errors", "machine", "files", "config", "tokenizer", "corpus", "plotting"),
+    ("core",),
+    ("model",),
+    ("drafters",),
+    ("engine",),
+    ("request_builder", "result", "llm", "api"),
+    ("quantizing",),
+    ("server",),
+    ("train",),
+    ("bench",),
+    ("cli", "__main__"),
+)
+"""Names below `soothsay`, the lowest layer first. Within a layer there may be imports, but no cycle."""
+
+STRANGERS = {("bench", "server"), ("bench", "train"), ("train", "server")}
+"""Pairs of layers that are side by side: the first must not import the second, although it is above."""
+
+WINGS = (
+    ("watch", "spec", "base", "places", "proxy"),
+    ("trees",),
+    ("lookup", "heads", "models"),
+    ("control",),
+    ("registry",),
+)
+"""Layers below `soothsay.drafters`, the lowest first. Names of one wing must not import each other."""
+
+
+def read(src: Path = SRC) -> dict[str, str]:
+    """Source text by module name."""
+    modules = {}
+    for file in sorted(src.rglob("*.py")):
+        *package, name = file.relative_to(src).with_suffix("").parts
+        modules[".".join(package if name == "__init__" else [*package, name])] = file.read_text("utf-8")
+    return modules
+
+
+def imports(name: str, text: str, modules: Mapping[str, str]) -> Iterator[str]:
+    """Modules that a module imports, anywhere in it, and the packages that are loaded for them."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = name.split(".")[: -node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found = [f"{module}.{alias.name}" for alias in node.names]
+            found = [one if one in modules else module for one in found]
+        else:
+            continue
+        for one in found:
+            while one in modules and one != "soothsay":  # `soothsay` itself loads its names lazily
+                if one != name and not name.startswith(f"{one}."):
+                    yield one
+                one = one.rpartition(".")[0]
+
+
+def level(layers: tuple[tuple[str, ...], ...], name: str) -> int:
+    return next(i for i, layer in enumerate(layers) if name in layer)
+
+
+def is_upward(name: str, other: str) -> bool:
+    """Whether `name` must not import `other`."""
+    _, mine, *below = name.split(".")
+    _, its, *its_below = other.split(".")
+    if mine != its:
+        return level(LAYERS, mine) < level(LAYERS, its) or (mine, its) in STRANGERS
+    if mine == "drafters" and below and its_below and below[0] != its_below[0]:
+        own, others = level(WINGS, below[0]), level(WINGS, its_below[0])
+        return own < others or (own == others and own > 0)
+    return False
+
+
+def defects(modules: Mapping[str, str]) -> list[str]:
+    """Upward imports, and the first cycle."""
+    graph = {name: set(imports(name, text, modules)) for name, text in modules.items() if name != "soothsay"}
+    found = [
+        f"{name} imports {other}, which stands above or beside it"
+        for name, others in graph.items()
+        for other in sorted(others)
+        if is_upward(name, other)
+    ]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append(f"cycle: {' <- '.join(error.args[1])}")
+    return found
+
+
+def test_imports_run_in_one_direction() -> None:
+    assert defects(read()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("soothsay.core.tree", "from soothsay.drafters.base import Drafter"),
+        ("soothsay.core.tree", "from soothsay.model.transformer import Transformer"),
+        ("soothsay.model.load", "from soothsay.engine.engine import Engine"),
+        ("soothsay.engine.engine", "from soothsay.llm import LLM"),
+        ("soothsay.drafters.trees.template", "from soothsay.drafters.heads.medusa import Medusa"),
+        ("soothsay.drafters.lookup.suffix", "from soothsay.drafters.heads.medusa import Medusa"),
+        ("soothsay.train.trainer", "from soothsay.bench.measure import median"),
+        ("soothsay.bench.measure", "from soothsay.train.trainer import train"),
+        ("soothsay.bench.measure", "from soothsay.server.app import make_app"),
+        ("soothsay.server.app", "import soothsay.cli"),
+        ("soothsay.core.tree", "from soothsay.core.batch import Batch"),
+        (
+            "soothsay.config",
+            "import soothsay.corpus",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["top", "type checking", "function"])
+def test_one_import_in_the_wrong_direction_is_found(name: str, line: str, where: str) -> None:
+    modules = read()
+    indented = line.replace("\n", "\n    ")
+    added = {
+        "top": line,
+        "type checking": f"if TYPE_CHECKING:\n    {indented}",
+        "function": f"def late():\n    {indented}",
+    }[where]
+    before = defects(modules)
+    modules[name] += f"\n{added}\n"
+    if name == "soothsay.config":
+        modules["soothsay.corpus"] += "\nimport soothsay.config\n"
+    assert len(defects(modules)) > len(before)
