@@ -1,12 +1,14 @@
 # Two commands do everything. The machine needs Python (3.11 or later) and make.
 #   make demo    set up, then answer prompts with the bundled model, with and without speculation
 #   make test    set up, then run the linter, the type checker and the tests
+# One more takes longer:
+#   make test-slow    the tests marked `slow`: fuzzing, real models, long loads
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-slow lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
@@ -14,6 +16,9 @@ demo: $(VENV)/.installed
 # passive: waiting threads sleep. By default they spin, on cores that the other tests need.
 test: lint
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/.installed-dev
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests

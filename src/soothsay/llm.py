@@ -13,6 +13,7 @@ from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.grammar import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
@@ -181,6 +182,7 @@ class LLM:
         max_nodes: int | None = None,
         priority: int = 0,
         traced: bool = False,
+        tenant: Tenant = EVERYBODY,
     ) -> list[Request]:
         """Check a prompt and build its `n` requests, for callers that run `engine` themselves.
 
@@ -195,6 +197,7 @@ class LLM:
             priority: requests with a lower number are served first, as in vLLM; within a number, in order of
                 arrival.
             traced: whether the requests keep a `StepTrace` of each step in their `traces`.
+            tenant: whose requests they are. Tenants share no prefixes, drafts, statistics or grammars.
 
         Raises:
             RequestError: the prompt cannot be served.
@@ -207,17 +210,17 @@ class LLM:
         if max_nodes == 0:
             own_drafter = self._drafter("none")
         return self._builder.build(
-            checked, own_drafter, max_nodes=max_nodes, priority=priority, traced=traced
+            checked, own_drafter, max_nodes=max_nodes, priority=priority, traced=traced, tenant=tenant
         )
 
-    def constraint(self, params: SamplingParams) -> Constraint | None:
+    def constraint(self, params: SamplingParams, tenant: Tenant = EVERYBODY) -> Constraint | None:
         """Compile the grammar of `params`, for one answer. None: `params` have no grammar.
 
-        A grammar that was compiled before is not compiled again.
+        A grammar that was compiled for the tenant before is not compiled again.
 
         Raises `RequestError` if the grammar cannot be compiled, or an answer could not end.
         """
-        return self._builder.constraint(params)
+        return self._builder.constraint(params, tenant)
 
     def _submit(
         self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None

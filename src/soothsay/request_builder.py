@@ -11,6 +11,7 @@ from soothsay.core.grammar import Constraint, Grammars
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ class RequestBuilder:
         max_nodes: int | None = None,
         priority: int = 0,
         traced: bool = False,
+        tenant: Tenant = EVERYBODY,
     ) -> list[Request]:
         """Build the `params.n` requests of a prompt. See `LLM.requests` for the arguments.
 
@@ -83,16 +85,17 @@ class RequestBuilder:
                 eos_ids=self.eos_ids,
                 tokenizer=self.tokenizer,
                 block_size=self.config.block_size,
-                constraint=self.constraint(params),
+                constraint=self.constraint(params, tenant),
                 max_guesses=max_nodes,
                 priority=priority,
                 traced=traced,
+                tenant=tenant,
             )
             for index in range(params.n)
         ]
 
-    def constraint(self, params: SamplingParams) -> Constraint | None:
-        """Compile the grammar of `params`, unless that was done before. None: there is no grammar.
+    def constraint(self, params: SamplingParams, tenant: Tenant = EVERYBODY) -> Constraint | None:
+        """Compile the grammar of `params`, unless that was done for the tenant. None: there is no grammar.
 
         Each call returns a new object, to be used by one request.
 
@@ -107,7 +110,7 @@ class RequestBuilder:
                 "an answer under a grammar ends with an end token, and there is none: leave out ignore_eos, "
                 "or give stop_token_ids"
             )
-        return self._grammars.constraint(params.grammar)
+        return self._grammars.constraint(params.grammar, tenant)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""

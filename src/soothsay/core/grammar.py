@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Tokenizer
@@ -119,12 +120,12 @@ class Grammars:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self._compiled = lru_cache(KEPT)(self._compile)
 
-    def constraint(self, grammar: Grammar) -> Constraint:
-        """The constraint of one answer to a grammar.
+    def constraint(self, grammar: Grammar, tenant: Tenant = EVERYBODY) -> Constraint:
+        """The constraint of one answer to a grammar. Tenants do not see what others have compiled.
 
         Raises `RequestError` if the grammar cannot be compiled, or if this model's tokens cannot spell it.
         """
-        return Constraint(self, grammar, self._compiled(grammar).deep_copy())
+        return Constraint(self, grammar, self._compiled(grammar, tenant).deep_copy())
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
         """A new matcher at the beginning of an answer. It shares nothing with other matchers."""
@@ -138,7 +139,7 @@ class Grammars:
             limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False),
         )
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar, tenant: Tenant) -> LLMatcher:
         compiled = self.fresh(grammar)
         if compiled.is_error():
             raise RequestError(f"the grammar cannot be compiled: {compiled.get_error().strip()}")

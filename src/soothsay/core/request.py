@@ -21,6 +21,7 @@ from soothsay.core.answer import (
 from soothsay.core.cache import block_digest
 from soothsay.core.grammar import Constraint
 from soothsay.core.params import SamplingParams
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Request:
         max_guesses: draft tokens in a step, at most; None: as many as drafter and engine allow.
         priority: requests with a lower number are served first; within a number, in order of arrival.
         traced: whether to keep `traces`.
+        tenant: whose request it is. It shares nothing with requests of other tenants.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Request:
         max_guesses: int | None = None,
         priority: int = 0,
         traced: bool = False,
+        tenant: Tenant = EVERYBODY,
     ):
         self.params = params
+        self.tenant = tenant
         self.seed = seed
         self.drafter = drafter
         self.num_prompt = len(prompt)
@@ -127,10 +131,10 @@ class Request:
         return self._length // self.block_size
 
     def digest(self, block: int) -> bytes:
-        """Identify the tokens from the first one to the end of a full block."""
+        """Identify the tenant and the tokens from the first one to the end of a full block."""
         while len(self._digests) <= block:
             i, size = len(self._digests), self.block_size
-            parent = self._digests[-1] if self._digests else b""
+            parent = self._digests[-1] if self._digests else self.tenant.digest
             self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
         return self._digests[block]
 

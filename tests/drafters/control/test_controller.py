@@ -10,6 +10,7 @@ from scripted import FLAT, STEEP, TARGET, Scripted, World, future, run
 
 from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, SignalingDrafter, Target
 from soothsay.drafters.control.constants import MAX_BACKLOG
@@ -122,7 +123,7 @@ def test_a_drafter_that_says_when_it_knows_something_is_asked_then(count: int) -
     assert rate[False] > 0.97 * plain
     assert rate[True] > 1.2 * max(plain, rate[False])
     assert 0.9 < asked[True] < 1.3
-    of = {signal: auto.shared_forecasts[0, signal, False] for signal in (0, 1)}
+    of = {signal: auto.shared_forecasts[EVERYBODY][0, signal, False] for signal in (0, 1)}
     assert of[0].calibration.probability(-0.2) < 0.5
     assert of[1].calibration.probability(-0.2) > 0.9
 

@@ -14,6 +14,7 @@ from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.lookup.ngram import DOUBT, Counts, NGram
@@ -63,11 +64,11 @@ def test_counts_are_those_of_brute_force_however_the_text_comes(seed: int) -> No
         for size in range(2, order + 1):
             expected.update(tuple(text[i : i + size]) for i in range(len(text) - size + 1))
     contexts = {gram[:-1] for gram in expected}
-    assert len(drafter._counts) == len(contexts)
+    assert len(drafter.counts[EVERYBODY]) == len(contexts)
     for context in contexts:
         after = {gram[-1]: count for gram, count in expected.items() if gram[:-1] == context}
-        assert known(drafter._counts, context) == after
-        followers = drafter._counts.followers(context)
+        assert known(drafter.counts[EVERYBODY], context) == after
+        followers = drafter.counts[EVERYBODY].followers(context)
         assert (followers.total, followers.distinct) == (sum(after.values()), len(after))
 
 

@@ -18,6 +18,7 @@ from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.core.noise import gumbel, noise_key
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY
 from soothsay.drafters.base import Observation
 from soothsay.drafters.lookup.recycling import Recycling
 from soothsay.drafters.trees.template import best_template
@@ -77,28 +78,31 @@ def test_all_nodes_fill_the_matrix_and_of_equal_tokens_the_accepted_one_stays(ta
     show(drafter, request_of(drafter, [1, 2, 3]), tree, logits)
     for node, token in enumerate(tree.tokens):
         expected = logits[right if node == also else node].topk(4)
-        assert drafter._tokens[token].tolist() == expected.indices.tolist()
+        assert drafter.successors[EVERYBODY].tokens[token].tolist() == expected.indices.tolist()
         log_probs = expected.values.log_softmax(-1).numpy()
-        assert np.allclose(drafter._log_probs[token], log_probs, atol=2e-2, rtol=1e-2)
-    assert (drafter._log_probs[[0, 1, 2, 40]] == -np.inf).all()
+        assert np.allclose(drafter.successors[EVERYBODY].log_probs[token], log_probs, atol=2e-2, rtol=1e-2)
+    assert (drafter.successors[EVERYBODY].log_probs[[0, 1, 2, 40]] == -np.inf).all()
     drafter.reset()
-    assert (drafter._log_probs == -np.inf).all()
+    assert (drafter.successors[EVERYBODY].log_probs == -np.inf).all()
 
 
 def test_what_was_read_stands_in_for_what_was_not_thought(target: Target) -> None:
     drafter = Recycling(target, branch=4)
     fill(drafter, [5])
-    known = drafter._tokens[5].tolist()
+    known = drafter.successors[EVERYBODY].tokens[5].tolist()
     request = request_of(drafter, [5, 6, 7, 5])
     (tree,) = drafter.propose([request])
-    assert drafter._tokens[5].tolist() == known, "logits know better"
-    assert [drafter._tokens[token, 0] for token in (6, 7)] == [7, 5]
+    assert drafter.successors[EVERYBODY].tokens[5].tolist() == known, "logits know better"
+    assert [drafter.successors[EVERYBODY].tokens[token, 0] for token in (6, 7)] == [7, 5]
     request = request_of(drafter, [8, 9])
     (tree,) = drafter.propose([request])
     assert len(tree) == 1, "nothing follows 9 yet"
     request.emit([8, 60])
     (tree,) = drafter.propose([request])
-    assert (drafter._tokens[9, 0], drafter._tokens[8, 0]) == (8, 9), "what came first stays"
+    assert (drafter.successors[EVERYBODY].tokens[9, 0], drafter.successors[EVERYBODY].tokens[8, 0]) == (
+        8,
+        9,
+    ), "what came first stays"
     drafter.release(request)
     drafter.release(request)
     request.emit([9])
@@ -115,7 +119,10 @@ def walks(
     def go(token: int, path: tuple[int, ...], score: float) -> None:
         if len(path) == depth:
             return
-        tokens, log_probs = drafter._tokens[token], torch.from_numpy(drafter._log_probs[token]).float()
+        tokens, log_probs = (
+            drafter.successors[EVERYBODY].tokens[token],
+            torch.from_numpy(drafter.successors[EVERYBODY].log_probs[token]).float(),
+        )
         if params.temperature > 0:
             key = torch.tensor([noise_key(request.seed, len(request.tokens) + len(path))])
             noise = gumbel(key, torch.from_numpy(tokens)[None].long(), FASTEST)[0]
@@ -157,8 +164,8 @@ def test_trees_by_rank_are_the_best_templates(params: SamplingParams, kind: str,
     if kind == "measured":
         for _ in range(40):
             fill(drafter, range(VOCAB), seed=0)  # what is likeliest comes again and again
-        assert drafter._acceptance.rates[0][0] > 0.6
-    rates = drafter._acceptance.rates
+        assert drafter.successors[EVERYBODY].acceptance.rates[0][0] > 0.6
+    rates = drafter.successors[EVERYBODY].acceptance.rates
     for root in range(0, 40, 7):
         request = request_of(drafter, [root], params)
         (tree,) = drafter.propose([request])

@@ -19,6 +19,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason
 from soothsay.core.automaton import NOWHERE
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.lookup.suffix import FORMAT, PIECE, Suffix
@@ -215,7 +216,7 @@ def test_a_text_longer_than_the_memory_is_cut() -> None:
 def test_ended_requests_are_read_bit_by_bit_and_only_where_somebody_asks() -> None:
     drafter = Suffix(TARGET)
     hear(drafter, range(PIECE), range(PIECE, 2 * PIECE + 10))
-    (generation,) = drafter._generations
+    (generation,) = drafter.memories[EVERYBODY].generations
     assert generation.automaton.size == 0
     for read in (PIECE, 2 * PIECE, 2 * PIECE + 10, 2 * PIECE + 10):
         propose(drafter, 3 * PIECE)

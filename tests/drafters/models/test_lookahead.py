@@ -17,6 +17,7 @@ from verifying import match
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY
 from soothsay.drafters.base import Observation
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.model.transformer import Transformer
@@ -54,7 +55,7 @@ def paths(tree: DraftTree) -> list[list[int]]:
 
 
 def ngrams_of(drafter: Lookahead) -> set[tuple[int, ...]]:
-    return {(first, *rest) for first, many in drafter._pool.items() for rest in many}
+    return {(first, *rest) for first, many in drafter.pools[EVERYBODY].items() for rest in many}
 
 
 @pytest.mark.parametrize(("window", "ngram"), [(1, 2), (4, 2), (3, 3), (5, 4), (2, 6)])
@@ -139,7 +140,7 @@ def test_the_pool_keeps_the_latest(seed: int) -> None:
             (own,) = [many for many in kept if many[0][0] == ngram[0]] or [[]]
             kept = [many for many in kept if many is not own]
             kept = [*kept, [*(other for other in own if other != ngram), ngram][-2:]][-4:]
-        have = [[(first, *rest) for rest in many] for first, many in drafter._pool.items()]
+        have = [[(first, *rest) for rest in many] for first, many in drafter.pools[EVERYBODY].items()]
         assert have == kept
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from soothsay.core.request import Request
+from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
@@ -101,6 +102,14 @@ class Merged(Composite):
         return [merge_trees(own) for own in zip(*trees, strict=True)]
 
 
+@dataclass(slots=True)
+class DraftQuality:
+    """How good the drafts of one part were."""
+
+    calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
+    accepted: float = 1.0  # running mean of right nodes per draft
+
+
 class Cascade(Composite):
     """`a > b`: asks the next part where the draft before it is expected to be worse than the next one's mean.
 
@@ -118,35 +127,38 @@ class Cascade(Composite):
         self._forget_quality()
 
     def _forget_quality(self) -> None:
-        self._calibrations = [AcceptanceCalibration() for _ in self.parts]
-        self._accepted = [1.0 for _ in self.parts]  # running mean of right nodes per draft, for each part
+        self._qualities = PerTenant(lambda: [DraftQuality() for _ in self.parts])
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """For each request, the tree of the first part that is good enough."""
         trees: dict[Request, DraftTree] = {}
         open_ = list(requests)
-        for index, calibration in enumerate(self._calibrations):
+        for index in range(len(self.parts)):
             trees.update(zip(open_, self._ask(index, open_), strict=True))
-            for (
-                request
-            ) in open_:  # its tokens decide whether a tree is used, so they are no fair draw any more
+            for request in open_:
+                # the tree's tokens decide whether it is used, so they are no fair draw any more
                 trees[request].draws.clear()
-            bar = max(self._accepted[index + 1 :], default=0.0)
-            open_ = [r for r in open_ if sum(calibration.probabilities(trees[r])) - 1 < bar]
+            open_ = [request for request in open_ if self._asks_next(index, request, trees[request])]
         return [trees[request] for request in requests]
+
+    def _asks_next(self, index: int, request: Request, tree: DraftTree) -> bool:
+        """Whether a later part is expected to draft better than part `index` did."""
+        own, *later = self._qualities[request.tenant][index:]
+        bar = max((part.accepted for part in later), default=0.0)
+        return sum(own.calibration.probabilities(tree)) - 1 < bar
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Learn how good the parts are."""
         for seen in observations:
-            for index, calibration in enumerate(self._calibrations):
+            for index, quality in enumerate(self._qualities[seen.request.tenant]):
                 tree = self._trees[seen.request].get(index)
                 if tree is None or seen.verdict is None:
                     continue
                 accepted = len(tree.walk(seen.verdict.tokens)) - 1
-                self._accepted[index] += (accepted - self._accepted[index]) * CASCADE_WEIGHT
+                quality.accepted += (accepted - quality.accepted) * CASCADE_WEIGHT
                 right = right_nodes(tree, seen.verdict.tokens)
                 if right is not None:
-                    calibration.record(tree, set(right))
+                    quality.calibration.record(tree, set(right))
         super().observe(observations)
 
     def _proposed(self, request: Request) -> Iterable[tuple[int, DraftTree]]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from soothsay.core.request import Request
+from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
 from soothsay.drafters.control.asking import AskingPolicy, AskingRound
@@ -45,8 +46,8 @@ class Controller(Composite):
         step: number of steps so far.
         costs: the model of cost.
         states: what is known of each request.
-        shared_forecasts: what is known of each drafter, by its index, its signal, and whether the request
-            samples at a temperature above 0.
+        shared_forecasts: what a tenant's requests have taught of each drafter, by its index, its signal, and
+            whether the request samples at a temperature above 0.
         backlogs: features that each drafter has not read yet.
     """
 
@@ -60,7 +61,7 @@ class Controller(Composite):
         super().__init__(target, parts)
         self._clock, self.step = clock, 0
         self.states: dict[Request, RequestState] = {}
-        self.shared_forecasts: dict[tuple[int, int, bool], SharedForecast] = {}
+        self.shared_forecasts: PerTenant[dict[tuple[int, int, bool], SharedForecast]] = PerTenant(dict)
         self.costs = CostModel(len(parts), lambda: times or _measured_times(target), clock)
         self.backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
         self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
@@ -127,10 +128,11 @@ class Controller(Composite):
     def _new_forecast(self, request: Request, drafter: int, signal: int) -> Forecast:
         """The first forecast of a request for a drafter and a signal."""
         kind = drafter, signal, request.params.temperature > 0
-        shared = self.shared_forecasts.get(kind)
+        known = self.shared_forecasts[request.tenant]
+        shared = known.get(kind)
         if shared is None:
             size = min(self.parts[drafter].max_nodes, self.target.config.max_tree)
-            shared = self.shared_forecasts[kind] = SharedForecast(start_gains(size))
+            shared = known[kind] = SharedForecast(start_gains(size))
         return shared.new_forecast(self.step)
 
     def _draft(self, active: Sequence[RequestState]) -> dict[Request, DraftTree]:

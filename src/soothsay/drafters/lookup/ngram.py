@@ -1,8 +1,8 @@
 """An n-gram model that learns from the engine's requests, as a drafter.
 
 The n-gram model is the oldest language model (Shannon 1948). ANPD (Ou et al. 2024, arXiv 2404.08698) keeps
-one for each request. This drafter has one for all requests, and backs off to shorter contexts with absolute
-discounting (Ney, Essen and Kneser 1994).
+one for each request. This drafter has one for all requests of a tenant. It backs off to shorter contexts with
+absolute discounting (Ney, Essen and Kneser 1994).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import islice
 from weakref import WeakKeyDictionary
 
 from soothsay.core.request import Request
+from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, grow
@@ -77,7 +78,7 @@ class Counts(Source[Tokens]):
 
 
 class NGram(Drafter):
-    """Proposes the likeliest continuations under an n-gram model of all its requests.
+    """Proposes the likeliest continuations under an n-gram model of all requests of a tenant.
 
     The model learns from prompts and answers while requests run. A token takes about 3 microseconds to learn,
     and a context takes 450 bytes.
@@ -86,7 +87,10 @@ class NGram(Drafter):
         target: the model to draft for.
         order: n; contexts have up to n - 1 tokens.
         nodes: maximum size of a tree, the root included.
-        memory: number of contexts to keep; the least recently seen are dropped.
+        memory: number of contexts to keep for each tenant; the least recently seen are dropped.
+
+    Attributes:
+        counts: each tenant's n-gram model.
     """
 
     def __init__(self, target: Target, order: int = 4, nodes: int = 32, memory: int = 200_000):
@@ -112,12 +116,13 @@ class NGram(Drafter):
     def reset(self) -> None:
         """Forget all counts."""
         self._learnt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # tokens learnt from each request
-        self._counts = Counts(self.order, self.memory)
+        self.counts = PerTenant(lambda: Counts(self.order, self.memory))
 
     def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(int(request.tokens[-1]))
         context = tuple(request.tokens[1 - self.order :].tolist())
-        grow(tree, [(self._counts, context)], min(request.max_nodes, self.max_nodes), request.max_depth)
+        counts = self.counts[request.tenant]
+        grow(tree, [(counts, context)], min(request.max_nodes, self.max_nodes), request.max_depth)
         return tree
 
     def _learn(self, request: Request) -> None:
@@ -125,5 +130,5 @@ class NGram(Drafter):
         if known < size:
             first = max(known - self.order + 1, 0)
             text = request.tokens[first:].tolist()
-            self._counts.read(text[: known - first], text[known - first :])
+            self.counts[request.tenant].read(text[: known - first], text[known - first :])
             self._learnt[request] = size

@@ -15,6 +15,7 @@ import torch
 
 from soothsay.core.noise import gumbel, noise_key
 from soothsay.core.request import Request
+from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
@@ -31,12 +32,37 @@ LEAST = -1e30
 """A number below all log-probabilities except minus infinity."""
 
 
+class Successors:
+    """The likeliest successors of every token.
+
+    Args:
+        vocab_size: V.
+        branch: number of successors of each token.
+        depth: number of levels whose acceptance is counted.
+    """
+
+    __slots__ = ("acceptance", "log_probs", "tokens")
+
+    def __init__(self, vocab_size: int, branch: int, depth: int):
+        shape = vocab_size, branch
+        self.tokens = np.zeros(shape, dtype=np.int32)
+        self.log_probs = np.full(shape, -np.inf, dtype=np.float16)  # minus infinity: no successor
+        self.acceptance = RankAcceptance(typical_rates(depth, branch))
+
+    def read(self, text: IntArray) -> None:
+        """Store the successors of a text's tokens whose rows are empty."""
+        before, after = text[:-1], text[1:]
+        unknown = self.log_probs[before, 0] == -np.inf
+        self.tokens[before[unknown], 0] = after[unknown]
+        self.log_probs[before[unknown], 0] = READ
+
+
 class Recycling(Drafter):
     """Walks a matrix `[V, branch]` of each token's successors by the target's last logits after that token.
 
     Above temperature 0, the noise of the position is added to log-probabilities, as in the target's draw.
-    Before a token was in a tree, its row has the token that followed it in a text. All requests share the
-    matrix.
+    Before a token was in a tree, its row has the token that followed it in a text. The requests of a tenant
+    share a matrix.
 
     Args:
         target: the model to draft for.
@@ -46,6 +72,9 @@ class Recycling(Drafter):
             tree has 80, in 6 levels.
         tree: "best-first" chooses nodes by the log-probabilities in the matrix. "static" chooses them by
             typical acceptance rates of ranks, as the paper does. "measured" uses measured rates.
+
+    Attributes:
+        successors: each tenant's matrix.
 
     Raises `DrafterError` for numbers below 1 and for an unknown kind of tree.
     """
@@ -64,21 +93,20 @@ class Recycling(Drafter):
 
     def reset(self) -> None:
         """Forget all successors."""
-        shape = self.vocab_size, self.branch
-        self._tokens = np.zeros(shape, dtype=np.int32)
-        self._log_probs = np.full(shape, -np.inf, dtype=np.float16)  # minus infinity: no successor
-        self._acceptance = RankAcceptance(typical_rates(self.depth, self.branch))
+        self.successors = PerTenant(lambda: Successors(self.vocab_size, self.branch, self.depth))
         self._read: dict[Request, int] = {}  # number of tokens read from each request
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The best nodes below each request's last token."""
-        rates = None
+        rates: dict[Tenant, FloatArray] = {}
         if self.tree != "best-first":
-            rates = np.log(np.maximum(self._acceptance.rates, 1e-6)).astype(np.float32)
+            for tenant in {request.tenant for request in requests}:
+                measured = np.maximum(self.successors[tenant].acceptance.rates, 1e-6)
+                rates[tenant] = np.log(measured).astype(np.float32)
         trees = []
         for request in requests:
             self._read_new(request)
-            trees.append(self._grow(request, rates))
+            trees.append(self._grow(request, rates.get(request.tenant)))
         return trees
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -93,8 +121,9 @@ class Recycling(Drafter):
                 order = [*({*range(len(seen.tree))} - {*right}), *right]
                 tokens = [seen.tree.tokens[node] for node in order]
                 values, successors = self.kernels.largest(seen.logits, self.branch)
-                self._tokens[tokens] = successors.numpy(force=True)[order]
-                self._log_probs[tokens] = values.log_softmax(-1).numpy(force=True)[order]
+                known = self.successors[seen.request.tenant]
+                known.tokens[tokens] = successors.numpy(force=True)[order]
+                known.log_probs[tokens] = values.log_softmax(-1).numpy(force=True)[order]
 
     def release(self, request: Request) -> None:
         """Forget a request, and keep what was learnt from it."""
@@ -104,10 +133,7 @@ class Recycling(Drafter):
         """Store successors of new tokens whose rows are empty."""
         tokens = request.tokens[max(self._read.get(request, 0) - 1, 0) :]
         self._read[request] = len(request.tokens)
-        before, after = tokens[:-1], tokens[1:]
-        unknown = self._log_probs[before, 0] == -np.inf
-        self._tokens[before[unknown], 0] = after[unknown]
-        self._log_probs[before[unknown], 0] = READ
+        self.successors[request.tenant].read(tokens)
 
     def _grow(self, request: Request, rates: FloatArray | None) -> DraftTree:
         """The tree of the `nodes` best nodes by score, level by level; more if scores are equal.
@@ -123,7 +149,7 @@ class Recycling(Drafter):
         tokens, above = request.tokens[-1:], np.zeros(1, dtype=np.float32)
         best, least = np.empty(0, dtype=np.float32), -math.inf
         for level in range(min(self.depth, request.max_depth) if size > 0 else 0):
-            successors, log_probs = self._successors(request, tokens, level)
+            successors, log_probs = self._ranks(request, tokens, level)
             if rates is not None:
                 successors, log_probs = ranked(successors, log_probs)
                 log_probs = np.where(log_probs > -np.inf, rates[level], log_probs)
@@ -146,13 +172,14 @@ class Recycling(Drafter):
                     nodes.append(tree.add(place, token, score - tree.scores[place]))
         return tree
 
-    def _successors(self, request: Request, tokens: IntArray, level: int) -> tuple[IntArray, FloatArray]:
+    def _ranks(self, request: Request, tokens: IntArray, level: int) -> tuple[IntArray, FloatArray]:
         """Successors of `tokens` `[m]`, which are all `level` below the root.
 
         Returns `[m, branch]` tokens and log-probabilities, minus infinity without a successor.
         """
-        successors = self._tokens[tokens].astype(np.int64)
-        log_probs = known = self._log_probs[tokens].astype(np.float32)
+        own = self.successors[request.tenant]
+        successors = own.tokens[tokens].astype(np.int64)
+        log_probs = known = own.log_probs[tokens].astype(np.float32)
         params = request.params
         if params.temperature == 0:
             return successors, log_probs
@@ -175,10 +202,10 @@ class Recycling(Drafter):
         said = [int(seen.request.tokens[-1]), *seen.verdict.tokens]
         guesses = []
         for level, token in enumerate(said[: min(self.depth, len(said) - 1)]):
-            successors, log_probs = ranked(*self._successors(seen.request, np.array([token]), level))
+            successors, log_probs = ranked(*self._ranks(seen.request, np.array([token]), level))
             pairs = zip(successors[0].tolist(), log_probs[0].tolist(), strict=True)
             guesses.append([pair for pair in pairs if pair[1] > -math.inf])
-        self._acceptance.record(guesses, said[1:])
+        self.successors[seen.request.tenant].acceptance.record(guesses, said[1:])
 
 
 def typical_rates(depth: int, branch: int) -> list[list[float]]:

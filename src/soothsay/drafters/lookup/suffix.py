@@ -1,4 +1,5 @@
-"""Suffix matching: propose what followed earlier occurrences of the last tokens, in this or other requests.
+"""Suffix matching: propose what followed earlier occurrences of the last tokens, in this request or in others
+of its tenant.
 
 SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) grows a tree by the counts of continuations.
 SAM-Decoding (Hu et al. 2024, arXiv 2411.10666) updates the longest match in a suffix automaton with each
@@ -9,7 +10,7 @@ other, as with agents.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 
 from soothsay.core.automaton import NOWHERE, Automaton, Place, Reading, Start
 from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
 from soothsay.drafters.lookup.stock_automaton import new_automaton
@@ -74,6 +76,37 @@ class TextGeneration:
         return most - left
 
 
+class TextMemory:
+    """Ended texts in two generations. When the younger one has half of `size`, the older one is dropped.
+
+    Args:
+        size: number of tokens to keep; 0 keeps none.
+        new_automaton: makes the automaton of a generation.
+    """
+
+    __slots__ = ("_half", "_new_automaton", "generations")
+
+    def __init__(self, size: int, new_automaton: Callable[[], Automaton]):
+        self._half, self._new_automaton = size // 2, new_automaton
+        self.generations = [TextGeneration(new_automaton())]
+
+    def add(self, tokens: npt.NDArray[np.integer]) -> None:
+        """Add a text to the younger generation; only its last tokens if it is too long."""
+        tokens = tokens[max(len(tokens) - self._half, 0) :]
+        if not len(tokens):
+            return
+        if self.generations[-1].size + len(tokens) > self._half:
+            self.generations = [self.generations[-1], TextGeneration(self._new_automaton())]
+        self.generations[-1].add(tokens)
+
+    def read(self, most: int) -> int:
+        """Read up to `most` more tokens, the oldest text first. Returns their number."""
+        left = most
+        for generation in self.generations:
+            left -= generation.read(left)
+        return most - left
+
+
 class _Text:
     """The text of a request, as far as it has been read."""
 
@@ -114,17 +147,21 @@ class _Text:
 class Suffix(SignalingDrafter):
     """Proposes the followers of the longest matches of the last tokens, in this request and in ended ones.
 
-    Each request has an automaton for its prompt and answer. The texts of ended requests are in two
-    generations with an automaton each: when the younger one has half of `memory`, the older one is dropped.
-    A token takes 0.2 microseconds to read and 100 bytes to keep; without native kernels, 1.5 and 480.
+    Each request has an automaton for its prompt and answer. The texts of a tenant's ended requests are in a
+    memory of its own. The texts of `store` serve all tenants. A token takes 0.2 microseconds to read and 100
+    bytes to keep; without native kernels, 1.5 and 480.
 
     Args:
         target: the model to draft for.
         nodes: maximum size of a tree, the root included.
         factor: maximum number of nodes for each token of the longest match.
         longest: maximum length of a match in tokens.
-        memory: number of tokens of ended requests to keep; the oldest are dropped. 0 keeps none.
-        store: a file written by `save`, to start with.
+        memory: number of tokens of ended requests to keep for each tenant; the oldest are dropped. 0 keeps
+            none.
+        store: a file written by `save`. Every tenant's drafts may come from it.
+
+    Attributes:
+        memories: each tenant's texts of ended requests.
     """
 
     def __init__(
@@ -146,8 +183,8 @@ class Suffix(SignalingDrafter):
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The likeliest continuations of each request; only the root if nothing matches."""
         left = PIECE
-        for generation in self._generations:
-            left -= generation.read(left)
+        for tenant in dict.fromkeys(request.tenant for request in requests):
+            left -= self.memories[tenant].read(left)
         return [self._propose(request) for request in requests]
 
     def signal(self, request: Request) -> int:
@@ -158,18 +195,23 @@ class Suffix(SignalingDrafter):
         """Keep the text of an ended request. A preempted request keeps its automaton."""
         if request.finish_reason is not None:
             self._texts.pop(request, None)
-            self._keep(request.tokens)
+            self.memories[request.tenant].add(request.tokens)
 
     def reset(self) -> None:
         """Forget all requests, and load `store` again."""
         self._texts: WeakKeyDictionary[Request, _Text] = WeakKeyDictionary()
-        self._generations = [TextGeneration(self._new_automaton())]
+        self.memories = PerTenant(self._new_memory)
+        self._stored: list[TextGeneration] = []
         if self.store:
             self.load(self.store)
 
-    def save(self, path: str | Path) -> None:
-        """Write the texts of ended requests to a safetensors file with `tokens` and `lengths`."""
-        texts = [text for generation in self._generations for text in generation.texts]
+    def save(self, path: str | Path, tenant: Tenant = EVERYBODY) -> None:
+        """Write what is stored to a safetensors file with `tokens` and `lengths`.
+
+        These are the texts that were loaded, and those of one tenant's ended requests.
+        """
+        generations = [*self._stored, *self.memories[tenant].generations]
+        texts = [text for generation in generations for text in generation.texts]
         tensors = {
             "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts]),  # [sum of lengths]
             "lengths": np.array([len(text) for text in texts], dtype=np.int64),  # [texts], the oldest first
@@ -178,7 +220,9 @@ class Suffix(SignalingDrafter):
             save_file(tensors, temporary, {"format": FORMAT, "vocabulary": self._vocabulary()})
 
     def load(self, path: str | Path) -> None:
-        """Add the texts of a file written by `save`, as if their requests had ended now.
+        """Use the texts of a file written by `save` for all tenants, in place of those loaded before.
+
+        The last `memory` tokens are kept.
 
         Raises `DrafterError` if the file is missing or damaged, or was written for another vocabulary.
         """
@@ -204,10 +248,11 @@ class Suffix(SignalingDrafter):
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.target.model.config.vocab_size:
             raise DrafterError(f"suffix: the store {path} is damaged: it has tokens that do not exist")
         ends = np.cumsum(lengths)
+        memory = self._new_memory()
         for text in np.split(tokens, ends[:-1]):
-            self._keep(text)
-        for generation in self._generations:
-            generation.read(generation.size)
+            memory.add(text)
+        memory.read(len(tokens))
+        self._stored = memory.generations
 
     def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(int(request.tokens[-1]))
@@ -224,17 +269,11 @@ class Suffix(SignalingDrafter):
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self._new_automaton())
-        return text.matches(request.tokens, self._generations)
+        own = self.memories[request.tenant].generations
+        return text.matches(request.tokens, [*self._stored, *own])
 
-    def _keep(self, tokens: npt.NDArray[np.integer]) -> None:
-        """Add an ended text to the younger generation; only its last tokens if it is too long."""
-        half = self.memory // 2
-        tokens = tokens[max(len(tokens) - half, 0) :]
-        if not len(tokens):
-            return
-        if self._generations[-1].size + len(tokens) > half:
-            self._generations = [self._generations[-1], TextGeneration(self._new_automaton())]
-        self._generations[-1].add(tokens)
+    def _new_memory(self) -> TextMemory:
+        return TextMemory(self.memory, self._new_automaton)
 
     def _new_automaton(self) -> Automaton:
         """An empty automaton for matches of `longest` tokens and their followers."""

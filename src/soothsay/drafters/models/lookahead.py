@@ -19,7 +19,7 @@ last committed token are verified in the same tree.
 Three things differ from the paper. The window is verified like all other drafts: the draws at its nodes are
 the target's own, so a right guess in it is as good as one from the pool. A column that the text has overtaken
 begins again with one token of the text, and grows by a draw a step until it is as long as the others. And all
-requests share one pool, which outlives them and has the n-grams of their texts too.
+requests of a tenant share one pool, which outlives them and has the n-grams of their texts too.
 
 Above temperature 0, a position has the same noise in every step. So the iteration has a fixed point, which is
 what plain decoding emits. And since noise decides much of a draw, a draw after wrong tokens is often right.
@@ -34,12 +34,16 @@ from collections.abc import Iterator, Sequence
 
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, best_tokens, perturb
+from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.errors import DrafterError
 
 Columns = dict[int, list[int]]
 """Maps a position to guesses of the tokens from this position on."""
+
+Pool = OrderedDict[int, dict[tuple[int, ...], None]]
+"""Maps a first token to the other tokens of its n-grams. The latest come last, in both."""
 
 FROM_POOL, FROM_WINDOW = math.log(0.4), math.log(0.1)
 """Log-probabilities that a token is right if all tokens above it are: rough measurements with the bundled
@@ -54,7 +58,11 @@ class Lookahead(Drafter):
         window: number of columns, positions ahead at which n-grams are made; 0: n-grams come from texts only.
         ngram: tokens of an n-gram. A draft has one token less in a row.
         guesses: the number of n-grams that are kept and verified for each first token, the latest ones.
-        pool: the largest number of first tokens. The one without new n-grams for the longest time is dropped.
+        pool: the largest number of first tokens for each tenant. The one without new n-grams for the longest
+            time is dropped.
+
+    Attributes:
+        pools: each tenant's n-grams.
 
     Raises:
         DrafterError: a number is too small.
@@ -74,8 +82,7 @@ class Lookahead(Drafter):
 
     def reset(self) -> None:
         """Forget all n-grams."""
-        # first token -> its n-grams' other tokens; the latest come last, in both
-        self._pool: OrderedDict[int, dict[tuple[int, ...], None]] = OrderedDict()
+        self.pools: PerTenant[Pool] = PerTenant(OrderedDict)
         self._columns: dict[Request, Columns] = {}
         self._read: dict[Request, int] = {}  # number of tokens whose n-grams are in the pool
         self._random = random.Random(0)
@@ -103,7 +110,7 @@ class Lookahead(Drafter):
         tree = DraftTree(root)
         if request.max_depth < 1:
             return tree
-        for ngram in reversed(self._pool.get(root, {})):
+        for ngram in reversed(self.pools[request.tenant].get(root, {})):
             tree.extend(ngram, FROM_POOL)
         old, new, spine = self._columns.get(request, {}), Columns(), 0
         for position in range(len(tokens), len(tokens) + self.window):
@@ -136,7 +143,7 @@ class Lookahead(Drafter):
             if position in ends:
                 column = [*column, draws[ends[position]]]
                 if len(column) == self.ngram:
-                    self._add(column)
+                    self._add(seen.request, column)
                     column = column[1:]
             moved[position + 1] = column
         return moved
@@ -154,19 +161,20 @@ class Lookahead(Drafter):
         tokens = request.tokens[first:].tolist()
         self._read[request] = len(request.tokens)
         for begin in range(len(tokens) - self.ngram + 1):
-            self._add(tokens[begin : begin + self.ngram])
+            self._add(request, tokens[begin : begin + self.ngram])
 
-    def _add(self, ngram: Sequence[int]) -> None:
-        """Put an n-gram into the pool as the latest."""
+    def _add(self, request: Request, ngram: Sequence[int]) -> None:
+        """Put an n-gram into the pool of a request's tenant, as the latest."""
+        pool = self.pools[request.tenant]
         first, *rest = ngram
-        known = self._pool.setdefault(first, {})
-        self._pool.move_to_end(first)
+        known = pool.setdefault(first, {})
+        pool.move_to_end(first)
         known.pop(tuple(rest), None)
         known[tuple(rest)] = None
         if len(known) > self.guesses:
             del known[next(iter(known))]
-        if len(self._pool) > self.pool:
-            self._pool.popitem(last=False)
+        if len(pool) > self.pool:
+            pool.popitem(last=False)
 
 
 def _in_a_row(columns: Columns, position: int) -> Iterator[tuple[int, list[int]]]:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from soothsay.core.request import Request
+from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Observation
 from soothsay.drafters.trees.template import (
     Ranked,
+    Template,
     best_first,
     best_template,
     draw_template,
@@ -69,7 +71,7 @@ class TreeLayout:
     Args:
         kind: "best-first" chooses nodes in each step by the drafter's probabilities; "static" always takes
             the tree that is best for typical heads; "measured" takes the tree that is best for the acceptance
-            counted so far.
+            counted so far for the tenant.
         depth: number of depths that are predicted.
         branch: number of ranks at each depth that may be in the tree.
         size: nodes of the largest tree, the root not counted.
@@ -85,15 +87,14 @@ class TreeLayout:
         if min(branch, size) < 1:
             raise DrafterError(f"branch={branch}, nodes={size}: each must be at least 1")
         self.kind, self.branch, self.size, self.kernels = kind, branch, size, kernels
-        self.acceptance = RankAcceptance(typical_acceptance(depth, branch))
-        self._static = best_template(self.acceptance.rates, size)
+        typical = RankAcceptance(typical_acceptance(depth, branch))
+        self.acceptance = PerTenant(lambda: RankAcceptance(typical.rates))
+        self._static = best_template(typical.rates, size)
         self._proposed: dict[Request, Ranked] = {}  # in this step
 
     def trees(self, requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) -> list[DraftTree]:
         """Return a tree for each request. `logits` and `depths` are those of `rank_guesses`."""
-        template = self._static
-        if self.kind == "measured":
-            template = best_template(self.acceptance.rates, self.size)
+        templates = {tenant: self._template(tenant) for tenant in {request.tenant for request in requests}}
         trees = []
         scores = score_rows(requests, logits, depths, self.kernels)
         guesses = rank_rows(scores, depths, self.branch, self.kernels)
@@ -107,17 +108,22 @@ class TreeLayout:
             elif self.kind == "best-first":
                 best_first(tree, useful, size)
             else:
-                fill(tree, template[:size], useful)
+                fill(tree, templates[request.tenant][:size], useful)
                 self._proposed[request] = ranked
             trees.append(tree)
         return trees
+
+    def _template(self, tenant: Tenant) -> Template:
+        if self.kind == "measured":
+            return best_template(self.acceptance[tenant].rates, self.size)
+        return self._static
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Count which tokens of this step were right."""
         for seen in observations:
             ranked = self._proposed.pop(seen.request, None)
             if ranked is not None and seen.verdict is not None:
-                self.acceptance.record(ranked, seen.verdict.tokens)
+                self.acceptance[seen.request.tenant].record(ranked, seen.verdict.tokens)
 
     def release(self, request: Request) -> None:
         """Forget a request. What was counted stays."""

@@ -1,0 +1,64 @@
+"""Tenants: whose request it is. What the engine learns from a tenant's requests serves that tenant alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+MAX_TENANTS = 32
+"""Number of tenants whose values a `PerTenant` keeps. A drafter's value takes up to some 20 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose request it is. Tenants share no prefixes, drafts, statistics or grammars."""
+
+    name: str = ""  # for example of an API key
+    salt: str = ""  # keeps requests of one name apart, as vLLM's `cache_salt` does
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that identify the tenant."""
+        return hashlib.blake2b(json.dumps([self.name, self.salt]).encode(), digest_size=16).digest()
+
+
+EVERYBODY = Tenant()
+"""The tenant of requests that name none."""
+
+
+class PerTenant(Generic[T]):
+    """One value for each tenant, made when it is first asked for.
+
+    Keeps at most `MAX_TENANTS` values. A further tenant replaces the least recently used one of the name with
+    the most values. So nobody can drop the values of others by making up salts.
+
+    Args:
+        make: returns the first value of a tenant.
+    """
+
+    def __init__(self, make: Callable[[], T]):
+        self._make = make
+        self._values: OrderedDict[Tenant, T] = OrderedDict()  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, tenant: Tenant) -> T:
+        if tenant in self._values:
+            self._values.move_to_end(tenant)
+        else:
+            if len(self._values) >= MAX_TENANTS:
+                self._drop_one()
+            self._values[tenant] = self._make()
+        return self._values[tenant]
+
+    def _drop_one(self) -> None:
+        counts = Counter(tenant.name for tenant in self._values)
+        most = max(counts.values())
+        del self._values[next(tenant for tenant in self._values if counts[tenant.name] == most)]
