@@ -1,7 +1,6 @@
 """The guarantee: drafters, trees, batches, caches, chunks and preemption change no token or bit of logits.
 
-Each drafter in the registry is tested. `OPTIONS` holds the options that a drafter needs here, and `VARIANTS`
-the variants that are tested in addition to the defaults.
+Each drafter in the registry is tested, and the variants in `every_drafter.py`.
 """
 
 from __future__ import annotations
@@ -11,38 +10,12 @@ from functools import cache
 
 import pytest
 import torch
-from heads import untrained
-from stores import tiny_store
+from every_drafter import DRAFTERS, resolve
 
-from soothsay import LLM, REGISTRY, Grammar, Result, SamplingParams, Stream
+from soothsay import LLM, Grammar, Result, SamplingParams, Stream
 from soothsay.core.request import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
-
-OPTIONS = {"rest": "store=STORE"}
-VARIANTS = [
-    "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong draft tokens, wide trees
-    "draft-model(model=sibyl)",  # the target drafts for itself: its best draft tokens are right
-    "draft-model(model=sibyl, dtype=bfloat16, depth=6, width=1, branch=1)",  # nearly always right
-    "draft-model(model=sibyl, dtype=float32, depth=3, width=3, branch=3)",  # a grown tree
-    "eagle3(model=UNTRAINED)",  # hardly ever right
-    "block(model=UNTRAINED)",
-    "recycling(tree=measured, branch=4)",
-    "layer-skip(exit=3, width=2, branch=3)",
-    "suffix > eagle3",
-    "suffix + mtp + recycling",
-    "prompt-lookup | mtp | draft-model",
-]
-
-
-DRAFTERS = [f"{name}({OPTIONS[name]})" if name in OPTIONS else name for name in REGISTRY] + VARIANTS
-
-
-def resolve(spec: str) -> str:
-    """Fill in the paths of untrained weights and of a datastore."""
-    name = spec.partition("(")[0]
-    spec = spec.replace("STORE", str(tiny_store())) if "STORE" in spec else spec
-    return spec.replace("UNTRAINED", str(untrained(name))) if "UNTRAINED" in spec else spec
 
 
 @pytest.fixture

@@ -247,3 +247,35 @@ def test_allowance() -> None:
     allowance.charge(60)
     assert allowance.wait() > 0
     assert Allowance(None).wait() == 0
+
+
+STORY = " ".join(["The patient Jonathan was given nine grams of colchicine on Thursday."] * 3)
+
+
+def cached_tokens(running: Running, key: str, **fields: Any) -> int:
+    """How many tokens of a story's prompt the prefix cache had."""
+    body = {**COMPLETION, "prompt": STORY, "extra_body": fields}
+    with running.client(key) as client:
+        usage = client.completions.create(**body).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_keys_and_salts_share_no_prefixes(guarded: Guarded) -> None:
+    alice, bob = guarded.add("alice apart"), guarded.add("bob apart")
+    known = [cached_tokens(guarded.running, alice) for _ in range(2)]
+    assert known[0] == 0 < known[1]
+    assert cached_tokens(guarded.running, bob) == 0
+    assert cached_tokens(guarded.running, alice, cache_salt="x") == 0
+    assert cached_tokens(guarded.running, alice, cache_salt="x") == known[1]
+    assert cached_tokens(guarded.running, bob, cache_salt="x") == 0
+
+
+def test_an_operator_may_let_keys_share(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    alice, bob = add_key(file, "alice"), add_key(file, "bob")
+    with serving(engines.sibyl, KeyRing(file), share_between_keys=True) as running:
+        assert cached_tokens(running, alice) == 0
+        assert cached_tokens(running, bob) > 0
+        assert cached_tokens(running, bob, cache_salt="x") == 0

@@ -68,6 +68,14 @@ def serve(
             show_default="no keys",
         ),
     ] = None,
+    share_between_keys: Annotated[
+        bool,
+        typer.Option(
+            "--share-between-keys",
+            help="Let requests with different keys share prefixes and drafts. Whoever has a key can then "
+            "find out what others have written.",
+        ),
+    ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -148,6 +156,7 @@ def serve(
             name=name or (Path(model).resolve().name if Path(model).exists() else model),
             drafters=engine.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
+            share_between_keys=share_between_keys,
             max_queue=max_queue,
             timeout=timeout,
             client_timeout=client_timeout,

@@ -148,9 +148,10 @@ class Server:
         reply = CompletionFormat(self.config.name, self._texts, echoed)
         return await self._answer(http, body, ids, params, reply)
 
-    def _options(self, body: ChatRequest | CompletionRequest) -> RequestOptions:
+    def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
         """The request's options. Raises `ApiError` if the server does not offer the drafter."""
-        options = request_options(body)
+        apart = None if self.config.share_between_keys else account
+        options = request_options(body, "" if apart is None else apart.key.name)
         if options.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
             message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
@@ -166,7 +167,7 @@ class Server:
         reply: ReplyFormat,
     ) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
-        options = self._options(body)
+        options = self._options(body, http.state.account)
         job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
         try:
             await while_connected(http.receive, self.loop.submit(job))

@@ -8,6 +8,7 @@ from typing import Any
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.params import SamplingParams
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.errors import RequestError
 from soothsay.server.api_errors import ApiError
 from soothsay.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Speculation
@@ -42,12 +43,14 @@ class RequestOptions:
     max_nodes: int | None = None  # limit of draft tokens in a step; None: the engine decides
     traced: bool = False  # whether to report the tree of every step
     priority: int = 0  # lower numbers are served first
+    tenant: Tenant = EVERYBODY  # whose request it is
 
 
-def request_options(body: GenerationRequest) -> RequestOptions:
-    """Read the drafter, its limits and the priority from a body. Raises `ApiError`.
+def request_options(body: GenerationRequest, key_name: str = "") -> RequestOptions:
+    """Read the drafter, its limits, the priority and the tenant from a body. Raises `ApiError`.
 
-    `speculation: false` means plain decoding.
+    `speculation: false` means plain decoding. Requests with different `key_name` or `cache_salt` have
+    different tenants.
     """
     asked = body.speculation
     given = asked if isinstance(asked, Speculation) else Speculation()
@@ -58,6 +61,7 @@ def request_options(body: GenerationRequest) -> RequestOptions:
         max_nodes=given.max_nodes,
         traced=bool(given.trace),
         priority=body.priority or 0,
+        tenant=Tenant(key_name, body.cache_salt or ""),
     )
 
 

@@ -73,6 +73,7 @@ class GenerationRequest(_Body):
     n: int | None = None
     speculation: Speculation | bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(max_length=128)] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

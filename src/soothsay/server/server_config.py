@@ -22,6 +22,11 @@ class ServerConfig:
     otherwise a page of another site can let its own name lead to this machine (DNS rebinding) and read the
     answers."""
 
+    share_between_keys: bool = False
+    """Whether requests with different API keys share prefixes, drafts and grammars. That is faster where
+    their texts are alike. But someone who guesses a part of another one's prompt can then see that the guess
+    was right, and read what follows."""
+
     max_queue: int = 256
     """Limit of waiting answers while `EngineConfig.max_requests` are running. Further ones get status 429."""
 

@@ -150,7 +150,7 @@ class Worker:
         try:
             if name is not None and name not in self._drafters:
                 self._drafters[name] = build_drafter(name, self._engine.target)
-            self._llm.constraint(submit.params)
+            self._llm.constraint(submit.params, submit.options.tenant)
         except Exception as problem:
             error = _refusal(problem, name)
         self._inbox.put(Prepared(submit, error))
@@ -169,6 +169,7 @@ class Worker:
                     max_nodes=options.max_nodes,
                     priority=options.priority,
                     traced=options.traced,
+                    tenant=options.tenant,
                 )
         except Exception as problem:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})

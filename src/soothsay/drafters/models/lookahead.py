@@ -28,10 +28,10 @@ what plain decoding emits. And since noise decides much of a draw, a draw after 
 from __future__ import annotations
 
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, best_tokens, perturb
 from soothsay.core.tenant import PerTenant
@@ -85,7 +85,6 @@ class Lookahead(Drafter):
         self.pools: PerTenant[Pool] = PerTenant(OrderedDict)
         self._columns: dict[Request, Columns] = {}
         self._read: dict[Request, int] = {}  # number of tokens whose n-grams are in the pool
-        self._random = random.Random(0)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return trees of the pool's n-grams and of the window, as far as there is room for it."""
@@ -114,7 +113,7 @@ class Lookahead(Drafter):
             tree.extend(ngram, FROM_POOL)
         old, new, spine = self._columns.get(request, {}), Columns(), 0
         for position in range(len(tokens), len(tokens) + self.window):
-            column = old.get(position) or [int(tokens[self._random.randrange(len(tokens))])]
+            column = old.get(position) or [int(tokens[noise_key(request.seed, position)[0] % len(tokens)])]
             if len(tree) + len(column) > request.max_nodes:
                 break
             tree.extend(column, FROM_WINDOW, spine)
