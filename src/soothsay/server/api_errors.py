@@ -62,9 +62,10 @@ class ApiError(Exception):
         """The JSON body: `{"error": ...}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """The HTTP response."""
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self, path: str) -> JSONResponse:
+        """The HTTP response to a request for `path`. Below `/api/` it has the form of Ollama's API."""
+        body = {"error": self.message} if path.startswith("/api/") else self.body
+        return JSONResponse(body, self.status, self.headers)
 
     @classmethod
     def from_request(cls, error: RequestError) -> ApiError:

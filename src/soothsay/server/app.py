@@ -7,14 +7,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from soothsay import __version__
 from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.server.api_errors import ApiError
@@ -23,8 +25,8 @@ from soothsay.server.engine_loop import EngineLoop, EngineState
 from soothsay.server.events import DisconnectedError, EventStream, while_connected
 from soothsay.server.gate import DISCONNECTED, Gate
 from soothsay.server.jobs import Job
-from soothsay.server.messages import AnswerUpdate
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
+from soothsay.server.ollama_api import ollama_routes
 from soothsay.server.parameters import RequestOptions, request_options, sampling_params
 from soothsay.server.process import EngineProcess
 from soothsay.server.protocol import (
@@ -34,13 +36,17 @@ from soothsay.server.protocol import (
     NamedTool,
     TokenizeRequest,
 )
-from soothsay.server.replies import ChatFormat, CompletionFormat, ReplyFormat, TokenTexts, usage
+from soothsay.server.replies import ChatFormat, CompletionFormat, usage
+from soothsay.server.reply_format import ReplyFormat, TokenTexts
+from soothsay.server.responses_api import responses_routes
 from soothsay.server.server_config import ServerConfig
+from soothsay.server.service import Body, ChatReply, CompletionReply
 from soothsay.server.tools import PlainParser, ToolFormat
 from soothsay.server.web_page import page_routes
 from soothsay.tokenizer import Tokenizer
 
-Body = TypeVar("Body", bound=BaseModel)
+EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
+"""Paths at which clients look for embeddings. They say that there are none."""
 
 RESERVED = ("messages", "self", "tools")
 """Variables of chat templates that `chat_template_kwargs` must not set."""
@@ -62,25 +68,30 @@ class Server:
         max_in_flight = self.model.max_requests + config.max_queue
         self.loop = EngineLoop(engine, self.metrics, max_in_flight, config.settling)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
-        self._tools = ToolFormat.of(self.model.tokenizer)
-        self._texts = TokenTexts(self.model.tokenizer)
+        self.tools = ToolFormat.of(self.model.tokenizer)
+        self.texts = TokenTexts(self.model.tokenizer)
         self._started = int(time.time())
         pages = page_routes()
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            *responses_routes(self),
+            *ollama_routes(self),
+            *(Route(path, _no_embeddings, methods=["POST"]) for path in EMBEDDINGS),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/health", self._health),
+            Route("/ping", self._health, methods=["GET", "POST"]),
             Route("/ready", self._ready),
+            Route("/version", self._version),
             Route("/metrics", self._metrics),
             *pages,
         ]
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
         paths = frozenset(route.path for route in routes)
-        keyless = frozenset({"/health", "/ready", *(page.path for page in pages)})
+        keyless = frozenset({"/health", "/ping", "/ready", *(page.path for page in pages)})
         self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless)
 
     @asynccontextmanager
@@ -89,27 +100,44 @@ class Server:
         yield
         await self.loop.stop()
 
+    async def read(self, http: Request, kind: type[Body]) -> Body:
+        """Read and check the body of a request. Raises `ApiError`.
+
+        The content type must be JSON: a browser asks the server for permission before a page of another site
+        may send that type, so no other site can use a visitor's access.
+        """
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
+        try:
+            return kind.model_validate_json(await http.body())
+        except ValidationError as error:
+            raise ApiError.from_validation(error) from None
+
     async def _chat(self, http: Request) -> Response:
-        body = await _read(http, ChatRequest)
-        self._check_model(body.model)
+        body = await self.read(http, ChatRequest)
+        return await self.chat(http, body, partial(ChatFormat, self.config.name, self.texts))
+
+    async def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Response:
+        """Answer a conversation. Raises `ApiError`."""
+        self.check_model(body.model)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
         if body.tool_choice == "none":
             tools = []
-        if tools and not self._tools.supported:
+        if tools and not self.tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
         grammar = None
         if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
             grammar = self._tool_grammar(body.tool_choice, tools)
         params = sampling_params(body, self.config, grammar)
         prompt = await asyncio.to_thread(self._encode_chat, body, tools)
-        reply = ChatFormat(self.config.name, self._texts, self._tools.parser if tools else PlainParser)
-        return await self._answer(http, body, [prompt], params, reply)
+        parser = self.tools.parser if tools else PlainParser
+        return await self._answer(http, body, [prompt], params, reply(parser))
 
     def _tool_grammar(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
         """The grammar that forces a call of the chosen tool, or of any. Raises `ApiError`."""
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        grammar = self._tools.call_grammar(tools)
+        grammar = self.tools.call_grammar(tools)
         if not tools or grammar is None:
             problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
             raise ApiError(400, problem, "unsupported", param="tool_choice")
@@ -129,9 +157,17 @@ class Server:
             raise ApiError(400, str(error), "invalid_value", param="messages") from None
 
     async def _complete(self, http: Request) -> Response:
-        body = await _read(http, CompletionRequest)
-        self._check_model(body.model)
+        body = await self.read(http, CompletionRequest)
         params = sampling_params(body, self.config)
+        return await self.complete(
+            http, body, params, partial(CompletionFormat, self.config.name, self.texts)
+        )
+
+    async def complete(
+        self, http: Request, body: CompletionRequest, params: SamplingParams, reply: CompletionReply
+    ) -> Response:
+        """Continue the prompts of a body, by parameters made of it. Raises `ApiError`."""
+        self.check_model(body.model)
         prompts = _prompts(body.prompt)
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
@@ -145,8 +181,7 @@ class Server:
             for _ in range(params.n)
             if body.echo
         ]
-        reply = CompletionFormat(self.config.name, self._texts, echoed)
-        return await self._answer(http, body, ids, params, reply)
+        return await self._answer(http, body, ids, params, reply(echoed))
 
     def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
         """The request's options. Raises `ApiError` if the server does not offer the drafter."""
@@ -172,10 +207,10 @@ class Server:
         try:
             await while_connected(http.receive, self.loop.submit(job))
             if body.stream:
-                chunks = self._chunks(job, reply, with_usage=body.wants_usage)
-                return EventStream(chunks, lambda: self._settle(http, job))
+                chunks = reply.stream(job, with_usage=body.wants_usage)
+                return EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
             try:
-                return JSONResponse(await while_connected(http.receive, _whole(job, reply)))
+                return JSONResponse(await while_connected(http.receive, reply.collect(job)))
             finally:
                 self._settle(http, job)
         except DisconnectedError:
@@ -193,22 +228,11 @@ class Server:
         record |= {name: counts[name] for name in names}
         record["drafter"] = job.drafter
 
-    async def _chunks(
-        self, job: Job, reply: ReplyFormat, *, with_usage: bool
-    ) -> AsyncIterator[dict[str, Any]]:
-        for choice in reply.opening(job.size):
-            yield reply.chunk([choice], None, with_usage=with_usage)
-        async for update in job:
-            for choice in reply.update(update):
-                yield reply.chunk([choice], None, with_usage=with_usage)
-        if with_usage:
-            yield reply.chunk([], usage(job), with_usage=True)
-
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
 
     async def _model(self, http: Request) -> Response:
-        self._check_model(http.path_params["name"])
+        self.check_model(http.path_params["name"])
         return JSONResponse(self._card())
 
     def _card(self) -> dict[str, Any]:
@@ -222,9 +246,9 @@ class Server:
         }
 
     async def _tokenize(self, http: Request) -> Response:
-        body = await _read(http, TokenizeRequest)
+        body = await self.read(http, TokenizeRequest)
         if body.model is not None:
-            self._check_model(body.model)
+            self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
         if body.messages is not None:
@@ -237,9 +261,9 @@ class Server:
         return JSONResponse({"count": len(ids), "max_model_len": self.model.max_context, "tokens": ids})
 
     async def _detokenize(self, http: Request) -> Response:
-        body = await _read(http, DetokenizeRequest)
+        body = await self.read(http, DetokenizeRequest)
         if body.model is not None:
-            self._check_model(body.model)
+            self.check_model(body.model)
         last = self.model.vocab_size - 1
         if not all(0 <= token <= last for token in body.tokens):
             message = f"token ids of this model are 0 to {last}"
@@ -258,6 +282,9 @@ class Server:
         ready = self.loop.state is EngineState.OK and self.loop.in_flight < self.loop.max_in_flight
         return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
@@ -267,33 +294,11 @@ class Server:
             raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
         return self.model.tokenizer
 
-    def _check_model(self, name: str) -> None:
+    def check_model(self, name: str) -> None:
+        """Raise `ApiError` unless this is the name of the server's model."""
         if name != self.config.name:
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
-
-
-async def _whole(job: Job, reply: ReplyFormat) -> dict[str, Any]:
-    """Wait for all answers, and format them."""
-    updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
-    async for update in job:
-        updates[update.index].append(update)
-    choices = [reply.choice(index, answer.seed, updates[index]) for index, answer in enumerate(job.answers)]
-    return reply.whole(choices, usage(job))
-
-
-async def _read(http: Request, kind: type[Body]) -> Body:
-    """Read and check the body of a request. Raises `ApiError`.
-
-    The content type must be JSON: a browser asks the server for permission before a page of another site may
-    send that type, so no other site can use a visitor's access.
-    """
-    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
-    try:
-        return kind.model_validate_json(await http.body())
-    except ValidationError as error:
-        raise ApiError.from_validation(error) from None
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -303,6 +308,10 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     if prompt and all(isinstance(part, int) for part in prompt):
         return [[part for part in prompt if isinstance(part, int)]]
     return [part for part in prompt if not isinstance(part, int)]
+
+
+async def _no_embeddings(_: Request) -> Response:
+    raise ApiError(404, "this server offers no embeddings; it only generates text", "not_found")
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

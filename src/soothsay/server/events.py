@@ -1,10 +1,11 @@
-"""Server-sent events, and a way to stop work when the client disconnects."""
+"""Streams of JSON, and a way to stop work when the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -15,22 +16,64 @@ from soothsay.server.api_errors import ApiError
 T = TypeVar("T")
 
 
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters that JSON text may contain, and that some clients take for the end of a line."""
+
+
 class DisconnectedError(Exception):
     """The client has disconnected."""
 
 
+def to_line(value: Any) -> str:
+    """A value as JSON text without a line end of any kind."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How the chunks of a stream are written."""
+
+    media_type: str
+    frame: Callable[[dict[str, Any]], str]
+    """The text of a chunk."""
+
+    end: str = ""
+    """The text after the last chunk."""
+
+
+EVENTS = Framing("text/event-stream", lambda chunk: f"data: {to_line(chunk)}\n\n", "data: [DONE]\n\n")
+"""Server-sent events, ended as OpenAI's chats and completions are."""
+
+NAMED_EVENTS = Framing(
+    "text/event-stream", lambda chunk: f"event: {chunk['type']}\ndata: {to_line(chunk)}\n\n"
+)
+"""Server-sent events that name their type."""
+
+LINES = Framing("application/x-ndjson", lambda chunk: f"{to_line(chunk)}\n")
+"""One JSON value a line."""
+
+
 class EventStream(Response):
-    """A response of server-sent events, one for each chunk.
+    """A response that sends chunks as they come.
 
     Args:
-        chunks: JSON bodies of the events. An `ApiError` that they raise becomes the last event.
+        chunks: JSON bodies.
         settle: called once, at the end or when the client disconnects.
+        framing: how to write the chunks.
+        failure: makes the last chunk of an `ApiError` that `chunks` raise.
     """
 
-    def __init__(self, chunks: AsyncIterator[dict[str, Any]], settle: Callable[[], None]):
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    def __init__(
+        self,
+        chunks: AsyncIterator[dict[str, Any]],
+        settle: Callable[[], None],
+        framing: Framing,
+        failure: Callable[[ApiError], dict[str, Any]],
+    ):
+        super().__init__(media_type=framing.media_type, headers={"Cache-Control": "no-store"})
         del self.headers["content-length"]
         self._chunks, self._settle = chunks, settle
+        self._framing, self._failure = framing, failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -43,12 +86,13 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        framing = self._framing
         try:
             async for chunk in self._chunks:
-                await _send_event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+                await _send_text(send, framing.frame(chunk))
         except ApiError as error:
-            await _send_event(send, json.dumps(error.body))
-        await _send_event(send, "[DONE]")
+            await _send_text(send, framing.frame(self._failure(error)))
+        await _send_text(send, framing.end)
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -66,8 +110,9 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _send_event(send: Send, data: str) -> None:
-    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+async def _send_text(send: Send, text: str) -> None:
+    if text:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
 
 async def _disconnection(receive: Receive) -> None:

@@ -73,7 +73,7 @@ class Gate:
             if not isinstance(error, (ApiError, HTTPException, OSError)):
                 log.error("request failed", exc_info=True, extra={"id": request_id})
             if sender.status is None:
-                await _as_api_error(error).response()(scope, receive, sender)
+                await _as_api_error(error).response(scope["path"])(scope, receive, sender)
             else:  # the response has begun, so it cannot become an error: close the connection
                 record["broken"] = type(error).__name__
                 if not isinstance(error, OSError):

@@ -23,6 +23,7 @@ class AnswerProgress:
 
     num_prompt: int  # tokens of its prompt
     updated_at: float  # time of the last update, or of arrival; from `time.monotonic`
+    first_at: float | None = None  # time of the first update that has tokens
     seed: int = 0
     num_output: int = 0  # tokens of the answer
     num_cached: int = 0  # tokens of the prompt that the prefix cache had
@@ -32,6 +33,8 @@ class AnswerProgress:
         """Take over the totals of an update."""
         self.num_output, self.num_cached, self.stats = update.num_output, update.num_cached, update.stats
         self.updated_at = at
+        if self.first_at is None and update.num_output:
+            self.first_at = at
 
 
 class Job:

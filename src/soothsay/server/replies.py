@@ -4,56 +4,49 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 from soothsay import __version__
 from soothsay.core.answer import FinishReason, StepTrace, TokenLogprobs
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.tools import ParsedPart, ToolCall, ToolCallParser
-from soothsay.tokenizer import Tokenizer
-
-Json = dict[str, Any]
+from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
+from soothsay.server.tools import ToolCall, ToolCallParser
 
 
-class TokenTexts:
-    """The texts of single tokens, with the space that a token may begin with. Caches them."""
-
-    def __init__(self, tokenizer: Tokenizer | None):
-        self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    def __call__(self, token: int) -> str:
-        """The text of a token. A part of a character becomes U+FFFD."""
-        if self._tokenizer is None:
-            return f"token_id:{token}"
-        if token not in self._texts:
-            # decoders drop the space of the first token, so decode the token after itself
-            first = self._tokenizer.decode([token], skip_special=False)
-            both = self._tokenizer.decode([token, token], skip_special=False)
-            self._texts[token] = both[len(first) :]
-        return self._texts[token]
-
-
-class ReplyFormat(ABC):
-    """Formats the answers to one HTTP request as JSON.
-
-    Args:
-        model: the model's name in requests.
-        texts: texts of tokens, for log-probabilities and traces.
-    """
+class ChoiceFormat(ReplyFormat):
+    """Formats replies that have one choice for each answer."""
 
     kind: str  # the field `object` of a whole reply
     chunk_kind: str  # the field `object` of a chunk
     prefix: str  # of the reply's id
 
     def __init__(self, model: str, texts: TokenTexts):
+        super().__init__(model, texts)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        self.model, self.texts = model, texts
+
+    async def stream(self, job: Job, *, with_usage: bool) -> AsyncIterator[Json]:
+        """The chunks of a stream."""
+        for choice in self.opening(job.size):
+            yield self.chunk([choice], None, with_usage=with_usage)
+        async for update in job:
+            for choice in self.update(update):
+                yield self.chunk([choice], None, with_usage=with_usage)
+        if with_usage:
+            yield self.chunk([], usage(job), with_usage=True)
+
+    async def collect(self, job: Job) -> Json:
+        """Wait for all answers, and return the whole reply."""
+        updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
+        async for update in job:
+            updates[update.index].append(update)
+        choices = [
+            self.choice(index, answer.seed, updates[index]) for index, answer in enumerate(job.answers)
+        ]
+        return self.whole(choices, usage(job))
 
     @abstractmethod
     def opening(self, count: int) -> list[Json]:
@@ -102,12 +95,12 @@ class ReplyFormat(ABC):
         }
 
 
-class ChatFormat(ReplyFormat):
+class ChatFormat(ChoiceFormat):
     """Formats answers to a chat. `parser` makes the parser of tool calls for one answer."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, model: str, texts: TokenTexts, parser: Callable[[], ToolCallParser]):
+    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser):
         super().__init__(model, texts)
         self._make_parser = parser
         self._parsers: dict[int, ToolCallParser] = {}  # by answer
@@ -127,7 +120,7 @@ class ChatFormat(ReplyFormat):
         parsed = [parser.push(update.text)]
         if update.finish_reason is not None:
             parsed.append(parser.end())
-        content, calls = _join(parsed)
+        content, calls = join(parsed)
         logprobs = self._logprobs(update.logprobs)
         delta: Json = {"content": content} if content else {}
         num_calls = self._num_calls.get(index, 0)
@@ -147,7 +140,7 @@ class ChatFormat(ReplyFormat):
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The message of a whole answer."""
         parser = self._make_parser()
-        content, calls = _join([parser.push(_text(updates)), parser.end()])
+        content, calls = join([parser.push(_text(updates)), parser.end()])
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
@@ -158,24 +151,10 @@ class ChatFormat(ReplyFormat):
     def _logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
         if logprobs is None:
             return None
-        return {
-            "content": [
-                {
-                    **self._token(one.token, one.logprob),
-                    "top_logprobs": [self._token(*pair) for pair in one.top.items()],
-                }
-                for one in logprobs
-            ],
-            "refusal": None,
-        }
-
-    def _token(self, token: int, logprob: float) -> Json:
-        text = self.texts(token)
-        spelling = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": spelling}
+        return {"content": list_logprobs(self.texts, logprobs), "refusal": None}
 
 
-class CompletionFormat(ReplyFormat):
+class CompletionFormat(ChoiceFormat):
     """Formats completions. `echoed` has the prompt of each answer if replies begin with it, else nothing."""
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
@@ -253,11 +232,6 @@ def usage(job: Job) -> Json:
             "lossless": job.params.rule.lossless,
         },
     }
-
-
-def _join(parts: Sequence[ParsedPart]) -> tuple[str, list[ToolCall]]:
-    """The text and the calls of all parts."""
-    return "".join(part.content for part in parts), [call for part in parts for call in part.calls]
 
 
 def _text(updates: Sequence[AnswerUpdate]) -> str:

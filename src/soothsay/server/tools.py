@@ -230,4 +230,13 @@ def _as_call(value: Any, arguments: str) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     given = value.get(arguments, {})
-    return ToolCall(value["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    except RecursionError:
+        return None
+    return ToolCall(_encodable(value["name"]), _encodable(text))
+
+
+def _encodable(text: str) -> str:
+    """The text with "?" for each half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()

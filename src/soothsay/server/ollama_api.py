@@ -1,0 +1,149 @@
+"""Ollama's API, so that its clients can use this server. Bodies are turned into chats and completions."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from soothsay.server.ollama_bodies import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+    OllamaShowRequest,
+    tagged,
+)
+from soothsay.server.ollama_format import OllamaChatFormat, OllamaTextFormat, timestamp
+from soothsay.server.parameters import sampling_params
+from soothsay.server.reply_format import Json
+from soothsay.server.service import Service
+from soothsay.server.tools import PlainParser
+
+API_VERSION = "0.12.11"
+"""The version of Ollama whose API this follows. Clients compare it with the version that they need."""
+
+NEVER = "9999-12-31T00:00:00Z"
+"""When the model will be unloaded."""
+
+
+class OllamaApi:
+    """Ollama's API on top of a server.
+
+    Args:
+        service: answers chats and completions.
+    """
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._name = service.config.name
+        self._loaded_at = timestamp()
+
+    async def chat(self, http: Request) -> Response:
+        """`POST /api/chat`."""
+        service = self._service
+        body = await service.read(http, OllamaChatRequest)
+        if not body.messages:
+            return self._loaded(body, {"message": {"role": "assistant", "content": ""}})
+        return await service.chat(
+            http,
+            body.chat(self._name),
+            lambda parser: OllamaChatFormat(body.model, service.texts, parser),
+        )
+
+    async def generate(self, http: Request) -> Response:
+        """`POST /api/generate`. A model without a chat template continues the prompt, as with `raw`."""
+        service = self._service
+        body = await service.read(http, OllamaGenerateRequest)
+        body.check()
+        if not body.prompt:
+            return self._loaded(body, {"response": ""})
+        tokenizer = service.model.tokenizer
+        if not body.raw and tokenizer is not None and tokenizer.has_chat_template:
+            return await service.chat(
+                http,
+                body.chat(self._name),
+                lambda parser: OllamaTextFormat(body.model, service.texts, parser),
+            )
+        completion = body.completion(self._name)
+        params = replace(sampling_params(completion, service.config), max_tokens=completion.max_tokens)
+        return await service.complete(
+            http,
+            completion,
+            params,
+            lambda _: OllamaTextFormat(body.model, service.texts, PlainParser),
+        )
+
+    async def tags(self, _: Request) -> Response:
+        """`GET /api/tags`: the models that there are."""
+        return JSONResponse({"models": [self._card()]})
+
+    async def running(self, _: Request) -> Response:
+        """`GET /api/ps`: the models that are loaded."""
+        memory = {"expires_at": NEVER, "size_vram": 0, "context_length": self._service.model.max_context}
+        return JSONResponse({"models": [{**self._card(), **memory}]})
+
+    async def show(self, http: Request) -> Response:
+        """`POST /api/show`: what the model can do."""
+        body = await self._service.read(http, OllamaShowRequest)
+        self._check_model(body.model or body.name)
+        card = self._card()
+        family = card["details"]["family"]
+        return JSONResponse(
+            {
+                "modified_at": card["modified_at"],
+                "details": card["details"],
+                "model_info": {
+                    "general.architecture": family,
+                    f"{family}.context_length": self._service.model.max_context,
+                },
+                "capabilities": ["completion", *(["tools"] if self._service.tools.supported else [])],
+            }
+        )
+
+    async def version(self, _: Request) -> Response:
+        """`GET /api/version`."""
+        return JSONResponse({"version": API_VERSION})
+
+    def _check_model(self, asked: str) -> None:
+        self._service.check_model(self._name if asked == tagged(self._name) else asked)
+
+    def _loaded(self, body: OllamaRequest, empty: Json) -> Response:
+        """The reply to a request without a prompt, with which clients load a model."""
+        self._check_model(body.model)
+        reply = {"model": body.model, "created_at": timestamp(), **empty, "done": True, "done_reason": "load"}
+        return JSONResponse(reply)
+
+    def _card(self) -> Json:
+        """The model, as lists have it. Size and digest of its files are unknown here."""
+        name = tagged(self._name)
+        return {
+            "name": name,
+            "model": name,
+            "modified_at": self._loaded_at,
+            "size": 0,
+            "digest": hashlib.sha256(name.encode()).hexdigest(),  # clients cut it without looking
+            "details": {
+                "parent_model": "",
+                "format": "",
+                "family": "soothsay",
+                "families": ["soothsay"],
+                "parameter_size": "",
+                "quantization_level": "",
+            },
+        }
+
+
+def ollama_routes(service: Service) -> list[Route]:
+    """The routes of this API."""
+    api = OllamaApi(service)
+    return [
+        Route("/api/chat", api.chat, methods=["POST"]),
+        Route("/api/generate", api.generate, methods=["POST"]),
+        Route("/api/show", api.show, methods=["POST"]),
+        Route("/api/tags", api.tags),
+        Route("/api/ps", api.running),
+        Route("/api/version", api.version),
+    ]

@@ -1,0 +1,89 @@
+"""What the formats of replies of all APIs have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from soothsay.core.answer import TokenLogprobs
+from soothsay.server.api_errors import ApiError
+from soothsay.server.events import EVENTS, Framing
+from soothsay.server.jobs import Job
+from soothsay.server.tools import ParsedPart, ToolCall, ToolCallParser
+from soothsay.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+
+MakeParser = Callable[[], ToolCallParser]
+"""Makes the parser of tool calls for one answer."""
+
+
+class TokenTexts:
+    """The texts of single tokens, with the space that a token may begin with. Caches them."""
+
+    def __init__(self, tokenizer: Tokenizer | None):
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        """The text of a token. A part of a character becomes U+FFFD."""
+        if self._tokenizer is None:
+            return f"token_id:{token}"
+        if token not in self._texts:
+            # decoders drop the space of the first token, so decode the token after itself
+            first = self._tokenizer.decode([token], skip_special=False)
+            both = self._tokenizer.decode([token, token], skip_special=False)
+            self._texts[token] = both[len(first) :]
+        return self._texts[token]
+
+
+class ReplyFormat(ABC):
+    """Formats the answers to one HTTP request as JSON, whole or in chunks of a stream.
+
+    Args:
+        model: the model's name in the reply.
+        texts: texts of tokens, for log-probabilities and traces.
+    """
+
+    framing: Framing = EVENTS
+    """How the chunks of a stream are written."""
+
+    def __init__(self, model: str, texts: TokenTexts):
+        self.model, self.texts = model, texts
+
+    @abstractmethod
+    def stream(self, job: Job, *, with_usage: bool) -> AsyncIterator[Json]:
+        """The chunks of a stream. Raises `ApiError` if the job fails. Call this or `collect`, once.
+
+        Args:
+            job: the answers. This iterates over it.
+            with_usage: whether the client asked for the usage, if it has the choice.
+        """
+
+    @abstractmethod
+    async def collect(self, job: Job) -> Json:
+        """Wait for all answers, and return the whole reply. Raises `ApiError` if the job fails."""
+
+    def failure(self, error: ApiError) -> Json:
+        """The last chunk of a stream whose job fails."""
+        return error.body
+
+
+def join(parts: Sequence[ParsedPart]) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of all parts."""
+    return "".join(part.content for part in parts), [call for part in parts for call in part.calls]
+
+
+def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[Json]:
+    """The log-probabilities of tokens, as chats list them. A part of a character has no `bytes`."""
+
+    def entry(token: int, logprob: float) -> Json:
+        text = texts(token)
+        spelling = None if "\ufffd" in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": spelling}
+
+    return [
+        {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
+        for one in logprobs
+    ]

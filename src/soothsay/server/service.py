@@ -1,0 +1,57 @@
+"""What the server offers to the routes of further APIs. They turn their bodies into chats and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from soothsay.core.params import SamplingParams
+from soothsay.server.api_errors import ApiError
+from soothsay.server.messages import LoadedModel
+from soothsay.server.protocol import ChatRequest, CompletionRequest
+from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
+from soothsay.server.server_config import ServerConfig
+from soothsay.server.tools import ToolFormat
+
+Body = TypeVar("Body", bound=BaseModel)
+
+ChatReply = Callable[[MakeParser], ReplyFormat]
+"""Makes the format of the reply to a chat, from what makes the parsers of its answers."""
+
+CompletionReply = Callable[[Sequence[str]], ReplyFormat]
+"""Makes the format of the reply to a completion, from the texts that the answers begin with (`echo`)."""
+
+
+class Service(Protocol):
+    """Answers chats and completions over HTTP. All methods raise `ApiError`."""
+
+    config: ServerConfig
+    model: LoadedModel
+    texts: TokenTexts
+    tools: ToolFormat
+
+    def check_model(self, name: str) -> None:
+        """Check that this is the name of the server's model."""
+
+    async def read(self, http: Request, kind: type[Body]) -> Body:
+        """Read and check the body of a request."""
+
+    async def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Response:
+        """Answer a conversation."""
+
+    async def complete(
+        self, http: Request, body: CompletionRequest, params: SamplingParams, reply: CompletionReply
+    ) -> Response:
+        """Continue the prompts of a body, by parameters made of it."""
+
+
+def make_body(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Make the body of a chat or a completion, checked as if a client had sent it. Raises `ApiError`."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise ApiError.from_validation(error) from None
