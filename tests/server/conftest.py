@@ -8,6 +8,15 @@ import pytest
 from openai import OpenAI
 from serving import Running, serving
 
+from soothsay import LLM
+from soothsay.tokenizer import Tokenizer
+
+TOOL_TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or () %}{{ call.function.arguments.n }}{% endfor %}\n{% endfor %}"
+)
+
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[Running]:
@@ -18,4 +27,12 @@ def running() -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def client(running: Running) -> Iterator[OpenAI]:
     with running.client() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def with_tools(sibyl: LLM) -> Iterator[Running]:
+    """A server whose chat template knows tools."""
+    tokenizer = Tokenizer(sibyl.tokenizer.backend, TOOL_TEMPLATE, sibyl.tokenizer.special)
+    with serving(partial(engines.sibyl, tokenizer=tokenizer)) as one:
         yield one

@@ -11,7 +11,8 @@ from tool_cases import CALL, HERMES, LLAMA, Told
 
 from soothsay import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.replies import ChatFormat, Json, TokenTexts
+from soothsay.server.replies import ChatFormat
+from soothsay.server.reply_format import Json, TokenTexts
 from soothsay.server.tools import HermesParser, Llama3Parser, PlainParser, ToolCallParser
 
 Format = Callable[[], ToolCallParser]

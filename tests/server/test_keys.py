@@ -279,3 +279,25 @@ def test_an_operator_may_let_keys_share(tmp_path: Path) -> None:
         assert cached_tokens(running, alice) == 0
         assert cached_tokens(running, bob) > 0
         assert cached_tokens(running, bob, cache_salt="x") == 0
+
+
+def test_other_apis_need_a_key_too(guarded: Guarded) -> None:
+    url, key = guarded.running.url, guarded.add("of other APIs")
+    bodies = {
+        "/v1/responses": {"model": "sibyl", "input": "Hi", "max_output_tokens": 1},
+        "/api/chat": {"model": "sibyl", "messages": CHAT["messages"], "options": {"num_predict": 1}},
+        "/api/generate": {"model": "sibyl", "prompt": "Hi", "options": {"num_predict": 1}},
+        "/api/show": {"model": "sibyl"},
+    }
+    for path in (*bodies, "/api/tags", "/api/ps", "/api/version", "/version"):
+        method = "POST" if path in bodies else "GET"
+        refused = httpx.request(method, f"{url}{path}", json=bodies.get(path))
+        assert refused.status_code == 401
+        assert isinstance(refused.json()["error"], str if path.startswith("/api/") else dict)
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx.request(method, f"{url}{path}", json=bodies.get(path), headers=headers).is_success
+    told = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    for path in bodies:
+        assert f'path="{path}",status="200"' in told
+    assert httpx.get(f"{url}/ping").json() == httpx.post(f"{url}/ping").json()
+    assert httpx.get(f"{url}/ping").status_code == httpx.head(url).status_code == 200

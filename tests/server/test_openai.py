@@ -6,14 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
-import engines
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
-from serving import Running, serving
+from serving import Running
 
 from soothsay import LLM, SamplingParams
 from soothsay.tokenizer import Tokenizer
@@ -331,16 +329,10 @@ def test_forms_of_vllm(client: OpenAI, form: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def tooled(sibyl: LLM) -> Iterator[tuple[OpenAI, Tokenizer]]:
-    """A server whose chat template knows tools, and its tokenizer."""
-    template = (
-        "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-        "{% for call in m.tool_calls or () %}{{ call.function.arguments.n }}{% endfor %}\n{% endfor %}"
-    )
-    tokenizer = Tokenizer(sibyl.tokenizer.backend, template, sibyl.tokenizer.special)
-    with serving(partial(engines.sibyl, tokenizer=tokenizer)) as running, running.client() as client:
-        yield client, tokenizer
+def tooled(with_tools: Running) -> Iterator[tuple[OpenAI, Tokenizer]]:
+    """A client of a server whose chat template knows tools, and its tokenizer."""
+    with with_tools.client() as client:
+        yield client, with_tools.server.model.tokenizer
 
 
 def test_tools(tooled: tuple[OpenAI, Tokenizer], sibyl: LLM) -> None:

@@ -12,7 +12,8 @@ from tokenizers import decoders, models
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.replies import ChatFormat, TokenTexts, usage
+from soothsay.server.replies import ChatFormat, usage
+from soothsay.server.reply_format import TokenTexts
 from soothsay.server.tools import HermesParser
 
 

@@ -204,7 +204,9 @@ class ResponsesRequest(_Part):
     top_p: float | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextSettings | None = None
-    tools: Annotated[list[Annotated[FunctionTool, _only("tools", "function")]], Field(fail_fast=True)] | None = None
+    tools: (
+        Annotated[list[Annotated[FunctionTool, _only("tools", "function")]], Field(fail_fast=True)] | None
+    ) = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("[text]")]
@@ -219,18 +221,21 @@ class ResponsesRequest(_Part):
     metadata: Json | None = None
     user: str | None = None
 
-    def chat(self) -> ChatRequest:
-        """The chat that this request asks for. Raises `ApiError`."""
-        others = {name: value for name, value in (self.model_extra or {}).items() if name not in IGNORED}
-        for name, value in others.items():
+    def check(self) -> None:
+        """Raise `ApiError` for fields that this server, or this API, does not have."""
+        for name, value in (self.model_extra or {}).items():
             if name in REFUSED and value not in (None, False):
                 raise ApiError(400, f"{name}: {REFUSED[name]}", "unsupported", param=name)
             if name in RENAMED:
                 hint = f"; use {RENAMED[name]}" if RENAMED[name] else ""
                 message = f"{name} is not a parameter of this path{hint}"
                 raise ApiError(400, message, "unknown_parameter", param=name)
+
+    def chat(self) -> ChatRequest:
+        """The chat that this request asks for. Raises `ApiError`."""
+        known = (*IGNORED, *REFUSED)
         body = {
-            **{name: value for name, value in others.items() if name not in REFUSED},
+            **{name: value for name, value in (self.model_extra or {}).items() if name not in known},
             "model": self.model,
             "messages": self._messages(),
             "stream": self.stream,
@@ -320,11 +325,11 @@ def responses_routes(service: Service) -> list[Route]:
 
     async def respond(http: Request) -> Response:
         body = await service.read(http, ResponsesRequest)
+        body.check()
         try:
-            chat = body.chat()
             return await service.chat(
                 http,
-                chat,
+                body.chat(),
                 lambda parser: ResponsesFormat(service.config.name, service.texts, parser, body.echo()),
             )
         except ApiError as error:
