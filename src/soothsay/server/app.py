@@ -25,6 +25,7 @@ from soothsay.server.gate import DISCONNECTED, Gate
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
+from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, request_options, sampling_params
 from soothsay.server.process import EngineProcess
 from soothsay.server.protocol import (
@@ -41,6 +42,14 @@ from soothsay.server.web_page import page_routes
 from soothsay.tokenizer import Tokenizer
 
 Body = TypeVar("Body", bound=BaseModel)
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+"""The class of the body of each path."""
 
 RESERVED = ("messages", "self", "tools")
 """Variables of chat templates that `chat_template_kwargs` must not set."""
@@ -76,6 +85,7 @@ class Server:
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
             *pages,
         ]
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
@@ -260,6 +270,9 @@ class Server:
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _openapi(self, _: Request) -> Response:
+        return JSONResponse(describe(BODIES, ("/v1/models", "/health", "/ready", "/metrics")))
 
     @property
     def _tokenizer(self) -> Tokenizer:
