@@ -56,10 +56,7 @@ def test_a_chat(llama: ollama.Client, client: OpenAI, model: str) -> None:
     assert (said.message.role, said.message.content) == ("assistant", meant.choices[0].message.content)
     assert (said.model, said.done, said.done_reason) == (model, True, "length")
     assert (said.prompt_eval_count, said.eval_count) == (meant.usage.prompt_tokens, 12)
-    assert abs(said.total_duration - said.prompt_eval_duration - said.eval_duration) < 10
     assert said.prompt_eval_duration > 0
-    assert said.eval_duration > 0
-    assert said.load_duration == 0
 
 
 def test_a_stream_adds_up(llama: ollama.Client, client: OpenAI) -> None:
@@ -232,6 +229,16 @@ def test_no_character_ends_a_line_early(framing: Any) -> None:
     value = {"text": "".join(map(chr, range(0x3000)))}
     (line,) = framing.frame(value).strip("\n").splitlines()
     assert json.loads(line.removeprefix("data: ")) == value
+
+
+def test_durations_are_nanoseconds() -> None:
+    job: Any = Replayed(said_in(["a", "b"], FinishReason.STOP))
+    for update, at in zip(said_in(["a", "b"], FinishReason.STOP), (1.5, 3.5), strict=True):
+        job.answers[0].take(update, at)
+    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job))
+    names = ("load_duration", "prompt_eval_duration", "eval_duration", "total_duration")
+    assert [whole[name] for name in names] == [0, 1_500_000_000, 2_000_000_000, 3_500_000_000]
+    assert (whole["prompt_eval_count"], whole["eval_count"]) == (4, 2)
 
 
 def test_a_failure_is_a_line() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
@@ -26,7 +26,8 @@ from soothsay.server.events import DisconnectedError, EventStream, while_connect
 from soothsay.server.gate import DISCONNECTED, Gate
 from soothsay.server.jobs import Job
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
-from soothsay.server.ollama_api import ollama_routes
+from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
+from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, request_options, sampling_params
 from soothsay.server.process import EngineProcess
 from soothsay.server.protocol import (
@@ -38,7 +39,7 @@ from soothsay.server.protocol import (
 )
 from soothsay.server.replies import ChatFormat, CompletionFormat, usage
 from soothsay.server.reply_format import ReplyFormat, TokenTexts
-from soothsay.server.responses_api import responses_routes
+from soothsay.server.responses_api import ResponsesRequest, responses_routes
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.service import Body, ChatReply, CompletionReply
 from soothsay.server.tools import PlainParser, ToolFormat
@@ -47,6 +48,19 @@ from soothsay.tokenizer import Tokenizer
 
 EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 """Paths at which clients look for embeddings. They say that there are none."""
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    **OLLAMA_BODIES,
+}
+"""The class of the body of each path."""
+
+GETS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics")
+"""Paths without a body that `/openapi.json` describes."""
 
 RESERVED = ("messages", "self", "tools")
 """Variables of chat templates that `chat_template_kwargs` must not set."""
@@ -87,6 +101,7 @@ class Server:
             Route("/ready", self._ready),
             Route("/version", self._version),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
             *pages,
         ]
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
@@ -287,6 +302,13 @@ class Server:
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _openapi(self, _: Request) -> Response:
+        return JSONResponse(
+            describe(
+                BODIES, ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics")
+            )
+        )
 
     @property
     def _tokenizer(self) -> Tokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -27,6 +28,14 @@ API_VERSION = "0.12.11"
 
 NEVER = "9999-12-31T00:00:00Z"
 """When the model will be unloaded."""
+
+
+OLLAMA_BODIES: dict[str, type[BaseModel]] = {
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/show": OllamaShowRequest,
+}
+"""The class of the body of each path."""
 
 
 class OllamaApi:
