@@ -38,7 +38,9 @@ class Running:
         raise AssertionError("it has not happened")
 
     def gauge(self, name: str) -> float:
-        value = self.server.metrics.registry.get_sample_value(f"soothsay:{name}", {"model_name": "sibyl"})
+        value = self.server.metrics.registry.get_sample_value(
+            f"soothsay:{name}", {"model_name": self.server.config.name}
+        )
         assert value is not None
         return value
 
@@ -56,8 +58,10 @@ class Running:
 
 
 @contextmanager
-def serving(factory: Callable[[], LLM], keys: KeyRing | None = None, **options: Any) -> Iterator[Running]:
-    config = ServerConfig(name="sibyl", drafters=tuple(REGISTRY), **options)
+def serving(
+    factory: Callable[[], LLM], keys: KeyRing | None = None, name: str = "sibyl", **options: Any
+) -> Iterator[Running]:
+    config = ServerConfig(name=name, drafters=tuple(REGISTRY), **options)
     with EngineProcess(factory) as engine, socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server(engine, config, keys)
         runner = make_runner(server, "127.0.0.1", 0)

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import engines
 import pytest
 from openai import OpenAI
 from serving import Running, serving
+from watching import open_browser
 
 from soothsay import LLM
 from soothsay.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 TOOL_TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
@@ -35,4 +40,11 @@ def with_tools(sibyl: LLM) -> Iterator[Running]:
     """A server whose chat template knows tools."""
     tokenizer = Tokenizer(sibyl.tokenizer.backend, TOOL_TEMPLATE, sibyl.tokenizer.special)
     with serving(partial(engines.sibyl, tokenizer=tokenizer)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser. While it is open, this thread has an event loop that runs."""
+    with open_browser() as one:
         yield one
