@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 from serving import Running
 from test_chat_streams import CASES, cuts, said_in
-from test_responses import Replayed
+from test_responses import BODY, Replayed
 from tool_cases import Told
 
 from soothsay import FinishReason
@@ -182,8 +182,8 @@ def replied(text: str, pieces: list[str], parser: type[ToolCallParser]) -> tuple
         updates = said_in(pieces, FinishReason.STOP)
         jobs: list[Any] = [Replayed(updates), Replayed(updates)]
         forms = [OllamaChatFormat("it", TokenTexts(None), parser) for _ in jobs]
-        lines = [line async for line in forms[0].stream(jobs[0], with_usage=False)]
-        return lines, await forms[1].collect(jobs[1])
+        lines = [line async for line in forms[0].stream(jobs[0], BODY)]
+        return lines, await forms[1].collect(jobs[1], BODY)
 
     return asyncio.run(follow())
 
@@ -235,7 +235,7 @@ def test_durations_are_nanoseconds() -> None:
     job: Any = Replayed(said_in(["a", "b"], FinishReason.STOP))
     for update, at in zip(said_in(["a", "b"], FinishReason.STOP), (1.5, 3.5), strict=True):
         job.answers[0].take(update, at)
-    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job))
+    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job, BODY))
     names = ("load_duration", "prompt_eval_duration", "eval_duration", "total_duration")
     assert [whole[name] for name in names] == [0, 1_500_000_000, 2_000_000_000, 3_500_000_000]
     assert (whole["prompt_eval_count"], whole["eval_count"]) == (4, 2)

@@ -331,6 +331,9 @@ def test_errors_have_the_clients_classes(client: OpenAI) -> None:
         client.embeddings.create(model="sibyl", input="x")
 
 
+BODY = ResponsesRequest(model="it", input="x").chat()
+
+
 class Replayed:
     """A job whose updates are known, and which then fails, if there is a `failure`."""
 
@@ -355,7 +358,7 @@ def formatted(parser: type[ToolCallParser]) -> ResponsesFormat:
 
 def streamed(job: Any, form: ResponsesFormat) -> list[Json]:
     async def all_events() -> list[Json]:
-        return [event async for event in form.stream(job, with_usage=True)]
+        return [event async for event in form.stream(job, BODY)]
 
     return asyncio.run(all_events())
 
@@ -389,7 +392,7 @@ def test_a_failure_is_the_last_event() -> None:
     async def follow() -> list[Json]:
         seen = []
         try:
-            async for event in form.stream(Replayed(updates, ApiError(500, "broken", "x")), with_usage=True):  # type: ignore[arg-type]
+            async for event in form.stream(Replayed(updates, ApiError(500, "broken", "x")), BODY):  # type: ignore[arg-type]
                 seen.append(event)
         except ApiError as error:
             seen.append(form.failure(error))
@@ -414,9 +417,7 @@ def test_a_failure_is_sent_and_the_job_settled() -> None:
         await asyncio.Event().wait()
 
     job: Any = Replayed(said_in(["Hello", ""], FinishReason.STOP)[:1], ApiError(503, "gone", "x"))
-    stream = EventStream(
-        form.stream(job, with_usage=True), lambda: sent.append(b"settled"), NAMED_EVENTS, form.failure
-    )
+    stream = EventStream(form.stream(job, BODY), lambda: sent.append(b"settled"), NAMED_EVENTS, form.failure)
     scope: Any = {"type": "http", "state": SimpleNamespace()}
     asyncio.run(stream(scope, receive, send))
     assert sent[-1] == b"settled"

@@ -222,10 +222,10 @@ class Server:
         try:
             await while_connected(http.receive, self.loop.submit(job))
             if body.stream:
-                chunks = reply.stream(job, with_usage=body.wants_usage)
+                chunks = reply.stream(job, body)
                 return EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
             try:
-                return JSONResponse(await while_connected(http.receive, reply.collect(job)))
+                return JSONResponse(await while_connected(http.receive, reply.collect(job, body)))
             finally:
                 self._settle(http, job)
         except DisconnectedError:

@@ -12,6 +12,7 @@ from soothsay.core.answer import FinishReason
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import LINES, to_line
 from soothsay.server.jobs import Job
+from soothsay.server.protocol import GenerationRequest
 from soothsay.server.replies import usage
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
 from soothsay.server.tools import ToolCall
@@ -31,14 +32,14 @@ class OllamaFormat(ReplyFormat):
     def content(self, text: str, calls: Sequence[ToolCall]) -> Json:
         """The field of a reply that has the text and the calls."""
 
-    async def stream(self, job: Job, *, with_usage: bool) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
         """The lines of a stream. The last one has no text, and the counts and durations of the answer."""
         async for text, calls, logprobs in self._parts(job):
             if text or calls or logprobs:
                 yield self._reply(text, calls, logprobs, {"done": False})
         yield self._reply("", [], [], self._ending(job))
 
-    async def collect(self, job: Job) -> Json:
+    async def collect(self, job: Job, body: GenerationRequest) -> Json:
         """Wait for the answer, and return the whole reply."""
         whole, all_calls, all_logprobs = "", list[ToolCall](), list[Json]()
         async for text, calls, logprobs in self._parts(job):

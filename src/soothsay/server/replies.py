@@ -12,6 +12,7 @@ from soothsay import __version__
 from soothsay.core.answer import FinishReason, StepTrace, TokenLogprobs
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
+from soothsay.server.protocol import GenerationRequest
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
 from soothsay.server.tools import ToolCall, ToolCallParser
 
@@ -28,8 +29,9 @@ class ChoiceFormat(ReplyFormat):
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    async def stream(self, job: Job, *, with_usage: bool) -> AsyncIterator[Json]:
-        """The chunks of a stream."""
+    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+        """The chunks of a stream. The last one has the usage, if the body wants it."""
+        with_usage = body.wants_usage
         for choice in self.opening(job.size):
             yield self.chunk([choice], None, with_usage=with_usage)
         async for update in job:
@@ -38,7 +40,7 @@ class ChoiceFormat(ReplyFormat):
         if with_usage:
             yield self.chunk([], usage(job), with_usage=True)
 
-    async def collect(self, job: Job) -> Json:
+    async def collect(self, job: Job, body: GenerationRequest) -> Json:
         """Wait for all answers, and return the whole reply."""
         updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
         async for update in job:

@@ -10,6 +10,7 @@ from soothsay.core.answer import TokenLogprobs
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import EVENTS, Framing
 from soothsay.server.jobs import Job
+from soothsay.server.protocol import GenerationRequest
 from soothsay.server.tools import ParsedPart, ToolCall, ToolCallParser
 from soothsay.tokenizer import Tokenizer
 
@@ -53,16 +54,18 @@ class ReplyFormat(ABC):
         self.model, self.texts = model, texts
 
     @abstractmethod
-    def stream(self, job: Job, *, with_usage: bool) -> AsyncIterator[Json]:
-        """The chunks of a stream. Raises `ApiError` if the job fails. Call this or `collect`, once.
+    def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+        """The chunks of a stream. Call this or `collect`, once.
 
         Args:
             job: the answers. This iterates over it.
-            with_usage: whether the client asked for the usage, if it has the choice.
+            body: the chat or the completion, which says what it wants besides the answers.
+
+        Raises `ApiError` if the job fails.
         """
 
     @abstractmethod
-    async def collect(self, job: Job) -> Json:
+    async def collect(self, job: Job, body: GenerationRequest) -> Json:
         """Wait for all answers, and return the whole reply. Raises `ApiError` if the job fails."""
 
     def failure(self, error: ApiError) -> Json:

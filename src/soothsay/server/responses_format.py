@@ -13,6 +13,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.events import NAMED_EVENTS
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
+from soothsay.server.protocol import GenerationRequest
 from soothsay.server.replies import usage
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
 from soothsay.server.tools import ToolCall
@@ -56,7 +57,7 @@ class ResponsesFormat(ReplyFormat):
         self._calls: list[ToolCall] = []
         self._items: list[Json] = []  # items that are done
 
-    async def stream(self, job: Job, *, with_usage: bool) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
         """The events of a stream. The last one has the whole response, always with the usage."""
         params = job.params
         self._response |= {"temperature": params.temperature, "top_p": params.top_p}
@@ -78,9 +79,9 @@ class ResponsesFormat(ReplyFormat):
             whole["incomplete_details"] = {"reason": "max_output_tokens"}
         yield self._event(f"response.{status}", response=whole)
 
-    async def collect(self, job: Job) -> Json:
+    async def collect(self, job: Job, body: GenerationRequest) -> Json:
         """Wait for the answer, and return the whole response."""
-        async for event in self.stream(job, with_usage=True):
+        async for event in self.stream(job, body):
             last = event
         response: Json = last["response"]
         return response
