@@ -23,7 +23,7 @@ from soothsay.server.events import NAMED_EVENTS, EventStream
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.reply_format import Json, TokenTexts
-from soothsay.server.responses_api import ResponsesRequest
+from soothsay.server.responses_bodies import ResponsesRequest
 from soothsay.server.responses_format import ResponsesFormat
 from soothsay.server.tools import HermesParser, PlainParser, ToolCallParser
 

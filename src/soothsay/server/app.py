@@ -39,7 +39,7 @@ from soothsay.server.protocol import (
 )
 from soothsay.server.replies import ChatFormat, CompletionFormat, usage
 from soothsay.server.reply_format import ReplyFormat, TokenTexts
-from soothsay.server.responses_api import ResponsesRequest, responses_routes
+from soothsay.server.responses_api import RESPONSES_BODIES, responses_routes
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.service import Body, ChatReply, CompletionReply
 from soothsay.server.tools import PlainParser, ToolFormat
@@ -52,9 +52,9 @@ EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    **RESPONSES_BODIES,
     **OLLAMA_BODIES,
 }
 """The class of the body of each path."""

@@ -1,0 +1,317 @@
+"""The bodies of OpenAI's Responses API, and the chats that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
+from pydantic_core import PydanticCustomError
+
+from soothsay.server.api_errors import ApiError
+from soothsay.server.protocol import ChatRequest
+from soothsay.server.reply_format import Json
+from soothsay.server.service import make_body
+
+STATELESS = "this server stores nothing; send the whole conversation as input"
+
+REFUSED = {
+    "background": "answers do not run in the background here; use stream",
+    "conversation": STATELESS,
+    "previous_response_id": STATELESS,
+    "prompt": "this server stores no prompts; send the text as input",
+}
+"""Fields that would change the answer and cannot be served, and what to do instead."""
+
+UNSUPPORTED = {
+    "input_audio": "sound is not supported; send text",
+    "input_file": "files are not supported; send text",
+    "input_image": "images are not supported; send text",
+    "item_reference": STATELESS,
+}
+"""Types of items and parts that cannot be served, and what to do instead."""
+
+IGNORED = ("context_management", "max_tool_calls", "reasoning", "stream_options", "truncation")
+"""Fields that have no effect here, besides those that chats ignore. They concern tools that the server would
+run, thoughts that are not part of the answer, and padding of streams. A prompt is never truncated."""
+
+RENAMED = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "n": "",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
+"""Fields of chats that this API has under another name, or not at all."""
+
+
+def _only(noun: str, *kinds: str, otherwise: str | None = None) -> BeforeValidator:
+    """Checks the field `type` of an object, so that an error names what is not supported.
+
+    Args:
+        noun: what the object is, in the error.
+        kinds: the supported types.
+        otherwise: the type if the object does not say.
+    """
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        kind = value.get("type", otherwise)
+        if kind in kinds:
+            return value
+        name = str(kind)[:64]
+        hint = UNSUPPORTED.get(name, f"supported are: {', '.join(kinds)}")
+        facts = {"noun": noun, "name": name, "hint": hint}
+        raise PydanticCustomError("unsupported", "{noun} of type {name} are not supported: {hint}", facts)
+
+    return BeforeValidator(check)
+
+
+# Errors leave out the names of branches that end with a bracket.
+_text_or_more = Discriminator(lambda value: "[text]" if isinstance(value, str) else "[more]")
+
+
+class _Part(BaseModel):
+    """A part of a body. Fields that the server does not read are ignored: clients send back what they got."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class TextContent(_Part):
+    """A text in a message: of the user, of the model, or its refusal."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("[text]")]
+    | Annotated[
+        list[Annotated[TextContent, _only("parts", "input_text", "output_text", "text")]],
+        Field(fail_fast=True),
+        Tag("[more]"),
+    ],
+    _text_or_more,
+]
+"""A text, whole or in parts."""
+
+
+class InputMessage(_Part):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class InputCall(_Part):
+    """A call of a function in an earlier answer. `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = "{}"
+
+
+class InputCallOutput(_Part):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class InputReasoning(_Part):
+    """Thoughts of another server's model. They are not passed on to this one."""
+
+    type: Literal["reasoning"]
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[InputCall, Tag("[function_call]")]
+    | Annotated[InputCallOutput, Tag("[function_call_output]")]
+    | Annotated[InputReasoning, Tag("[reasoning]")],
+    Discriminator(
+        lambda item: f"[{item.get('type', 'message') if isinstance(item, Mapping) else 'message'}]"
+    ),
+    _only("items", "message", "function_call", "function_call_output", "reasoning", otherwise="message"),
+]
+
+
+class FunctionTool(_Part):
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None  # no effect: a forced call always follows the schema
+
+
+class FunctionChoice(_Part):
+    """Names the function that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(_Part):
+    """The form of an answer: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[Json | None, Field(alias="schema")] = None
+
+
+class TextSettings(_Part):
+    """Settings of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(_Part):
+    """The body of `POST /v1/responses`. Fields that are not listed here are those of chats."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    input: Annotated[
+        Annotated[str, Tag("[text]")]
+        | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("[more]")],
+        _text_or_more,
+    ]
+    instructions: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: TextSettings | None = None
+    tools: (
+        Annotated[list[Annotated[FunctionTool, _only("tools", "function")]], Field(fail_fast=True)] | None
+    ) = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("[text]")]
+            | Annotated[FunctionChoice, _only("choices of tools", "function"), Tag("[more]")],
+            _text_or_more,
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    top_logprobs: int | None = None
+    metadata: Json | None = None
+    user: str | None = None
+
+    def check(self) -> None:
+        """Raise `ApiError` for fields that this server, or this API, does not have."""
+        for name, value in (self.model_extra or {}).items():
+            if name in REFUSED and value not in (None, False):
+                raise ApiError(400, f"{name}: {REFUSED[name]}", "unsupported", param=name)
+            if name in RENAMED:
+                hint = f"; use {RENAMED[name]}" if RENAMED[name] else ""
+                message = f"{name} is not a parameter of this path{hint}"
+                raise ApiError(400, message, "unknown_parameter", param=name)
+
+    def chat(self) -> ChatRequest:
+        """The chat that this request asks for. Raises `ApiError`."""
+        known = (*IGNORED, *REFUSED)
+        body = {
+            **{name: value for name, value in (self.model_extra or {}).items() if name not in known},
+            "model": self.model,
+            "messages": self._messages(),
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": self._tools(),
+            "tool_choice": self._tool_choice(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": self._response_format(),
+            "logprobs": self.with_logprobs or None,
+            "top_logprobs": self.top_logprobs if self.with_logprobs else None,
+        }
+        chat = make_body(ChatRequest, body)
+        if getattr(chat.speculation, "trace", None):
+            message = "traces are part of streams of chats only; use /v1/chat/completions"
+            raise ApiError(400, message, "unsupported", param="speculation.trace")
+        return chat
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether the answer shall have log-probabilities."""
+        return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
+
+    def _messages(self) -> list[Json]:
+        """The conversation. Calls belong to the message of the model that comes before them."""
+        messages: list[Json] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            match item:
+                case InputMessage():
+                    messages.append({"role": item.role, "content": _joined(item.content)})
+                case InputCall():
+                    if not messages or messages[-1]["role"] != "assistant":
+                        messages.append({"role": "assistant", "content": ""})
+                    function = {"name": item.name, "arguments": item.arguments}
+                    call = {"id": item.call_id, "type": "function", "function": function}
+                    messages[-1].setdefault("tool_calls", []).append(call)
+                case InputCallOutput():
+                    output = _joined(item.output)
+                    messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
+        return messages
+
+    def _tools(self) -> list[Json] | None:
+        if not self.tools:
+            return None
+        wanted = {"name", "description", "parameters"}
+        return [{"type": "function", "function": tool.model_dump(include=wanted)} for tool in self.tools]
+
+    def _tool_choice(self) -> str | Json | None:
+        if isinstance(self.tool_choice, FunctionChoice):
+            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        return self.tool_choice
+
+    def _response_format(self) -> Json | None:
+        form = self.text.format if self.text is not None else None
+        if form is None or form.type != "json_schema":
+            return None if form is None else {"type": form.type}
+        schema = {"name": form.name, "description": form.description, "schema": form.schema_}
+        return {"type": form.type, "json_schema": schema}
+
+    def echo(self) -> Json:
+        """The fields that the reply repeats."""
+        tools = [tool.model_dump() for tool in self.tools or ()]
+        choice = self.tool_choice
+        form = self.text.format if self.text is not None else None
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
+            },
+            "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+            "tools": tools,
+            "top_logprobs": self.top_logprobs or 0,
+            "user": self.user,
+        }
+
+
+def _joined(content: str | Sequence[TextContent]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
