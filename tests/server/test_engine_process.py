@@ -138,9 +138,9 @@ def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
         if isinstance(message, EngineUpdate) and 3 in message.ended:
             raise EndedError
 
-    def constraint(params: SamplingParams) -> Any:
+    def constraint(params: SamplingParams, tenant: Tenant) -> Any:
         compiled.wait()
-        return sibyl.constraint(params)
+        return sibyl.constraint(params, tenant)
 
     llm: Any = SimpleNamespace(engine=sibyl.engine, requests=sibyl.requests, constraint=constraint)
 
