@@ -21,6 +21,7 @@ import pytest
 from serving import Running, serving
 
 from soothsay import LLM, Grammar, SamplingParams
+from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Submit
@@ -138,9 +139,9 @@ def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
         if isinstance(message, EngineUpdate) and 3 in message.ended:
             raise EndedError
 
-    def constraint(params: SamplingParams) -> Any:
+    def constraint(params: SamplingParams, tenant: Tenant) -> Any:
         compiled.wait()
-        return sibyl.constraint(params)
+        return sibyl.constraint(params, tenant)
 
     llm: Any = SimpleNamespace(engine=sibyl.engine, requests=sibyl.requests, constraint=constraint)
 

@@ -11,6 +11,7 @@ tree needs. The mask of a node depends on the answer and the node's path alone, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,6 +29,16 @@ from soothsay.tokenizer import Tokenizer
 MAX_SOURCE = 1 << 18
 """Maximum size of a grammar in characters; compiling takes about a second."""
 
+MAX_LEVELS = 300
+"""Maximum number of JSON values in each other in a schema, through references too. The compiler calls itself
+for each level, and 900 levels overflow a stack of 2 MiB."""
+
+MAX_VALUES = 50_000
+"""Maximum number of JSON values in a schema. Ordinary schemas have some hundred."""
+
+MAX_RULES = 1_000
+"""Maximum number of rules in a Lark grammar. 3,000 rules that call each other overflow a stack of 8 MiB."""
+
 KEPT = 64
 """Number of compiled grammars in the cache; each takes up to a few MB after long use."""
 
@@ -37,6 +48,10 @@ MAX_LEXER_STATES = 100_000
 WHITESPACE = r" |\n {0,32}"
 """Whitespace allowed between JSON tokens: nothing, a space, or a line break with an indentation. Without a
 bound, an uncertain model emits whitespace for ever."""
+
+
+RULE = re.compile(r"^[ \t]*[?!]?\w+[^\n:]*:", re.MULTILINE)
+"""The beginning of a rule in Lark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,7 @@ class Grammar:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             if not isinstance(parsed, Mapping):
                 raise TypeError("it must be an object, such as {}")
+            _check_levels(parsed)
             usual = {} if "x-guidance" in parsed else {"x-guidance": {"whitespace_pattern": WHITESPACE}}
             source = json.dumps({"json_schema": {**parsed, **usual}}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -105,6 +121,8 @@ class Grammar:
     def lark(cls, rules: str) -> Grammar:
         """A context-free grammar in llguidance's dialect of Lark. The first rule is `start`."""
         _check_text("lark", rules)
+        if (count := len(RULE.findall(rules))) > MAX_RULES:
+            raise RequestError(f"the grammar has {count} rules; {MAX_RULES} are possible: make it shorter")
         return cls(json.dumps({"lark_grammar": rules}))
 
 
@@ -125,10 +143,13 @@ class Grammars:
 
         Raises `RequestError` if the grammar cannot be compiled, or if this model's tokens cannot spell it.
         """
-        return Constraint(self, grammar, self._compiled(grammar, tenant).deep_copy())
+        return Constraint(self, grammar, self._compiled(grammar, tenant))
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
-        """A new matcher at the beginning of an answer. It shares nothing with other matchers."""
+        """A new matcher at the beginning of an answer. It shares nothing with other matchers.
+
+        It has an error if the grammar cannot be compiled.
+        """
         # do not force the usual cut into tokens: p alone decides
         start = {"name": "start", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @answer'}
         answer = {**json.loads(grammar.source), "name": "answer"}
@@ -187,11 +208,12 @@ class Constraint:
     Args:
         grammars: of the answer's model.
         grammar: the texts that the answer may be.
-        matcher: at the beginning of an answer; this object owns it.
+        compiled: a matcher at the beginning of an answer. It is copied and stays as it is.
     """
 
-    def __init__(self, grammars: Grammars, grammar: Grammar, matcher: LLMatcher):
-        self._grammars, self._grammar, self._matcher = grammars, grammar, matcher
+    def __init__(self, grammars: Grammars, grammar: Grammar, compiled: LLMatcher):
+        self._grammars, self._grammar, self._compiled = grammars, grammar, compiled
+        self._matcher = compiled.deep_copy()
         self._said: list[int] = []  # committed tokens
         self._ahead: list[int] = []  # tokens after them that the matcher has read
         self._follows = True  # whether the matcher could read the committed tokens
@@ -275,8 +297,13 @@ class Constraint:
         return len(self._ahead) == len(path)
 
     def _restart(self) -> None:
-        """Replace the matcher: after an error it cannot roll back, and its lexer may be full."""
-        self._matcher, self._ahead = self._grammars.fresh(self._grammar), []
+        """Replace the matcher, since after an error it cannot roll back.
+
+        Copies share what their lexer has learned. If that is full, only a new matcher has room.
+        """
+        if "Lexer" in self._matcher.stop_reason():
+            self._compiled = self._grammars.fresh(self._grammar)
+        self._matcher, self._ahead = self._compiled.deep_copy(), []
         self._follows = self._matcher.try_consume_tokens(self._said) == len(self._said)
 
 
@@ -288,3 +315,41 @@ def _check_text(name: str, text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(f"{name}={text!r} is not possible: it contains half a character") from error
+
+
+def _check_levels(schema: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a schema with too many values, or with too many in each other.
+
+    References are followed where they are met first, as a compiler does.
+    """
+    followed: set[str] = set()
+    stack: list[tuple[Any, int]] = [(schema, 1)]
+    count = 0
+    while stack:
+        value, level = stack.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values; make it smaller")
+        if level > MAX_LEVELS:
+            raise ValueError(f"it has more than {MAX_LEVELS} values in each other, references followed")
+        if isinstance(value, Mapping):
+            stack += [(one, level + 1) for one in value.values()]
+            target = value.get("$ref")
+            if isinstance(target, str) and target not in followed:
+                followed.add(target)
+                stack.append((_resolve(schema, target), level + 1))
+        elif isinstance(value, list):
+            stack += [(one, level + 1) for one in value]
+
+
+def _resolve(schema: Mapping[str, Any], reference: str) -> Any:
+    """What a reference within a schema points to; None if it points elsewhere or nowhere."""
+    found: Any = schema
+    for name in reference.removeprefix("#").strip("/").split("/") if reference.startswith("#") else ():
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping) and name:
+            found = found.get(name.replace("~1", "/").replace("~0", "~"))
+        elif name:
+            return None
+    return found if reference.startswith("#") else None

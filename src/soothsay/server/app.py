@@ -24,6 +24,7 @@ from soothsay.server.api_keys import Account, KeyRing
 from soothsay.server.engine_loop import EngineLoop, EngineState
 from soothsay.server.events import DisconnectedError, EventStream, while_connected
 from soothsay.server.gate import DISCONNECTED, Gate
+from soothsay.server.grammar_checker import GrammarChecker
 from soothsay.server.jobs import Job
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
@@ -84,6 +85,8 @@ class Server:
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self.tools = ToolFormat.of(self.model.tokenizer)
         self.texts = TokenTexts(self.model.tokenizer)
+        tokenizer, vocab_size = self.model.tokenizer, self.model.vocab_size
+        self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
         self._started = int(time.time())
         pages = page_routes()
         routes = [
@@ -114,6 +117,8 @@ class Server:
         self.loop.start()
         yield
         await self.loop.stop()
+        if self._grammars is not None:
+            await self._grammars.stop()
 
     async def read(self, http: Request, kind: type[Body]) -> Body:
         """Read and check the body of a request. Raises `ApiError`.
@@ -220,7 +225,7 @@ class Server:
         options = self._options(body, http.state.account)
         job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
         try:
-            await while_connected(http.receive, self.loop.submit(job))
+            await while_connected(http.receive, self._submit(job))
             if body.stream:
                 chunks = reply.stream(job, body)
                 return EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
@@ -230,6 +235,12 @@ class Server:
                 self._settle(http, job)
         except DisconnectedError:
             return Response(status_code=DISCONNECTED)
+
+    async def _submit(self, job: Job) -> None:
+        """Try the job's grammar, and send it to the engine. Raises `ApiError`."""
+        if job.params.grammar is not None and self._grammars is not None:
+            await job.in_time(self._grammars.check(job.params.grammar, job.options.tenant))
+        await self.loop.submit(job)
 
     def _settle(self, http: Request, job: Job) -> None:
         """End a job that has succeeded, failed or lost its client: charge its key, and record its usage."""

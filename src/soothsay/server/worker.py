@@ -146,6 +146,8 @@ class Worker:
 
     def _prepare(self, submit: Submit) -> None:
         """Compile the grammar and build the drafter. Runs in a thread of its own."""
+        if submit.job not in self._preparing:
+            return  # it was cancelled while it waited
         name, error = submit.options.drafter, None
         try:
             if name is not None and name not in self._drafters:

@@ -1,0 +1,51 @@
+"""Attacks that once worked: each is refused soon, and the server serves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import engines
+import httpx
+import pytest
+from attacks import ATTACKS
+from openai import OpenAI
+from serving import Running, serving
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Iterator[Running]:
+    with serving(engines.sibyl) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused_and_others_are_served(name: str, attacked: Running) -> None:
+    path, body = ATTACKS[name]
+    answer = httpx.post(f"{attacked.url}{path}", content=body, headers=JSON, timeout=20)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["message"]
+    with attacked.client() as client:
+        assert served(client)
+        assert served(client, guided_regex="yes|no")
+    assert httpx.get(f"{attacked.url}/health").json()["engine_restarts"] == 0
+    attacked.wait_until(lambda: attacked.free)
+
+
+def served(client: OpenAI, **fields: str) -> str:
+    """The text of a short answer."""
+    answer = client.completions.create(model="sibyl", prompt="Hi", max_tokens=8, extra_body=fields)
+    return answer.choices[0].text
+
+
+def test_many_attacks_that_hang_up_at_once_keep_nobody_waiting(attacked: Running) -> None:
+    path, body = ATTACKS["thousands of properties"]
+    for number in range(25):
+        another = body.replace(b'"p', f'"n{number}'.encode())
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{attacked.url}{path}", content=another, headers=JSON, timeout=httpx.Timeout(5, read=0.05)
+            )
+    with attacked.client() as client:
+        assert served(client, guided_regex="(yes|no)!")
