@@ -116,8 +116,10 @@ class AnswerText:
     """Turns the tokens of an answer into text, up to the first stop string. Without a tokenizer, no text."""
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams):
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt)
-        self._stops = tuple(params.stop)
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, prompt, skip_special=params.skip_special_tokens)
+        self._stops, self._keeps_stop = tuple(params.stop), params.include_stop_str_in_output
         self._held = ""  # may begin a stop string, so it is not final yet
         self.text = ""
         self.stopped = False
@@ -127,10 +129,11 @@ class AnswerText:
         if self._detokenizer is None:
             return ""
         self._held += self._detokenizer.push([] if token is None else [token], final=final)
-        starts = [at for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
-        if starts:
+        found = [(at, len(stop)) for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
+        if found:
             self.stopped = True
-            certain = min(starts)
+            start, length = min(found)
+            certain = start + length if self._keeps_stop else start
         elif final:
             certain = len(self._held)
         else:
