@@ -223,7 +223,7 @@ def test_metrics_count_what_happened(sibyl: LLM) -> None:
         counted = sum(value for name, value in told.items() if name.startswith(per_position))
         assert counted == accepted > 0
         decisions = [value for name, value in told.items() if "controller_decisions_total" in name]
-        steps = told[f"soothsay:spec_decode_num_drafts_total{label}"]
+        steps = told[f"soothsay:decode_steps_total{label}"]
         assert steps <= sum(decisions) <= 2 * steps  # a step chooses one drafter or both
         assert told['soothsay:http_requests_total{path="/v1/completions",status="200"}'] == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from soothsay.core.params import SamplingParams
 from soothsay.tokenizer import Detokenizer, Tokenizer
@@ -85,6 +86,17 @@ class SpeculationStats:
     def acceptance(self) -> list[float]:
         """By depth: accepted steps as a share of the steps that drafted this deep."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
+
+    @property
+    def drafts(self) -> int:
+        """Steps that verified draft tokens."""
+        return self.drafted_at[0] if self.drafted_at else 0
+
+    @property
+    def accepted_counts(self) -> list[int]:
+        """By number, from 0 on: the steps that verified draft tokens and accepted this many of them."""
+        at_least = [self.drafts, *self.accepted_at]  # entry j: steps that accepted j tokens or more
+        return [more - fewer for more, fewer in pairwise([*at_least, 0])]
 
     def record(self, drafted: int, depth: int, authors: Sequence[str], emitted: int) -> None:
         """Count one step with a tree of `drafted` nodes and this depth.

@@ -68,6 +68,7 @@ class Server:
     def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
         self.model, self.config = engine.model, config
         self.metrics = Metrics(config.name)
+        self.metrics.describe(self.model.block_size, self.model.num_blocks)
         max_in_flight = self.model.max_requests + config.max_queue
         self.loop = EngineLoop(engine, self.metrics, max_in_flight, config.settling)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))

@@ -42,6 +42,8 @@ class LoadedModel:
     vocab_size: int
     max_context: int  # tokens of prompt and answer
     max_requests: int  # answers in one step
+    block_size: int  # tokens in a block of the KV pool
+    num_blocks: int
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names of all drafters in the registry
 

@@ -88,6 +88,8 @@ def _model(llm: LLM) -> LoadedModel:
         vocab_size=llm.model.config.vocab_size,
         max_context=llm.config.max_context or 0,
         max_requests=llm.config.max_requests,
+        block_size=llm.engine.allocator.block_size,
+        num_blocks=llm.engine.allocator.num_blocks,
         drafter=str(llm.drafter),
         drafters=tuple(REGISTRY),
     )
