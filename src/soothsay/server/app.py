@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,25 +20,22 @@ from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import Account, KeyRing
+from soothsay.server.delivery import chunks, whole
+from soothsay.server.details import Details
 from soothsay.server.engine_loop import EngineLoop, EngineState
 from soothsay.server.events import DisconnectedError, EventStream, while_connected
 from soothsay.server.gate import DISCONNECTED, Gate
 from soothsay.server.jobs import Job
-from soothsay.server.messages import AnswerUpdate
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.openapi import describe
-from soothsay.server.parameters import RequestOptions, request_options, sampling_params
+from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
 from soothsay.server.process import EngineProcess
-from soothsay.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    NamedTool,
-    TokenizeRequest,
-)
+from soothsay.server.prompts import chat_ids, completion_ids, continued_text
+from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.replies import ChatFormat, CompletionFormat, ReplyFormat, TokenTexts, usage
 from soothsay.server.server_config import ServerConfig
-from soothsay.server.tools import PlainParser, ToolFormat
+from soothsay.server.tools import OneCall, PlainParser, ToolCallParser, ToolFormat
+from soothsay.server.unknown_fields import HEADER, ignored_fields
 from soothsay.server.web_page import page_routes
 from soothsay.tokenizer import Tokenizer
 
@@ -103,23 +101,20 @@ class Server:
     async def _chat(self, http: Request) -> Response:
         body = await _read(http, ChatRequest)
         self._check_model(body.model)
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-        if body.tool_choice == "none":
-            tools = []
+        tools, forced = chosen_tools(body)
         if tools and not self._tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
-        grammar = None
-        if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-            grammar = self._tool_grammar(body.tool_choice, tools)
-        params = sampling_params(body, self.config, grammar)
+        params = sampling_params(body, self.config, self._tool_grammar(tools) if forced else None)
         prompt = await asyncio.to_thread(self._encode_chat, body, tools)
-        reply = ChatFormat(self.config.name, self._texts, self._tools.parser if tools else PlainParser)
+        parser = self._tools.parser if tools else PlainParser
+        if body.parallel_tool_calls is False:
+            parser = partial(_one_call, parser)
+        echoed = continued_text(body) if body.echo else ""
+        reply = ChatFormat(self.config.name, self._reply_texts(body), parser, echoed)
         return await self._answer(http, body, [prompt], params, reply)
 
-    def _tool_grammar(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
-        """The grammar that forces a call of the chosen tool, or of any. Raises `ApiError`."""
-        if isinstance(choice, NamedTool):
-            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    def _tool_grammar(self, tools: Sequence[dict[str, Any]]) -> str:
+        """The grammar that forces a call of one of the tools. Raises `ApiError`."""
         grammar = self._tools.call_grammar(tools)
         if not tools or grammar is None:
             problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
@@ -133,9 +128,8 @@ class Server:
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
         if tools:
             variables["tools"] = list(tools)
-        messages = [message.for_template() for message in body.messages]
         try:
-            return self._tokenizer.encode_chat(messages, **variables)
+            return chat_ids(self._tokenizer, body, variables, self.model.max_context)
         except RequestError as error:
             raise ApiError(400, str(error), "invalid_value", param="messages") from None
 
@@ -147,17 +141,16 @@ class Server:
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        ids = await asyncio.to_thread(
-            lambda: [self._tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
+        ids, echoed = await asyncio.to_thread(
+            completion_ids, self._tokenizer, body, prompts, self.model.max_context
         )
-        echoed = [
-            one if isinstance(one, str) else self._tokenizer.decode(one)
-            for one in prompts
-            for _ in range(params.n)
-            if body.echo
-        ]
-        reply = CompletionFormat(self.config.name, self._texts, echoed)
+        scored = body.echo is True and body.logprobs is not None
+        reply = CompletionFormat(self.config.name, self._reply_texts(body), echoed, scored=scored)
         return await self._answer(http, body, ids, params, reply)
+
+    def _reply_texts(self, body: ChatRequest | CompletionRequest) -> TokenTexts:
+        """The texts of tokens in a reply, or their ids if the request prefers these."""
+        return TokenTexts(None) if body.return_tokens_as_token_ids else self._texts
 
     def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
         """The request's options. Raises `ApiError` if the server does not offer the drafter."""
@@ -178,15 +171,21 @@ class Server:
         reply: ReplyFormat,
     ) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
+        ignored = ignored_fields(body)
+        headers = {HEADER: ", ".join(ignored)} if ignored else {}
+        http.state.record |= {"ignored_fields": ignored} if ignored else {}
         options = self._options(body, http.state.account)
         job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
+        n = body.n or 1  # of `job.params.n` answers, if a request wants the best of more
+        details = Details(body, [prompt for prompt in prompts for _ in range(n)], self._reply_texts(body))
         try:
             await while_connected(http.receive, self.loop.submit(job))
             if body.stream:
-                chunks = self._chunks(job, reply, with_usage=body.wants_usage)
-                return EventStream(chunks, lambda: self._settle(http, job))
+                stream = chunks(job, body, reply, details)
+                return EventStream(stream, lambda: self._settle(http, job), headers)
             try:
-                return JSONResponse(await while_connected(http.receive, _whole(job, reply)))
+                reply_whole = whole(job, body, reply, details)
+                return JSONResponse(await while_connected(http.receive, reply_whole), headers=headers)
             finally:
                 self._settle(http, job)
         except DisconnectedError:
@@ -203,17 +202,6 @@ class Server:
         record: dict[str, Any] = http.state.record
         record |= {name: counts[name] for name in names}
         record["drafter"] = job.drafter
-
-    async def _chunks(
-        self, job: Job, reply: ReplyFormat, *, with_usage: bool
-    ) -> AsyncIterator[dict[str, Any]]:
-        for choice in reply.opening(job.size):
-            yield reply.chunk([choice], None, with_usage=with_usage)
-        async for update in job:
-            for choice in reply.update(update):
-                yield reply.chunk([choice], None, with_usage=with_usage)
-        if with_usage:
-            yield reply.chunk([], usage(job), with_usage=True)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -287,13 +275,8 @@ class Server:
             raise ApiError(404, message, "model_not_found", param="model")
 
 
-async def _whole(job: Job, reply: ReplyFormat) -> dict[str, Any]:
-    """Wait for all answers, and format them."""
-    updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
-    async for update in job:
-        updates[update.index].append(update)
-    choices = [reply.choice(index, answer.seed, updates[index]) for index, answer in enumerate(job.answers)]
-    return reply.whole(choices, usage(job))
+def _one_call(parser: Callable[[], ToolCallParser]) -> ToolCallParser:
+    return OneCall(parser())
 
 
 async def _read(http: Request, kind: type[Body]) -> Body:

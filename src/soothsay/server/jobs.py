@@ -23,6 +23,7 @@ class AnswerProgress:
 
     num_prompt: int  # tokens of its prompt
     updated_at: float  # time of the last update, or of arrival; from `time.monotonic`
+    first_at: float | None = None  # time of the first token
     seed: int = 0
     num_output: int = 0  # tokens of the answer
     num_cached: int = 0  # tokens of the prompt that the prefix cache had
@@ -30,6 +31,8 @@ class AnswerProgress:
 
     def take(self, update: AnswerUpdate, at: float) -> None:
         """Take over the totals of an update."""
+        if self.first_at is None and update.num_output:
+            self.first_at = at
         self.num_output, self.num_cached, self.stats = update.num_output, update.num_cached, update.stats
         self.updated_at = at
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. Those that vLLM has too are there under its names as well: see `vllm_metrics.py`."""
+"""Metrics for Prometheus. `vllm_metrics.py` gives those that vLLM has too under its names as well."""
 
 from __future__ import annotations
 

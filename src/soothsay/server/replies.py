@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from soothsay import __version__
@@ -103,20 +104,26 @@ class ReplyFormat(ABC):
 
 
 class ChatFormat(ReplyFormat):
-    """Formats answers to a chat. `parser` makes the parser of tool calls for one answer."""
+    """Formats answers to a chat.
+
+    Args:
+        model, texts: see `ReplyFormat`.
+        parser: makes the parser of tool calls for one answer.
+        echoed: text that each answer begins with, from the request.
+    """
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, model: str, texts: TokenTexts, parser: Callable[[], ToolCallParser]):
+    def __init__(self, model: str, texts: TokenTexts, parser: Callable[[], ToolCallParser], echoed: str = ""):
         super().__init__(model, texts)
-        self._make_parser = parser
+        self._make_parser, self._echoed = parser, echoed
         self._parsers: dict[int, ToolCallParser] = {}  # by answer
         self._num_calls: dict[int, int] = {}  # by answer, so far
 
     def opening(self, count: int) -> list[Json]:
-        """The role of each answer's message."""
+        """The role of each answer's message, and the text that it begins with."""
         return [
-            _choice(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
+            _choice(index, {"delta": {"role": "assistant", "content": self._echoed}}, None, None)
             for index in range(count)
         ]
 
@@ -148,11 +155,12 @@ class ChatFormat(ReplyFormat):
         """The message of a whole answer."""
         parser = self._make_parser()
         content, calls = _join([parser.push(_text(updates)), parser.end()])
+        content = self._echoed + content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
         reason = _reason(updates[-1].finish_reason, called=bool(calls))
-        choice = _choice(index, {"message": message}, self._logprobs(_logprobs(updates)), reason)
+        choice = _choice(index, {"message": message}, self._logprobs(logprobs_of(updates)), reason)
         return {**choice, "seed": seed}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
@@ -175,39 +183,68 @@ class ChatFormat(ReplyFormat):
         return {"token": text, "logprob": logprob, "bytes": spelling}
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that a reply begins with. With log-probabilities, these list all of its tokens too."""
+
+    text: str
+    ids: list[int]
+
+
 class CompletionFormat(ReplyFormat):
-    """Formats completions. `echoed` has the prompt of each answer if replies begin with it, else nothing."""
+    """Formats completions.
+
+    Args:
+        model, texts: see `ReplyFormat`.
+        echoed: the prompt of each answer if replies begin with it, else nothing.
+        scored: whether the prompts have log-probabilities. Then a stream begins with the first update, and
+            lists contain the token that ended an answer: readers count tokens from both ends.
+    """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[str] = ()):
+    def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[Echo] = (), *, scored: bool = False):
         super().__init__(model, texts)
-        self._echoed = echoed
+        self._echoed, self._scored = echoed, scored
         self._offsets: dict[int, int] = {}  # characters with log-probabilities so far, by answer
 
     def opening(self, count: int) -> list[Json]:
         """The prompts, if replies begin with them."""
-        return [_choice(index, {"text": text}, None, None) for index, text in enumerate(self._echoed)]
+        echoed = () if self._scored else self._echoed
+        return [_choice(index, {"text": echo.text}, None, None) for index, echo in enumerate(echoed)]
 
     def update(self, update: AnswerUpdate) -> list[Json]:
         """The new text, and at the end the reason."""
-        logprobs = self._logprobs(update.index, update.logprobs)
-        if not update.text and update.finish_reason is None and logprobs is None and not update.traces:
+        logprobs = self._logprobs(update.index, [update])
+        text = update.text
+        if update.prompt_logprobs is not None and self._scored:
+            text = self._echoed[update.index].text + text
+        if not text and update.finish_reason is None and logprobs is None and not update.traces:
             return []
-        choice = _choice(update.index, {"text": update.text}, logprobs, _reason(update.finish_reason))
+        choice = _choice(update.index, {"text": text}, logprobs, _reason(update.finish_reason))
         return [self._traced(choice, update.traces)]
 
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The text of a whole answer."""
-        text = (self._echoed[index] if self._echoed else "") + _text(updates)
-        logprobs = self._logprobs(index, _logprobs(updates))
+        text = (self._echoed[index].text if self._echoed else "") + _text(updates)
+        logprobs = self._logprobs(index, updates)
         choice = _choice(index, {"text": text}, logprobs, _reason(updates[-1].finish_reason))
         return {**choice, "seed": seed}
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
-        if logprobs is None:
+    def _logprobs(self, index: int, updates: Sequence[AnswerUpdate]) -> Json | None:
+        """The log-probabilities of updates in order; None: not requested."""
+        found = logprobs_of(updates)
+        if found is None:
             return None
-        tokens = [self.texts(one.token) for one in logprobs]
+        unknown, listed = list[int](), list[TokenLogprobs]()
+        if self._scored:
+            ended = [update.end_logprobs for update in updates if update.end_logprobs is not None]
+            of_prompt = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
+            unknown = self._echoed[index].ids[: len(of_prompt)]  # nothing says how likely the first one was
+            listed = [one for part in of_prompt for one in part]
+            found = [*found, *ended]
+        listed += found
+        tokens = [self.texts(token) for token in (*unknown, *(one.token for one in listed))]
         offset, offsets = self._offsets.get(index, 0), []
         for text in tokens:
             offsets.append(offset)
@@ -215,12 +252,13 @@ class CompletionFormat(ReplyFormat):
         self._offsets[index] = offset
         return {
             "tokens": tokens,
-            "token_logprobs": [one.logprob for one in logprobs],
-            "top_logprobs": [
-                {self.texts(token): logprob for token, logprob in one.top.items()} for one in logprobs
-            ],
+            "token_logprobs": [*(None for _ in unknown), *(one.logprob for one in listed)],
+            "top_logprobs": [*(None for _ in unknown), *(self._top(one) for one in listed)],
             "text_offset": offsets,
         }
+
+    def _top(self, one: TokenLogprobs) -> Json:
+        return {self.texts(token): logprob for token, logprob in one.top.items()}
 
 
 def usage(job: Job) -> Json:
@@ -264,7 +302,7 @@ def _text(updates: Sequence[AnswerUpdate]) -> str:
     return "".join(update.text for update in updates)
 
 
-def _logprobs(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
+def logprobs_of(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
     """The log-probabilities of all updates; None: not requested."""
     parts = [update.logprobs for update in updates if update.logprobs is not None]
     return [one for part in parts for one in part] if parts else None

@@ -62,8 +62,8 @@ def _twin(metric: Metric) -> Metric:
     sums: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
-            labels = [(name, value) for name, value in sample.labels.items() if name not in OWN_LABELS]
-            sums[_renamed(sample.name), tuple(labels)] += sample.value
+            kept = tuple(label for label in sample.labels.items() if label[0] not in OWN_LABELS)
+            sums[_renamed(sample.name), kept] += sample.value
     for (name, labels), value in sums.items():
         twin.add_sample(name, {"engine": "0", **dict(labels)}, value)
     return twin
