@@ -30,7 +30,7 @@ from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
 from soothsay.server.process import EngineProcess
-from soothsay.server.prompts import chat_ids, completion_ids, continued_text
+from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.replies import ChatFormat, CompletionFormat, ReplyFormat, TokenTexts, usage
 from soothsay.server.server_config import ServerConfig
@@ -181,8 +181,9 @@ class Server:
         try:
             await while_connected(http.receive, self.loop.submit(job))
             if body.stream:
-                stream = chunks(job, body, reply, details)
-                return EventStream(stream, lambda: self._settle(http, job), headers)
+                stream = EventStream(chunks(job, body, reply, details), lambda: self._settle(http, job))
+                stream.headers.update(headers)
+                return stream
             try:
                 reply_whole = whole(job, body, reply, details)
                 return JSONResponse(await while_connected(http.receive, reply_whole), headers=headers)

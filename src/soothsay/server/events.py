@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -25,17 +25,10 @@ class EventStream(Response):
     Args:
         chunks: JSON bodies of the events. An `ApiError` that they raise becomes the last event.
         settle: called once, at the end or when the client disconnects.
-        headers: beside those that every stream has.
     """
 
-    def __init__(
-        self,
-        chunks: AsyncIterator[dict[str, Any]],
-        settle: Callable[[], None],
-        headers: Mapping[str, str] | None = None,
-    ):
-        headers = {"Cache-Control": "no-store", **(headers or {})}
-        super().__init__(media_type="text/event-stream", headers=headers)
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]], settle: Callable[[], None]):
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         del self.headers["content-length"]
         self._chunks, self._settle = chunks, settle
 
