@@ -285,6 +285,37 @@ class TestImpossibleRequests:
         assert not sibyl.engine.has_work
 
 
+LADDER = "A man in a blue shirt is standing on a ladder."
+
+
+def test_the_stop_string_and_special_tokens_are_text_if_asked_for(sibyl: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=20)
+    text = sibyl.generate(LADDER, greedy).text
+    stop = text[6:9]
+    assert sibyl.generate(LADDER, replace(greedy, stop=stop)).text == text[: text.index(stop)]
+    kept = sibyl.generate(
+        LADDER,
+        replace(greedy, stop=stop, include_stop_str_in_output=True),
+    )
+    assert kept.text == text[: text.index(stop) + len(stop)]
+    end = replace(greedy, logit_bias={sibyl.eos_ids[0]: 100.0})
+    assert sibyl.generate(LADDER, end).text == ""
+    shown = replace(end, skip_special_tokens=False)
+    assert sibyl.generate(LADDER, shown).text == ""
+    spelled = sibyl.tokenizer.decode([sibyl.eos_ids[0]], skip_special=False)
+    assert sibyl.generate(LADDER, replace(shown, include_stop_str_in_output=True)).text == spelled
+
+
+def test_bad_words_do_not_come(sibyl: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    text = sibyl.generate(LADDER, greedy).text
+    first, second, third, *_ = text.split()
+    words = [first, f"{second} {third}"]
+    other = sibyl.generate(LADDER, replace(greedy, bad_words=words)).text
+    assert not any(word in other for word in words)
+    assert sibyl.generate(LADDER, replace(greedy, bad_words="xylophone")).text == text
+
+
 def test_memory_is_free_again_after_everything(sibyl: LLM) -> None:
     assert not sibyl.engine.has_work
     assert sibyl.engine.allocator.num_free == sibyl.engine.allocator.num_blocks

@@ -53,10 +53,13 @@ class RequestBuilder:
         params.check_tokens(vocab_size)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
-        if params.logprobs is not None and params.logprobs > vocab_size:
-            raise RequestError(
-                f"logprobs={params.logprobs} is more than the {vocab_size} tokens of the vocabulary"
-            )
+        if params.bad_words and self.tokenizer is None:
+            raise RequestError("bad_words need a tokenizer, which this model has not; use logit_bias")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > vocab_size:
+                raise RequestError(
+                    f"{name}={getattr(params, name)} is more than the {vocab_size} tokens of the vocabulary"
+                )
         return CheckedPrompt(ids, params, limit)
 
     def build(
@@ -75,6 +78,7 @@ class RequestBuilder:
         """
         params = checked.params
         seed = secrets.randbits(48) if params.seed is None else params.seed
+        bad_sequences = self._bad_sequences(params.bad_words)
         return [
             Request(
                 checked.ids,
@@ -90,6 +94,7 @@ class RequestBuilder:
                 priority=priority,
                 traced=traced,
                 tenant=tenant,
+                bad_sequences=bad_sequences,
             )
             for index in range(params.n)
         ]
@@ -111,6 +116,14 @@ class RequestBuilder:
                 "or give stop_token_ids"
             )
         return self._grammars.constraint(params.grammar, tenant)
+
+    def _bad_sequences(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """How the tokenizer spells each text at the start of an answer, and after a space."""
+        if self.tokenizer is None:
+            return []
+        spellings = [f"{space}{word.lstrip()}" for word in words for space in ("", " ")]
+        spelled = [tuple(self.tokenizer.encode(text, special=False)) for text in spellings]
+        return [ids for ids in dict.fromkeys(spelled) if ids]
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""
@@ -134,7 +147,7 @@ class RequestBuilder:
         Raises `RequestError` if the context has no room for an answer, or the KV pool none for `max_tokens`.
         """
         context, capacity = self.config.max_context or 0, self.config.kv_tokens or 0
-        if len(ids) >= context:
+        if len(ids) >= context + (params.max_tokens == 0):
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, and the context of {context} must hold the answer too; "
                 f"shorten it to {context - 1} tokens or fewer, or raise max_context (the model was made for "

@@ -22,6 +22,8 @@ class Choice:
     seed: int
     """With the same prompt and parameters, this seed gives the same tokens again."""
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the prompt's tokens from the second on, for nothing says how likely the first one was."""
     error: str | None = None
 
 
@@ -51,6 +53,11 @@ class Result:
     def logprobs(self) -> list[TokenLogprobs] | None:
         """The first choice's log-probabilities; None if the parameters did not request them."""
         return self.choices[0].logprobs
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """Log-probabilities of the prompt's tokens; None if the parameters did not request them."""
+        return self.choices[0].prompt_logprobs
 
     @property
     def stats(self) -> SpeculationStats:
@@ -102,6 +109,7 @@ class Stream:
             stats=request.stats,
             seed=request.seed,
             logprobs=self._logprobs if request.params.logprobs is not None else None,
+            prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
         )
 
     @property

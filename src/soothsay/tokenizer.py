@@ -149,12 +149,13 @@ class Detokenizer:
     Args:
         tokenizer: decodes.
         context: the tokens before the text, such as the prompt.
+        skip_special: whether special tokens have no text.
     """
 
     REPLACEMENT = "\ufffd"
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special: bool = True):
+        self.tokenizer, self.skip_special = tokenizer, skip_special
         self.ids = list(context)[-8:]
         self.start = 0  # the window's first token
         self.read = len(self.ids)  # the text of tokens before this one has been returned
@@ -162,8 +163,8 @@ class Detokenizer:
     def push(self, ids: Sequence[int], *, final: bool = False) -> str:
         """Append `ids` and return the text that is now complete; with `final`, all that is left."""
         self.ids.extend(ids)
-        before = self.tokenizer.decode(self.ids[self.start : self.read])
-        after = self.tokenizer.decode(self.ids[self.start :])
+        before = self.tokenizer.decode(self.ids[self.start : self.read], skip_special=self.skip_special)
+        after = self.tokenizer.decode(self.ids[self.start :], skip_special=self.skip_special)
         if (after.endswith(self.REPLACEMENT) and not final) or len(after) < len(before):
             return ""
         self.start, self.read = max(self.start, self.read - 8), len(self.ids)

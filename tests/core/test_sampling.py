@@ -29,6 +29,8 @@ Floats = npt.NDArray[np.float64]
 CHANCE = 1e-5  # a correct law fails one test in so many
 NO_DRAFTER = NoDrafter(Target(None, None, None, 0))  # type: ignore[arg-type]
 PROMPT, OUTPUT, ENDS = [1, 2, 2, 3], [3, 4, 4, 4, 5, 7], [0, 6]
+BAD = [(9,), (7, 8), (4, 5, 7, 2), (5, 3), (2, 3, 4, 4, 4, 5, 7, 1)]
+"""Bad sequences of requests with `bad_words`. After OUTPUT: 9, 8 and 2. The last begins in the prompt."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,17 @@ CASES = {
     "negative penalties": Case(params(presence_penalty=-0.5, frequency_penalty=-0.3), SMALL),
     "min_tokens not yet reached": Case(params(min_tokens=len(OUTPUT) + 1), SMALL),
     "min_tokens reached": Case(params(min_tokens=len(OUTPUT)), SMALL),
+    "allowed_token_ids": Case(params(allowed_token_ids=[0, 3, 8, 9]), SMALL),
+    "bad_words": Case(params(bad_words=["x"]), SMALL),  # BAD has their tokens
+    "bad_words among few allowed tokens": Case(params(allowed_token_ids=[1, 8, 9], bad_words=["x"]), SMALL),
+    "a ban of all that is allowed has no effect": Case(
+        params(allowed_token_ids=[9], bad_words=["x"], logit_bias={9: -3.0}), SMALL
+    ),
+    "min_tokens without anything else allowed": Case(params(allowed_token_ids=ENDS, min_tokens=20), SMALL),
     "all of it": Case(
         params(
+            allowed_token_ids=[0, 1, 2, 3, 4, 6, 8, 9],
+            bad_words=["x"],
             temperature=1.4,
             top_k=8,
             top_p=0.9,
@@ -103,13 +114,16 @@ def law(case: Case) -> Floats:
     asked, logits = case.params, case.logits.copy()
     for token, bias in (asked.logit_bias or {}).items():
         logits[token] += bias
-    if len(OUTPUT) < asked.min_tokens:
-        logits[ENDS] = -np.inf
+    banned = {token for token in range(len(logits)) if token not in (asked.allowed_token_ids or [token])}
+    bans = ({9, 8, 2} if asked.bad_words else set(), set(ENDS) if len(OUTPUT) < asked.min_tokens else set())
+    for ban in bans:
+        banned = banned if len(banned | ban) == len(logits) else banned | ban
     for token in set(PROMPT + OUTPUT):
         penalty = asked.repetition_penalty
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
     for token in set(OUTPUT):
         logits[token] -= asked.presence_penalty + asked.frequency_penalty * OUTPUT.count(token)
+    logits[list(banned)] = -np.inf
     p = np.exp((logits - logits.max()) / asked.temperature)
     p[p < asked.min_p * p.max()] = 0
     ranked = np.argsort(-p, kind="stable")
@@ -123,7 +137,8 @@ def law(case: Case) -> Floats:
 
 
 def request_of(asked: SamplingParams, seed: int, output: Sequence[int] = OUTPUT) -> Request:
-    request = Request(PROMPT, asked, seed=seed, limit=64, drafter=NO_DRAFTER)
+    bad = BAD if asked.bad_words else []
+    request = Request(PROMPT, asked, seed=seed, limit=64, drafter=NO_DRAFTER, bad_sequences=bad)
     request.emit(output)
     return request
 
@@ -251,12 +266,13 @@ def test_a_row_has_the_same_bits_in_any_batch(vocab: int) -> None:
         params(),
         params(repetition_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.3),
         params(temperature=0.8, min_tokens=len(OUTPUT) + 2, logit_bias={2: 1.0}, top_p=0.9),
+        params(bad_words=["x"], allowed_token_ids=[0, 2, 3, 4, 8, 9, 10], min_tokens=len(OUTPUT) + 2),
     ],
 )
 def test_a_node_is_treated_as_if_its_path_had_been_said(asked: SamplingParams) -> None:
     """Same position of the noise, same counts for penalties, same number of tokens so far."""
     tree = DraftTree(OUTPUT[-1])
-    for chain in ([8, 8, 9], [8, 10], [3, 1], [11]):
+    for chain in ([8, 8, 9], [8, 10], [3, 1], [11], [4, 5, 7]):
         tree.extend(chain)
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(len(tree), 12)).astype(np.float32)) * 2
     scores = perturb(logits, [Nodes(request_of(asked, 5), tree, range(len(tree)))], FASTEST)
@@ -384,7 +400,11 @@ def test_answers_of_one_request_have_seeds_of_their_own() -> None:
         ("presence_penalty", math.nan),
         ("frequency_penalty", math.inf),
         ("frequency_penalty", None),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("prompt_logprobs", -1),
+        ("bad_words", [""]),
+        ("bad_words", [3]),
+        ("allowed_token_ids", []),
         ("max_tokens", 1.5),
         ("min_tokens", -1),
         ("min_tokens", 300),  # more than max_tokens
@@ -418,6 +438,8 @@ def test_a_whole_number_is_asked_for_by_name(name: str, value: float) -> None:
         {"min_p": 1},
         {"max_tokens": None, "min_tokens": 10_000},
         {"max_tokens": 5, "min_tokens": 5},
+        {"max_tokens": 0},
+        {"prompt_logprobs": 0},
         {"n": 1024},
         {"seed": 0},
         {"logprobs": 0},
@@ -433,7 +455,13 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"logit_bias": {12: 1.0}}, {"logit_bias": {-1: 1.0}}, {"stop_token_ids": [3, 12]}]
+    "given",
+    [
+        {"logit_bias": {12: 1.0}},
+        {"logit_bias": {-1: 1.0}},
+        {"stop_token_ids": [3, 12]},
+        {"allowed_token_ids": [3, 12]},
+    ],
 )
 def test_tokens_that_the_model_lacks_are_refused_by_name(given: dict[str, Any]) -> None:
     asked = SamplingParams(**given)

@@ -381,6 +381,21 @@ def test_tools(tooled: tuple[OpenAI, Tokenizer], sibyl: LLM) -> None:
         client.chat.completions.create(**asked, tool_choice=third)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools(tooled: tuple[OpenAI, Tokenizer], mode: str) -> None:
+    client, tokenizer = tooled
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    named = [{"type": "function", "function": {"name": "second"}}]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    asked: Any = {"model": "sibyl", "messages": MESSAGES, "tools": strict, "seed": 0, "max_tokens": 80}
+    said = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False)
+    names = [call.function.name for call in said.choices[0].message.tool_calls or ()]
+    assert names == (["second"] if mode == "required" else [])
+    prompt = tokenizer.encode_chat(MESSAGES, tools=TOOLS[1:])  # `strict` is no news for the model
+    assert said.usage is not None
+    assert said.usage.prompt_tokens == len(prompt)
+
+
 @pytest.mark.parametrize(
     ("choice", "max_tokens", "reason"),
     [("required", 80, "tool_calls"), ("required", 12, "length"), ("auto", 12, "length")],

@@ -40,21 +40,40 @@ def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
-        ({"frobnicate": 1}, "frobnicate", "unknown_parameter"),
+        ({"max_tokns": 1}, "max_tokns", "unknown_parameter"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"frequency_penaltie": 1}, "frequency_penaltie", "unknown_parameter"),
         ({"speculation": {"drafter": "none", "depth": 3}}, "speculation", "unknown_parameter"),
-        ({"functions": []}, "functions", "unknown_parameter"),
+        ({"functions": [{}]}, "functions", "unsupported"),
+        ({"function_call": "auto"}, "function_call", "unsupported"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported"),
+        ({"documents": [{"text": "x"}]}, "documents", "unsupported"),
+        ({"use_beam_search": True}, "use_beam_search", "unsupported"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "invalid_value"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.type", "invalid_value"),
         ({"temperature": "hot"}, "temperature", "invalid_value"),
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"top_p": 0}, "top_p", "invalid_value"),
         ({"seed": 10**30}, "seed", "invalid_value"),
-        ({"seed": -1}, "seed", "invalid_value"),
+        ({"seed": -2}, "seed", "invalid_value"),
         ({"n": 17}, "n", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
         ({"max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         ({"min_tokens": 2}, "min_tokens", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "invalid_value"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [10**9]}, None, "invalid_value"),
+        ({"bad_words": ["x"] * 129}, "bad_words", "invalid_value"),
+        ({"bad_words": ["x" * 257]}, "bad_words", "invalid_value"),
+        ({"bad_words": [""]}, "bad_words", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue", "invalid_value"),
         ({"stop": ["x"] * 17}, "stop", "invalid_value"),
         ({"stop": "x" * 257}, "stop", "invalid_value"),
         ({"stop": [""]}, "stop", "invalid_value"),
@@ -67,7 +86,6 @@ def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]
         ({"speculation": {"max_nodes": -1}}, "speculation", "invalid_value"),
         ({"speculation": {"trace": True}}, "speculation.trace", "invalid_value"),
         ({"priority": "high"}, "priority", "invalid_value"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "invalid_value"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
         ({"guided_regex": "("}, None, "invalid_value"),
         ({"guided_choice": ["a"], "guided_regex": "b"}, "response_format", "invalid_value"),
@@ -95,9 +113,12 @@ def test_chat_parameters(running: Running, change: dict[str, Any], param: str | 
         {"prompt": [10**9]},
         {"prompt": ["x"] * 65},
         {"prompt": ["x", 3]},
-        {"best_of": 2},
+        {"best_of": 17},
+        {"best_of": 1, "n": 2},
+        {"best_of": 2, "stream": True},
         {"suffix": "end"},
-        {"echo": True, "logprobs": 1},
+        {"prompt_embeds": "x"},
+        {"echo": True, "logprobs": 21},
         {"logprobs": 21},
     ],
     ids=str,
@@ -112,6 +133,15 @@ def test_what_changes_no_answer_is_ignored(client: OpenAI) -> None:
     assert said.choices[0].message.content == (
         client.chat.completions.create(**CHAT, seed=1).choices[0].message.content
     )
+
+
+def test_a_part_that_is_not_text_is_named(running: Running) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    error = refused(
+        running, "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": parts}]}
+    )
+    assert error["param"] == "messages.0.content.1"
+    assert "image_url parts are not supported: this model reads text" in error["message"]
 
 
 def test_null_means_the_default(running: Running) -> None:

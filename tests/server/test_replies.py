@@ -12,8 +12,9 @@ from tokenizers import decoders, models
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.replies import ChatFormat, usage
+from soothsay.server.replies import ChatFormat
 from soothsay.server.reply_format import TokenTexts
+from soothsay.server.reports import usage
 from soothsay.server.tools import HermesParser
 
 

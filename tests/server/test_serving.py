@@ -24,7 +24,7 @@ from openai import APIError, APIStatusError, InternalServerError, OpenAI, RateLi
 from serving import Running, serving
 from typer.testing import CliRunner
 
-from soothsay import LLM, SamplingParams
+from soothsay import LLM, SamplingParams, SpeculationStats
 from soothsay.server.log import JsonLines
 
 ENDLESS: dict[str, Any] = {
@@ -223,9 +223,42 @@ def test_metrics_count_what_happened(sibyl: LLM) -> None:
         counted = sum(value for name, value in told.items() if name.startswith(per_position))
         assert counted == accepted > 0
         decisions = [value for name, value in told.items() if "controller_decisions_total" in name]
-        steps = told[f"soothsay:spec_decode_num_drafts_total{label}"]
+        steps = told[f"soothsay:decode_steps_total{label}"]
         assert steps <= sum(decisions) <= 2 * steps  # a step chooses one drafter or both
         assert told['soothsay:http_requests_total{path="/v1/completions",status="200"}'] == 2
+
+
+def test_metrics_have_twins_under_the_names_of_vllm(running: Running, client: OpenAI) -> None:
+    body = {"ignore_eos": True, "speculation": {"drafter": "suffix"}}
+    for drafter in ("suffix", "prompt-lookup", "none"):
+        body["speculation"] = {"drafter": drafter}
+        client.completions.create(**{**SHORT, "prompt": "one two " * 12, "max_tokens": 20}, extra_body=body)
+    told = numbers(running)
+    twins = {name.removeprefix("vllm:"): value for name, value in told.items() if name.startswith("vllm:")}
+    assert {name.partition("{")[0].removesuffix("_total") for name in twins if "_created" in name} == set()
+    for name in ("generation_tokens_total", "time_to_first_token_seconds_count", "num_requests_running"):
+        assert twins[f'{name}{{engine="0"}}'] == told[f"soothsay:{name}"]
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):  # one sum over all drafters
+        by_drafter = [value for key, value in told.items() if f"soothsay:spec_decode_num_{name}_total" in key]
+        assert len(by_drafter) >= 3
+        assert twins[f'spec_decode_num_{name}_total{{engine="0"}}'] == sum(by_drafter)
+    at_first = twins['spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"}']
+    assert 0 < at_first <= twins['spec_decode_num_drafts_total{engine="0"}']
+    model = running.server.model
+    sizes = f'block_size="{model.block_size}",engine="0",num_gpu_blocks="{model.num_blocks}"'
+    assert twins[f"cache_config_info{{{sizes}}}"] == 1
+    assert sum(name.startswith("lora_requests_info{") for name in twins) == 1
+    own = ("controller_decisions", "spec_decode_num_draft_tokens_per_pos", "http_requests", "decode_steps")
+    assert not any(name.startswith(own) for name in twins)
+
+
+def test_drafts_are_counted_by_what_they_brought() -> None:
+    stats = SpeculationStats()
+    for drafted, depth, accepted in ((3, 3, 0), (5, 2, 2), (0, 0, 0), (4, 4, 3), (1, 1, 0)):
+        stats.record(drafted, depth, ["suffix"] * accepted, accepted + 1)
+    assert (stats.steps, stats.drafts) == (5, 4)
+    assert stats.accepted_counts == [2, 0, 1, 1, 0]
+    assert SpeculationStats().accepted_counts == [0]
 
 
 def test_every_request_is_a_line_in_the_log(running: Running, caplog: pytest.LogCaptureFixture) -> None:

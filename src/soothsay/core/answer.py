@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from soothsay.core.params import SamplingParams
 from soothsay.tokenizer import Detokenizer, Tokenizer
@@ -86,6 +87,17 @@ class SpeculationStats:
         """By depth: accepted steps as a share of the steps that drafted this deep."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
 
+    @property
+    def drafts(self) -> int:
+        """Steps that verified draft tokens."""
+        return self.drafted_at[0] if self.drafted_at else 0
+
+    @property
+    def accepted_counts(self) -> list[int]:
+        """By number, from 0 on: the steps that verified draft tokens and accepted this many of them."""
+        at_least = [self.drafts, *self.accepted_at]  # entry j: steps that accepted j tokens or more
+        return [more - fewer for more, fewer in pairwise([*at_least, 0])]
+
     def record(self, drafted: int, depth: int, authors: Sequence[str], emitted: int) -> None:
         """Count one step with a tree of `drafted` nodes and this depth.
 
@@ -116,8 +128,10 @@ class AnswerText:
     """Turns the tokens of an answer into text, up to the first stop string. Without a tokenizer, no text."""
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams):
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt)
-        self._stops = tuple(params.stop)
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, prompt, skip_special=params.skip_special_tokens)
+        self._stops, self._keeps_stop = tuple(params.stop), params.include_stop_str_in_output
         self._held = ""  # may begin a stop string, so it is not final yet
         self.text = ""
         self.stopped = False
@@ -127,10 +141,11 @@ class AnswerText:
         if self._detokenizer is None:
             return ""
         self._held += self._detokenizer.push([] if token is None else [token], final=final)
-        starts = [at for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
-        if starts:
+        found = [(at, len(stop)) for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
+        if found:
             self.stopped = True
-            certain = min(starts)
+            start, length = min(found)
+            certain = start + length if self._keeps_stop else start
         elif final:
             certain = len(self._held)
         else:

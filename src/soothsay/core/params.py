@@ -30,22 +30,28 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtract from tokens seen in the output
     frequency_penalty: float = 0.0  # subtract for each occurrence of a token in the output
     logit_bias: Mapping[int, float] | None = None  # added to the logits of token ids
+    allowed_token_ids: Sequence[int] | None = None  # no other token comes; None: all may
+    bad_words: Sequence[str] = ()  # texts that the answer does not contain, as the tokenizer spells them
     stop: str | Sequence[str] = ()  # strings that end the text and are left out of it
     stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False  # whether the text ends with the stop string or token
+    skip_special_tokens: bool = True  # whether special tokens have no text
     ignore_eos: bool = False
-    max_tokens: int | None = 256  # None: until the context is full
+    max_tokens: int | None = 256  # None: until the context is full; 0: only read the prompt
     min_tokens: int = 0  # tokens before an end token may come
     n: int = 1  # independent answers to the same prompt
     logprobs: int | None = (
         None  # report log-probabilities: of each token and of this number of likeliest tokens
     )
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens, except the first
     grammar: Grammar | None = None  # what the answer may say; it overrides all other parameters
     verifier: str = "match"  # a name of `VERIFIERS`; at temperature 0 always match
 
     def __post_init__(self) -> None:
         """Raise `RequestError` for an impossible value."""
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "bad_words"):
+            if isinstance(text := getattr(self, name), str):
+                object.__setattr__(self, name, (text,))
         for name, kind, low, high, what in (
             ("temperature", (int, float), 0.0, math.inf, "at least 0"),
             ("top_k", int, -1, math.inf, "an integer, at least 1, or 0 for all tokens"),
@@ -60,7 +66,7 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
                 raise RequestError(f"{name}={value!r} is not possible: it must be {what}")
-        for name, low in (("max_tokens", 1), ("logprobs", 0), ("seed", 0)):
+        for name, low in (("max_tokens", 0), ("logprobs", 0), ("prompt_logprobs", 0), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < low):
                 raise RequestError(
@@ -77,8 +83,12 @@ class SamplingParams:
             )
         if self.verifier not in VERIFIERS:
             raise RequestError(f"verifier={self.verifier!r} is not known; choose from {', '.join(VERIFIERS)}")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise RequestError(f"stop={self.stop!r} is not possible: give strings that are not empty")
+        for name in ("stop", "bad_words"):
+            if not all(isinstance(text, str) and text for text in getattr(self, name)):
+                message = f"{name}={getattr(self, name)!r} is not possible: give strings that are not empty"
+                raise RequestError(message)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids=[] is not possible: it must allow at least one token")
 
     @property
     def rule(self) -> Verifier:
@@ -90,10 +100,16 @@ class SamplingParams:
         """Whether p depends on earlier tokens through penalties too."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the model's logits are changed before temperature and truncation, without a grammar."""
+        bans = self.min_tokens or self.bad_words or self.allowed_token_ids is not None
+        return bool(bans or self.logit_bias or self.has_penalties)
+
     def check_tokens(self, vocab_size: int) -> None:
         """Raise `RequestError` for token ids that the model lacks."""
-        for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
-            for token in ids:
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
                 if not 0 <= int(token) < vocab_size:
                     raise RequestError(
                         f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}"

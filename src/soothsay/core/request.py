@@ -52,6 +52,7 @@ class Request:
         priority: requests with a lower number are served first; within a number, in order of arrival.
         traced: whether to keep `traces`.
         tenant: whose request it is. It shares nothing with requests of other tenants.
+        bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Request:
         priority: int = 0,
         traced: bool = False,
         tenant: Tenant = EVERYBODY,
+        bad_sequences: Sequence[tuple[int, ...]] = (),
     ):
         self.params = params
         self.tenant = tenant
@@ -79,6 +81,7 @@ class Request:
         self.limit = limit
         self.block_size = block_size
         self.constraint = constraint
+        self.bad_sequences = bad_sequences
         self.max_guesses = max_guesses
         self.priority = priority
         self.arrival = 0  # its number in order of arrival, set by the scheduler
@@ -94,10 +97,12 @@ class Request:
         self.max_nodes = 1
         self.num_preemptions = 0
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
+        self.prompt_logprobs: list[TokenLogprobs] = []  # from the second token on, if they are requested
         self.answer = AnswerText(tokenizer, prompt, params)
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
         self.pieces: deque[Piece] = deque()  # emitted, and not yet read by the caller
+        self.ended_unsaid = False  # the answer ended without a token, and the caller has not read that
         self.traces: deque[StepTrace] | None = deque() if traced else None  # one a step, not yet read
 
     @property
@@ -116,9 +121,24 @@ class Request:
         return self._length - self.num_prompt
 
     @property
+    def num_unscored(self) -> int:
+        """Tokens of the prompt whose requested log-probabilities are missing."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        return self.num_prompt - 1 - len(self.prompt_logprobs)
+
+    @property
+    def num_sharable(self) -> int:
+        """Tokens at the beginning whose KV may come from the prefix cache, since nothing else is needed.
+
+        The last token's logits are needed in any case, and those before each token without log-probabilities.
+        """
+        return len(self.prompt_logprobs) if self.num_unscored else self._length - 1
+
+    @property
     def max_depth(self) -> int:
         """Draft tokens in a row that can be of use: one more token, the bonus, must fit after them."""
-        return self.limit - self._length - 1
+        return max(self.limit - self._length - 1, 0)
 
     @property
     def table(self) -> IntArray:
@@ -154,6 +174,9 @@ class Request:
             authors: the drafters that proposed the first tokens, by name. Nobody proposed the others.
             logprobs: one for each token, if the request wants them.
         """
+        if self._length == self.limit:  # only the prompt was to be read
+            self.finish_reason, self.ended_unsaid = FinishReason.LENGTH, True
+            return 0
         for i, token in enumerate(tokens):
             self._tokens[self._length] = token
             self._length += 1
@@ -161,8 +184,9 @@ class Request:
                 self.finish_reason = FinishReason.STOP
             elif self._length == self.limit:
                 self.finish_reason = FinishReason.LENGTH
+            silent = token in self.end_tokens and not self.params.include_stop_str_in_output
             text = self.answer.push(
-                None if token in self.end_tokens else token,
+                None if silent else token,
                 final=self.finish_reason is not None,
                 may_stop=self.num_output > self.params.min_tokens,
             )

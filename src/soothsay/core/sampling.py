@@ -48,6 +48,7 @@ class Sampled(Protocol):
     num_prompt: int
     end_tokens: frozenset[int]
     constraint: Constraint | None
+    bad_sequences: Sequence[tuple[int, ...]]
 
     @property
     def tokens(self) -> IntArray:
@@ -80,8 +81,7 @@ def perturb(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) ->
     noiseless: list[tuple[int, SamplingParams]] = []
     for nodes in asked:
         request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
-        constrained = request.constraint is not None
-        if constrained or params.logit_bias or params.has_penalties or params.min_tokens:
+        if request.constraint is not None or params.changes_logits:
             adjusted = logits.clone() if adjusted is logits else adjusted
             _adjust(adjusted[begin:end], nodes)
         if params.temperature > 0 and params.rule.guessing is not Guessing.SHARED_NOISE:
@@ -209,14 +209,9 @@ def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tu
 
 
 def _adjust(logits: Tensor, nodes: Nodes) -> None:
-    """Apply bias, minimum length, penalties and grammar, in place, to the rows `[m, V]` of one request."""
+    """Apply bias, penalties, bans and grammar, in place, to the rows `[m, V]` of one request."""
     request, tree, params = nodes.request, nodes.tree, nodes.request.params
     output = request.tokens[request.num_prompt :]
-    if params.min_tokens:
-        ends = torch.tensor(sorted(request.end_tokens), dtype=torch.int64, device=logits.device)
-        for row, node in enumerate(nodes.indices):
-            if len(output) + tree.depths[node] < params.min_tokens:
-                logits[row, ends] = -math.inf
     if params.logit_bias:
         ids = torch.tensor([int(token) for token in params.logit_bias], device=logits.device)
         logits[:, ids] += torch.tensor([float(b) for b in params.logit_bias.values()], device=logits.device)
@@ -232,6 +227,7 @@ def _adjust(logits: Tensor, nodes: Nodes) -> None:
         penalty = params.repetition_penalty
         logits.copy_(torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits))
         logits -= params.frequency_penalty * said + params.presence_penalty * (said > 0)
+    _forbid(logits, nodes)
     if request.constraint is not None:
         known = request.constraint.allowed(output, tree, nodes.indices, request.end_tokens)
         allowed = torch.from_numpy(known).to(logits.device)
@@ -239,3 +235,41 @@ def _adjust(logits: Tensor, nodes: Nodes) -> None:
         nothing = logits.amax(-1, keepdim=True) == -math.inf
         # the grammar overrides parameters that forbid all that it allows
         logits.masked_fill_(allowed & nothing, 0.0)
+
+
+def _forbid(logits: Tensor, nodes: Nodes) -> None:
+    """Set the logits of forbidden tokens to minus infinity, in place, in the rows `[m, V]` of one request.
+
+    `allowed_token_ids` goes first, then `bad_words`, then `min_tokens`. A ban that would leave a row without
+    any token has no effect there.
+    """
+    request, tree, params = nodes.request, nodes.tree, nodes.request.params
+    if params.allowed_token_ids is not None:
+        others = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        others[[int(token) for token in params.allowed_token_ids]] = False
+        for row in logits:
+            _ban(row, others)
+    num_output = len(request.tokens) - request.num_prompt
+    if request.bad_sequences:
+        longest = min(max(len(words) for words in request.bad_sequences) - 1, num_output)
+        output = request.tokens[len(request.tokens) - longest :].tolist()
+        for row, node in zip(logits, nodes.indices, strict=True):
+            said = output + [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
+            last = [words[-1] for words in request.bad_sequences if _ends_with(said, words[:-1])]
+            _ban(row, torch.tensor(last, dtype=torch.int64, device=logits.device))
+    if num_output < params.min_tokens:
+        ends = torch.tensor(sorted(request.end_tokens), dtype=torch.int64, device=logits.device)
+        for row, node in zip(logits, nodes.indices, strict=True):
+            if num_output + tree.depths[node] < params.min_tokens:
+                _ban(row, ends)
+
+
+def _ban(row: Tensor, tokens: Tensor) -> None:
+    """Set some of the logits `[V]` to minus infinity, in place, unless none would be left."""
+    banned = row.index_put((tokens,), torch.tensor(-math.inf, device=row.device))
+    if banned.max() > -math.inf:
+        row.copy_(banned)
+
+
+def _ends_with(said: Sequence[int], end: Sequence[int]) -> bool:
+    return len(end) <= len(said) and tuple(said[len(said) - len(end) :]) == tuple(end)

@@ -23,6 +23,7 @@ from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
 from soothsay.drafters.watch import Watch
 from soothsay.engine.scheduler import Scheduler
+from soothsay.engine.scoring import score
 from soothsay.engine.verification import verify
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
@@ -153,6 +154,7 @@ class Engine:
         )
         layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
         hidden, tapped = self.model(batch, self.cache, taps=layers)
+        score(turns, hidden, self.model)
         logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
         return Output(logits, dict(zip(layers, tapped, strict=True)))
 

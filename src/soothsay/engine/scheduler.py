@@ -100,7 +100,7 @@ class Scheduler:
         size, admitted = self.allocator.block_size, list[Request]()
         while self.waiting and len(self.running) < self.config.max_requests:
             request = self.waiting[0]
-            num_full = (len(request.tokens) - 1) // size  # the last token's logits are needed in any case
+            num_full = request.num_sharable // size
             found = self.allocator.find([request.digest(i) for i in range(num_full)])
             missing = -(-len(request.tokens) // size) - len(found)
             reserve = len(self.running)  # one block each, so that the newcomer does not cause a preemption
@@ -191,11 +191,13 @@ def _receive(turn: Turn) -> None:
     """Add to a request what its turn brought: tokens, KV, statistics and a trace."""
     request, tree, verdict = turn.request, turn.tree, turn.verdict
     request.cached += turn.num_tokens
+    request.prompt_logprobs += turn.prompt_logprobs
     if tree is not None and verdict is not None:
         drafted_by = [turn.authors[node] for node in verdict.path]
         emitted = request.emit(verdict.tokens, drafted_by, turn.logprobs)
         request.cached += len(verdict.path)
-        request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
+        if emitted:
+            request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
         if request.traces is not None:
             trace = StepTrace(
                 tokens=[*tree.tokens],

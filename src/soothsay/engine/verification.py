@@ -79,11 +79,11 @@ def _conclude(turn: Turn, tree: DraftTree, verdict: Verdict, logits: Tensor) -> 
         turn.authors = dict(zip(nodes, request.drafter.authors(request, tree, nodes), strict=True))
     if request.params.logprobs is not None:
         own = logits[turn.nodes][[0, *verdict.path]]
-        turn.logprobs = _logprobs(own, verdict.tokens, request.params.logprobs)
+        turn.logprobs = token_logprobs(own, verdict.tokens, request.params.logprobs)
 
 
-def _logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
-    """The model's own log-probabilities of the emitted tokens, and of the `count` likeliest beside each.
+def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """The model's own log-probabilities of some tokens, and of the `count` likeliest beside each.
 
     Args:
         logits: `[n, V]` float32, the row before each token.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,21 +29,18 @@ from soothsay.server.jobs import Job
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
 from soothsay.server.openapi import describe
-from soothsay.server.parameters import RequestOptions, request_options, sampling_params
+from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
 from soothsay.server.process import EngineProcess
-from soothsay.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    NamedTool,
-    TokenizeRequest,
-)
-from soothsay.server.replies import ChatFormat, CompletionFormat, usage
+from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
+from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from soothsay.server.replies import ChatFormat, CompletionFormat
 from soothsay.server.reply_format import ReplyFormat, TokenTexts
+from soothsay.server.reports import usage
 from soothsay.server.responses_api import RESPONSES_BODIES, responses_routes
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.service import Body, ChatReply, CompletionReply
-from soothsay.server.tools import PlainParser, ToolFormat
+from soothsay.server.tools import OneCall, PlainParser, ToolCallParser, ToolFormat
+from soothsay.server.unknown_fields import HEADER, ignored_fields
 from soothsay.server.web_page import page_routes
 from soothsay.tokenizer import Tokenizer
 
@@ -80,6 +77,7 @@ class Server:
     def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
         self.model, self.config = engine.model, config
         self.metrics = Metrics(config.name)
+        self.metrics.describe(self.model.block_size, self.model.num_blocks)
         max_in_flight = self.model.max_requests + config.max_queue
         self.loop = EngineLoop(engine, self.metrics, max_in_flight, config.settling)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
@@ -135,28 +133,25 @@ class Server:
 
     async def _chat(self, http: Request) -> Response:
         body = await self.read(http, ChatRequest)
-        return await self.chat(http, body, partial(ChatFormat, self.config.name, self.texts))
+        echoed = continued_text(body) if body.echo else ""
+        texts = self._reply_texts(body)
+        return await self.chat(http, body, partial(ChatFormat, self.config.name, texts, echoed=echoed))
 
     async def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Response:
         """Answer a conversation. Raises `ApiError`."""
         self.check_model(body.model)
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-        if body.tool_choice == "none":
-            tools = []
+        tools, forced = chosen_tools(body)
         if tools and not self.tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
-        grammar = None
-        if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-            grammar = self._tool_grammar(body.tool_choice, tools)
-        params = sampling_params(body, self.config, grammar)
+        params = sampling_params(body, self.config, self._tool_grammar(tools) if forced else None)
         prompt = await asyncio.to_thread(self._encode_chat, body, tools)
         parser = self.tools.parser if tools else PlainParser
+        if body.parallel_tool_calls is False:
+            parser = partial(_one_call, parser)
         return await self._answer(http, body, [prompt], params, reply(parser))
 
-    def _tool_grammar(self, choice: str | NamedTool, tools: Sequence[dict[str, Any]]) -> str:
-        """The grammar that forces a call of the chosen tool, or of any. Raises `ApiError`."""
-        if isinstance(choice, NamedTool):
-            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    def _tool_grammar(self, tools: Sequence[dict[str, Any]]) -> str:
+        """The grammar that forces a call of one of the tools. Raises `ApiError`."""
         grammar = self.tools.call_grammar(tools)
         if not tools or grammar is None:
             problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
@@ -170,18 +165,17 @@ class Server:
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
         if tools:
             variables["tools"] = list(tools)
-        messages = [message.for_template() for message in body.messages]
         try:
-            return self._tokenizer.encode_chat(messages, **variables)
+            return chat_ids(self._tokenizer, body, variables, self.model.max_context)
         except RequestError as error:
             raise ApiError(400, str(error), "invalid_value", param="messages") from None
 
     async def _complete(self, http: Request) -> Response:
         body = await self.read(http, CompletionRequest)
         params = sampling_params(body, self.config)
-        return await self.complete(
-            http, body, params, partial(CompletionFormat, self.config.name, self.texts)
-        )
+        scored = body.echo is True and body.logprobs is not None
+        reply = partial(CompletionFormat, self.config.name, self._reply_texts(body), scored=scored)
+        return await self.complete(http, body, params, reply)
 
     async def complete(
         self, http: Request, body: CompletionRequest, params: SamplingParams, reply: CompletionReply
@@ -192,16 +186,14 @@ class Server:
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        ids = await asyncio.to_thread(
-            lambda: [self._tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
+        ids, echoed = await asyncio.to_thread(
+            completion_ids, self._tokenizer, body, prompts, self.model.max_context
         )
-        echoed = [
-            one if isinstance(one, str) else self._tokenizer.decode(one)
-            for one in prompts
-            for _ in range(params.n)
-            if body.echo
-        ]
         return await self._answer(http, body, ids, params, reply(echoed))
+
+    def _reply_texts(self, body: ChatRequest | CompletionRequest) -> TokenTexts:
+        """The texts of tokens in a reply, or their ids if the request prefers these."""
+        return TokenTexts(None) if body.return_tokens_as_token_ids else self.texts
 
     def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
         """The request's options. Raises `ApiError` if the server does not offer the drafter."""
@@ -222,15 +214,21 @@ class Server:
         reply: ReplyFormat,
     ) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
+        ignored = ignored_fields(body)
+        headers = {HEADER: ", ".join(ignored)} if ignored else {}
+        http.state.record |= {"ignored_fields": ignored} if ignored else {}
         options = self._options(body, http.state.account)
         job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
         try:
             await while_connected(http.receive, self._submit(job))
             if body.stream:
                 chunks = reply.stream(job, body)
-                return EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
+                stream = EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
+                stream.headers.update(headers)
+                return stream
             try:
-                return JSONResponse(await while_connected(http.receive, reply.collect(job, body)))
+                whole = await while_connected(http.receive, reply.collect(job, body))
+                return JSONResponse(whole, headers=headers)
             finally:
                 self._settle(http, job)
         except DisconnectedError:
@@ -332,6 +330,10 @@ class Server:
         if name != self.config.name:
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
+
+
+def _one_call(parser: Callable[[], ToolCallParser]) -> ToolCallParser:
+    return OneCall(parser())
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:

@@ -31,10 +31,10 @@ class AnswerProgress:
 
     def take(self, update: AnswerUpdate, at: float) -> None:
         """Take over the totals of an update."""
-        self.num_output, self.num_cached, self.stats = update.num_output, update.num_cached, update.stats
-        self.updated_at = at
         if self.first_at is None and update.num_output:
             self.first_at = at
+        self.num_output, self.num_cached, self.stats = update.num_output, update.num_cached, update.stats
+        self.updated_at = at
 
 
 class Job:

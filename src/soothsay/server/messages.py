@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
@@ -42,6 +43,8 @@ class LoadedModel:
     vocab_size: int
     max_context: int  # tokens of prompt and answer
     max_requests: int  # answers in one step
+    block_size: int  # tokens in a block of the KV pool
+    num_blocks: int
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names of all drafters in the registry
 
@@ -68,6 +71,9 @@ class AnswerUpdate:
     num_preemptions: int
     stats: SpeculationStats
     finish_reason: FinishReason | None  # None: more will come
+    token_ids: Sequence[int] = ()  # new tokens, an end token included
+    end_logprobs: TokenLogprobs | None = None  # of the end token, if it has no text
+    prompt_logprobs: list[TokenLogprobs] | None = None  # in the first update, if requested
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. Where vLLM has a metric, ours has its name with `soothsay:` in place of `vllm:`."""
+"""Metrics for Prometheus. `vllm_metrics.py` gives those that vLLM has too under its names as well."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from soothsay.core.answer import SpeculationStats
 from soothsay.core.load import EngineLoad
 from soothsay.server.jobs import AnswerProgress, Job
 from soothsay.server.messages import AnswerUpdate, EngineUpdate
+from soothsay.server.vllm_metrics import PREFIX, VllmTwins
 
 TOKEN_GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of histogram buckets: seconds between tokens."""
@@ -35,6 +36,8 @@ class Metrics:
 
     def __init__(self, model: str):
         self.registry = CollectorRegistry()
+        self._twins = CollectorRegistry()
+        self._twins.register(VllmTwins(self.registry))
         self._labels = {"model_name": model}
         self._running = self._gauge("num_requests_running", "Answers that take part in steps")
         self._waiting = self._gauge("num_requests_waiting", "Answers in the waiting line")
@@ -52,7 +55,8 @@ class Metrics:
             "num_preemptions", "Times that an answer lost its KV blocks to others"
         )
         self._success = self._counters("request_success", "Answers that ended well", "finished_reason")
-        self._steps = self._counters("spec_decode_num_drafts", "Steps that emitted tokens", "drafter")
+        self._steps = self._counters("decode_steps", "Steps that emitted tokens", "drafter")
+        self._drafts = self._counters("spec_decode_num_drafts", "Steps that verified draft tokens", "drafter")
         self._drafted = self._counters("spec_decode_num_draft_tokens", "Draft tokens verified", "drafter")
         self._accepted = self._counters("spec_decode_num_accepted_tokens", "Draft tokens accepted", "drafter")
         self._accepted_at = self._counters(
@@ -76,7 +80,20 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in the text format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self._twins)
+
+    def describe(self, block_size: int, num_blocks: int) -> None:
+        """Record how large the KV pool is, for schedulers that place requests on one of many servers."""
+        self._info(
+            "cache_config_info", "The KV pool", block_size=str(block_size), num_gpu_blocks=str(num_blocks)
+        )
+        self._info(
+            "lora_requests_info",
+            "Adapters, of which there are none",
+            max_lora="0",
+            running_lora_adapters="",
+            waiting_lora_adapters="",
+        )
 
     def observe_engine(self, update: EngineUpdate) -> None:
         """Record the engine's load, failed steps and controller decisions."""
@@ -115,6 +132,7 @@ class Metrics:
 
     def _observe_drafts(self, before: SpeculationStats, now: SpeculationStats, drafter: str) -> None:
         self._steps(drafter=drafter).inc(now.steps - before.steps)
+        self._drafts(drafter=drafter).inc(now.drafts - before.drafts)
         self._drafted(drafter=drafter).inc(now.drafted - before.drafted)
         self._accepted(drafter=drafter).inc(now.accepted - before.accepted)
         _add(partial(self._drafted_at, drafter=drafter), before.drafted_at, now.drafted_at)
@@ -127,12 +145,17 @@ class Metrics:
         self._kv_usage.set(load.kv_usage)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"soothsay:{name}", text, tuple(self._labels), registry=self.registry)
+        gauge = Gauge(f"{PREFIX}{name}", text, tuple(self._labels), registry=self.registry)
         return gauge.labels(**self._labels)
+
+    def _info(self, name: str, text: str, **labels: str) -> None:
+        """A gauge of 1 whose labels tell something."""
+        labels = {**self._labels, **labels}
+        Gauge(f"{PREFIX}{name}", text, tuple(labels), registry=self.registry).labels(**labels).set(1)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         labels = tuple(self._labels)
-        histogram = Histogram(f"soothsay:{name}", text, labels, registry=self.registry, buckets=buckets)
+        histogram = Histogram(f"{PREFIX}{name}", text, labels, registry=self.registry, buckets=buckets)
         return histogram.labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -140,7 +163,7 @@ class Metrics:
 
     def _counters(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
         """A function from values of `labels` to the counter that has them."""
-        counter = Counter(f"soothsay:{name}", text, (*self._labels, *labels), registry=self.registry)
+        counter = Counter(f"{PREFIX}{name}", text, (*self._labels, *labels), registry=self.registry)
         return cache(partial(counter.labels, **self._labels))
 
 

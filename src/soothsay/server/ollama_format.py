@@ -13,8 +13,8 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.events import LINES, to_line
 from soothsay.server.jobs import Job
 from soothsay.server.protocol import GenerationRequest
-from soothsay.server.replies import usage
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
+from soothsay.server.reports import usage
 from soothsay.server.tools import ToolCall
 
 

@@ -11,7 +11,14 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.errors import RequestError
 from soothsay.server.api_errors import ApiError
-from soothsay.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Speculation
+from soothsay.server.protocol import (
+    AllowedTools,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    NamedTool,
+    Speculation,
+)
 from soothsay.server.server_config import ServerConfig
 
 SHARED = (
@@ -19,12 +26,15 @@ SHARED = (
     "top_p",
     "top_k",
     "min_p",
-    "seed",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
     "stop",
     "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "ignore_eos",
     "min_tokens",
     "n",
@@ -76,6 +86,10 @@ def sampling_params(
     given["logit_bias"] = _logit_bias(body, config)
     given["max_tokens"] = _max_tokens(body)
     given["logprobs"] = _logprobs(body, config)
+    given["prompt_logprobs"] = _prompt_logprobs(body, config)
+    given["seed"] = None if body.seed == -1 else body.seed
+    if isinstance(body, CompletionRequest) and (body.best_of or 1) > (body.n or 1):
+        given |= {"n": body.best_of, "logprobs": given["logprobs"] or 0}  # the best are chosen by them
     speculation = body.speculation
     if isinstance(speculation, Speculation) and speculation.verifier is not None:
         given["verifier"] = speculation.verifier
@@ -86,6 +100,31 @@ def sampling_params(
         return SamplingParams(**given)
     except RequestError as error:
         raise ApiError.from_request(error) from None
+
+
+def chosen_tools(body: ChatRequest) -> tuple[list[dict[str, Any]], bool]:
+    """The tools that the model may call, and whether it must call one. Raises `ApiError` for a wrong name."""
+    tools, choice = [tool.model_dump(exclude_none=True) for tool in body.tools or ()], body.tool_choice
+    if choice == "none":
+        return [], False
+    if not isinstance(choice, NamedTool | AllowedTools):
+        return tools, choice == "required"
+    named = [choice] if isinstance(choice, NamedTool) else choice.allowed_tools.tools
+    by_name = {tool["function"]["name"]: tool for tool in tools}
+    for one in named:
+        if one.function.name not in by_name:
+            message = f"no such tool in tools: {one.function.name!r}"
+            raise ApiError(400, message, "invalid_value", param="tool_choice")
+    forced = isinstance(choice, NamedTool) or choice.allowed_tools.mode == "required"
+    return [by_name[one.function.name] for one in named], forced
+
+
+def truncated(ids: list[int], body: GenerationRequest, max_context: int) -> list[int]:
+    """The end of a prompt, if the request limits its tokens. -1 leaves room for the answer."""
+    limit = body.truncate_prompt_tokens
+    if limit == -1:
+        limit = max(max_context - (body.max_tokens or 1), 1)
+    return ids if limit is None else ids[-limit:]
 
 
 def _max_tokens(body: ChatRequest | CompletionRequest) -> int | None:
@@ -112,6 +151,18 @@ def _logprobs(body: ChatRequest | CompletionRequest, config: ServerConfig) -> in
     return count
 
 
+def _prompt_logprobs(body: ChatRequest | CompletionRequest, config: ServerConfig) -> int | None:
+    """How many log-probabilities each token of the prompt needs, for `prompt_logprobs` or for `echo`."""
+    count = body.prompt_logprobs
+    if count is not None and not 0 <= count <= config.max_logprobs:
+        message = f"prompt_logprobs={count} is not possible: it must be between 0 and {config.max_logprobs}"
+        raise _invalid("prompt_logprobs", message)
+    if count is not None and body.stream:
+        raise _invalid("prompt_logprobs", "prompt_logprobs needs stream=false")
+    echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
+    return max((one for one in (count, echoed) if one is not None), default=None)
+
+
 def _logit_bias(body: GenerationRequest, config: ServerConfig) -> dict[int, float] | None:
     if body.logit_bias is None:
         return None
@@ -130,15 +181,26 @@ def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -
     if len(stops) > config.max_stops or any(len(stop) > config.max_stop_length for stop in stops):
         limit = f"{config.max_stops} strings of {config.max_stop_length} characters"
         raise _invalid("stop", f"stop is limited to {limit}")
+    bad = body.bad_words or []
+    if len(bad) > config.max_bad_words or any(len(word) > config.max_stop_length for word in bad):
+        limit = f"{config.max_bad_words} strings of {config.max_stop_length} characters"
+        raise _invalid("bad_words", f"bad_words is limited to {limit}")
+    if body.truncate_prompt_tokens == 0:
+        raise _invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1")
     if len(body.stop_token_ids or ()) > config.max_stops:
         raise _invalid("stop_token_ids", f"stop_token_ids has more than {config.max_stops} tokens")
     if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options", "stream_options needs stream=true")
-    if isinstance(body, CompletionRequest):
-        if body.best_of not in (None, body.n or 1):
-            raise _invalid("best_of", "best_of is not supported, unless it equals n")
-        if body.echo and body.logprobs is not None:
-            raise _invalid("echo", "echo with logprobs is not supported: prompts have no logprobs here")
+    if isinstance(body, CompletionRequest) and body.best_of is not None:
+        n = body.n or 1
+        if not n <= body.best_of <= config.max_n:
+            limits = f"between n={n} and {config.max_n}"
+            raise _invalid("best_of", f"best_of={body.best_of} is not possible: it must be {limits}")
+        if body.stream and body.best_of > n:
+            raise _invalid("best_of", "best_of needs stream=false: all answers must end before one is best")
+    if isinstance(body, ChatRequest) and body.continue_final_message and body.add_generation_prompt:
+        message = "continue_final_message needs add_generation_prompt=false"
+        raise _invalid("continue_final_message", message)
 
 
 def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) -> Grammar | None:
@@ -154,6 +216,9 @@ def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) ->
         ("lark", body.guided_grammar),
         ("lark", tool_grammar),
     ]
+    if outputs is not None and outputs.structural_tag is not None:
+        message = "structural_tag is not supported: use json, json_object, regex, choice or grammar"
+        raise _invalid("structured_outputs.structural_tag", message)
     if outputs is not None:
         forms += [
             ("json_schema", outputs.json_),
@@ -162,9 +227,9 @@ def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) ->
             ("choice", outputs.choice),
             ("lark", outputs.grammar),
         ]
-    if wanted is not None and wanted.json_schema is not None:
+    if wanted is not None and wanted.json_schema is not None and wanted.json_schema.schema_ is not None:
         forms.append(("json_schema", wanted.json_schema.schema_))
-    elif wanted is not None and wanted.type == "json_object":
+    elif wanted is not None and wanted.type != "text":
         forms.append(("json_object", True))
     given = [(kind, form) for kind, form in forms if form is not None]
     if len(given) > 1:

@@ -1,4 +1,4 @@
-"""The bodies of requests. Unknown fields are refused, except those in `IGNORED`."""
+"""The bodies of requests. `unknown_fields.py` says what happens to fields that are not here."""
 
 from __future__ import annotations
 
@@ -7,32 +7,29 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-IGNORED = (
-    "metadata",
-    "prediction",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-)
-"""Fields of OpenAI's API that have no effect here. They concern its accounting, storage and speed."""
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of parts of a message that are text, and the field that has it."""
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    """Unknown fields are dropped."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(_Body):
     """Options of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage in every chunk
 
 
 class Speculation(_Body):
     """How to speculate: drafter, verifier, limit of draft tokens, and whether to report each step."""
+
+    model_config = ConfigDict(extra="forbid")
 
     drafter: str | None = None
     verifier: str | None = None
@@ -48,10 +45,13 @@ class StructuredOutputs(_Body):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: Any = None  # not supported
 
 
 class GenerationRequest(_Body):
     """The fields that chats and completions share. None always means the default."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str
     stream: bool | None = None
@@ -60,17 +60,26 @@ class GenerationRequest(_Body):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    seed: int | None = Field(default=None, ge=-1, lt=2**63)  # -1: a random one
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     n: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)  # -1: what the context holds
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     speculation: Speculation | bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: Annotated[str, Field(max_length=128)] | None = None
@@ -80,17 +89,15 @@ class GenerationRequest(_Body):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_ignored(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {name: value for name, value in data.items() if name not in IGNORED}
-
     @property
     def wants_usage(self) -> bool:
         """Whether the last chunk of a stream has the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class TextPart(_Body):
@@ -98,6 +105,19 @@ class TextPart(_Body):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_text(cls, data: Any) -> Any:
+        """Make the forms of text that clients send one. Refuse images and sound by name."""
+        if isinstance(data, str):
+            return {"type": "text", "text": data}
+        if not isinstance(data, Mapping) or not isinstance(kind := data.get("type"), str):
+            return data
+        if kind not in TEXT_PARTS:
+            message = "{kind} parts are not supported: this model reads text"
+            raise PydanticCustomError("unsupported_part", message, {"kind": kind[:40]})
+        return {"type": "text", "text": data.get(TEXT_PARTS[kind])}
 
 
 class CalledFunction(_Body):
@@ -116,14 +136,14 @@ class Call(_Body):
 
 
 class ChatMessage(_Body):
-    """One message of a conversation."""
+    """One message of a conversation. Clients send back messages that they got, with fields of all kinds."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: list[TextPart] | str | None = None  # errors name the part, since lists are tried first
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None  # clients send back the messages that they got
+    reasoning_content: str | None = None  # for templates that show earlier reasoning
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: content is one text, arguments are a mapping."""
@@ -143,7 +163,7 @@ class ChatMessage(_Body):
                 }
                 for call in self.tool_calls
             ]
-        for name in ("name", "tool_call_id"):
+        for name in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
         return message
@@ -154,8 +174,7 @@ class Function(_Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    parameters: dict[str, Any] | None = None  # forced calls always follow it, as `strict` asks
 
 
 class Tool(_Body):
@@ -178,13 +197,24 @@ class NamedTool(_Body):
     function: NamedFunction
 
 
-class JsonSchema(_Body):
-    """A JSON schema, with the name that OpenAI requires."""
+class ToolSubset(_Body):
+    """Some of the tools, by name, and whether one of them must be called."""
 
-    name: str
-    description: str | None = None
-    strict: bool | None = None  # no effect: answers always follow the schema
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(_Body):
+    """Names the tools that the model may or must call."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset
+
+
+class JsonSchema(_Body):
+    """A JSON schema, which answers always follow. None: any object."""
+
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class ResponseFormat(_Body):
@@ -202,11 +232,15 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None  # False: at most one call
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, str | int | float | bool] | None = None
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
 
 
 class CompletionRequest(GenerationRequest):
@@ -216,7 +250,6 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
-    suffix: Literal[""] | None = None
     response_format: ResponseFormat | None = None
 
 

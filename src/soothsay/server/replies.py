@@ -2,116 +2,37 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from abc import abstractmethod
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from soothsay import __version__
-from soothsay.core.answer import FinishReason, StepTrace, TokenLogprobs
-from soothsay.server.jobs import Job
+from soothsay.core.answer import FinishReason, TokenLogprobs
+from soothsay.server.choice_format import ChoiceFormat
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import GenerationRequest
-from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
+from soothsay.server.reply_format import Json, MakeParser, TokenTexts, join, list_logprobs, logprobs_of
 from soothsay.server.tools import ToolCall, ToolCallParser
 
 
-class ChoiceFormat(ReplyFormat):
-    """Formats replies that have one choice for each answer."""
-
-    kind: str  # the field `object` of a whole reply
-    chunk_kind: str  # the field `object` of a chunk
-    prefix: str  # of the reply's id
-
-    def __init__(self, model: str, texts: TokenTexts):
-        super().__init__(model, texts)
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
-
-    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
-        """The chunks of a stream. The last one has the usage, if the body wants it."""
-        with_usage = body.wants_usage
-        for choice in self.opening(job.size):
-            yield self.chunk([choice], None, with_usage=with_usage)
-        async for update in job:
-            for choice in self.update(update):
-                yield self.chunk([choice], None, with_usage=with_usage)
-        if with_usage:
-            yield self.chunk([], usage(job), with_usage=True)
-
-    async def collect(self, job: Job, body: GenerationRequest) -> Json:
-        """Wait for all answers, and return the whole reply."""
-        updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
-        async for update in job:
-            updates[update.index].append(update)
-        choices = [
-            self.choice(index, answer.seed, updates[index]) for index, answer in enumerate(job.answers)
-        ]
-        return self.whole(choices, usage(job))
-
-    @abstractmethod
-    def opening(self, count: int) -> list[Json]:
-        """Choices of the chunks at the start of a stream with `count` answers."""
-
-    @abstractmethod
-    def update(self, update: AnswerUpdate) -> list[Json]:
-        """Choices of the chunks for one update of an answer."""
-
-    @abstractmethod
-    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
-        """The choice for a whole answer, from all of its updates."""
-
-    def chunk(self, choices: Sequence[Json], usage: Json | None, *, with_usage: bool) -> Json:
-        """One chunk of a stream."""
-        chunk = self._frame(self.chunk_kind, choices)
-        return {**chunk, "usage": usage} if with_usage else chunk
-
-    def whole(self, choices: Sequence[Json], usage: Json) -> Json:
-        """The whole reply."""
-        return {**self._frame(self.kind, choices), "usage": usage}
-
-    def _traced(self, part: Json, traces: Sequence[StepTrace]) -> Json:
-        """Add the traces of steps to a choice of a chunk, if there are any."""
-        if not traces:
-            return part
-        return {**part, "speculation": {"steps": [self._step(trace) for trace in traces]}}
-
-    def _step(self, trace: StepTrace) -> Json:
-        return {
-            "tokens": [self.texts(token) for token in trace.tokens],
-            "parents": trace.parents,
-            "drafters": trace.authors,
-            "accepted": trace.path,
-            "bonus": self.texts(trace.bonus),
-        }
-
-    def _frame(self, kind: str, choices: Sequence[Json]) -> Json:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": f"soothsay-{__version__}",
-            "choices": list(choices),
-        }
-
-
 class ChatFormat(ChoiceFormat):
-    """Formats answers to a chat. `parser` makes the parser of tool calls for one answer."""
+    """Formats answers to a chat.
+
+    Args:
+        model, texts: see `ReplyFormat`.
+        parser: makes the parser of tool calls for one answer.
+        echoed: text that each answer begins with, from the request.
+    """
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser):
+    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, echoed: str = ""):
         super().__init__(model, texts)
-        self._make_parser = parser
+        self._make_parser, self._echoed = parser, echoed
         self._parsers: dict[int, ToolCallParser] = {}  # by answer
         self._num_calls: dict[int, int] = {}  # by answer, so far
 
     def opening(self, count: int) -> list[Json]:
-        """The role of each answer's message."""
+        """The role of each answer's message, and the text that it begins with."""
         return [
-            _choice(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
+            _choice(index, {"delta": {"role": "assistant", "content": self._echoed}}, None, None)
             for index in range(count)
         ]
 
@@ -143,11 +64,12 @@ class ChatFormat(ChoiceFormat):
         """The message of a whole answer."""
         parser = self._make_parser()
         content, calls = join([parser.push(_text(updates)), parser.end()])
+        content = self._echoed + content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
         reason = _reason(updates[-1].finish_reason, called=bool(calls))
-        choice = _choice(index, {"message": message}, self._logprobs(_logprobs(updates)), reason)
+        choice = _choice(index, {"message": message}, self._logprobs(logprobs_of(updates)), reason)
         return {**choice, "seed": seed}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
@@ -156,39 +78,68 @@ class ChatFormat(ChoiceFormat):
         return {"content": list_logprobs(self.texts, logprobs), "refusal": None}
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that a reply begins with. With log-probabilities, these list all of its tokens too."""
+
+    text: str
+    ids: list[int]
+
+
 class CompletionFormat(ChoiceFormat):
-    """Formats completions. `echoed` has the prompt of each answer if replies begin with it, else nothing."""
+    """Formats completions.
+
+    Args:
+        model, texts: see `ReplyFormat`.
+        echoed: the prompt of each answer if replies begin with it, else nothing.
+        scored: whether the prompts have log-probabilities. Then a stream begins with the first update, and
+            lists contain the token that ended an answer: readers count tokens from both ends.
+    """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[str] = ()):
+    def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[Echo] = (), *, scored: bool = False):
         super().__init__(model, texts)
-        self._echoed = echoed
+        self._echoed, self._scored = echoed, scored
         self._offsets: dict[int, int] = {}  # characters with log-probabilities so far, by answer
 
     def opening(self, count: int) -> list[Json]:
         """The prompts, if replies begin with them."""
-        return [_choice(index, {"text": text}, None, None) for index, text in enumerate(self._echoed)]
+        echoed = () if self._scored else self._echoed
+        return [_choice(index, {"text": echo.text}, None, None) for index, echo in enumerate(echoed)]
 
     def update(self, update: AnswerUpdate) -> list[Json]:
         """The new text, and at the end the reason."""
-        logprobs = self._logprobs(update.index, update.logprobs)
-        if not update.text and update.finish_reason is None and logprobs is None and not update.traces:
+        logprobs = self._logprobs(update.index, [update])
+        text = update.text
+        if update.prompt_logprobs is not None and self._scored:
+            text = self._echoed[update.index].text + text
+        if not text and update.finish_reason is None and logprobs is None and not update.traces:
             return []
-        choice = _choice(update.index, {"text": update.text}, logprobs, _reason(update.finish_reason))
+        choice = _choice(update.index, {"text": text}, logprobs, _reason(update.finish_reason))
         return [self._traced(choice, update.traces)]
 
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The text of a whole answer."""
-        text = (self._echoed[index] if self._echoed else "") + _text(updates)
-        logprobs = self._logprobs(index, _logprobs(updates))
+        text = (self._echoed[index].text if self._echoed else "") + _text(updates)
+        logprobs = self._logprobs(index, updates)
         choice = _choice(index, {"text": text}, logprobs, _reason(updates[-1].finish_reason))
         return {**choice, "seed": seed}
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
-        if logprobs is None:
+    def _logprobs(self, index: int, updates: Sequence[AnswerUpdate]) -> Json | None:
+        """The log-probabilities of updates in order; None: not requested."""
+        found = logprobs_of(updates)
+        if found is None:
             return None
-        tokens = [self.texts(one.token) for one in logprobs]
+        unknown, listed = list[int](), list[TokenLogprobs]()
+        if self._scored:
+            ended = [update.end_logprobs for update in updates if update.end_logprobs is not None]
+            of_prompt = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
+            unknown = self._echoed[index].ids[: len(of_prompt)]  # nothing says how likely the first one was
+            listed = [one for part in of_prompt for one in part]
+            found = [*found, *ended]
+        listed += found
+        tokens = [self.texts(token) for token in (*unknown, *(one.token for one in listed))]
         offset, offsets = self._offsets.get(index, 0), []
         for text in tokens:
             offsets.append(offset)
@@ -196,54 +147,17 @@ class CompletionFormat(ChoiceFormat):
         self._offsets[index] = offset
         return {
             "tokens": tokens,
-            "token_logprobs": [one.logprob for one in logprobs],
-            "top_logprobs": [
-                {self.texts(token): logprob for token, logprob in one.top.items()} for one in logprobs
-            ],
+            "token_logprobs": [*(None for _ in unknown), *(one.logprob for one in listed)],
+            "top_logprobs": [*(None for _ in unknown), *(self._top(one) for one in listed)],
             "text_offset": offsets,
         }
 
-
-def usage(job: Job) -> Json:
-    """The tokens of a job so far: of prompts and answers, drafted and accepted."""
-    answers = job.answers
-    stats = [answer.stats for answer in answers]
-    steps, emitted = sum(s.steps for s in stats), sum(s.emitted for s in stats)
-    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    first = answers[:: job.params.n]  # one answer of each prompt, so that a prompt counts once
-    num_prompt = sum(answer.num_prompt for answer in first)
-    num_cached = sum(answer.num_cached for answer in first)
-    num_output = sum(answer.num_output for answer in answers)
-    accepted_by: Counter[str] = Counter()
-    for one in stats:
-        accepted_by.update({author: sum(counts) for author, counts in one.accepted_by.items()})
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
-        "speculation": {
-            "drafted": drafted,
-            "accepted": accepted,
-            "accepted_by": dict(accepted_by),
-            "mean_accepted": round(emitted / steps, 3) if steps else 0.0,
-            "lossless": job.params.rule.lossless,
-        },
-    }
+    def _top(self, one: TokenLogprobs) -> Json:
+        return {self.texts(token): logprob for token, logprob in one.top.items()}
 
 
 def _text(updates: Sequence[AnswerUpdate]) -> str:
     return "".join(update.text for update in updates)
-
-
-def _logprobs(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
-    """The log-probabilities of all updates; None: not requested."""
-    parts = [update.logprobs for update in updates if update.logprobs is not None]
-    return [one for part in parts for one in part] if parts else None
 
 
 def _choice(index: int, content: Json, logprobs: Json | None, reason: str | None) -> Json:

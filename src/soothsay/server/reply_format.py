@@ -10,6 +10,7 @@ from soothsay.core.answer import TokenLogprobs
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import EVENTS, Framing
 from soothsay.server.jobs import Job
+from soothsay.server.messages import AnswerUpdate
 from soothsay.server.protocol import GenerationRequest
 from soothsay.server.tools import ParsedPart, ToolCall, ToolCallParser
 from soothsay.tokenizer import Tokenizer
@@ -90,3 +91,9 @@ def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[
         {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
         for one in logprobs
     ]
+
+
+def logprobs_of(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
+    """The log-probabilities of all updates; None: not requested."""
+    parts = [update.logprobs for update in updates if update.logprobs is not None]
+    return [one for part in parts for one in part] if parts else None

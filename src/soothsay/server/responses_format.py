@@ -14,8 +14,8 @@ from soothsay.server.events import NAMED_EVENTS
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.protocol import GenerationRequest
-from soothsay.server.replies import usage
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
+from soothsay.server.reports import usage
 from soothsay.server.tools import ToolCall
 
 

@@ -61,5 +61,8 @@ class ServerConfig:
     max_stop_length: int = 256
     """Limit of characters in a stop string."""
 
+    max_bad_words: int = 128
+    """Limit of texts that an answer must not contain: each costs a comparison a token."""
+
     max_logit_bias: int = 1024
     """Limit of tokens with a bias."""

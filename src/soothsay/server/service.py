@@ -13,6 +13,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
 from soothsay.server.protocol import ChatRequest, CompletionRequest
+from soothsay.server.replies import Echo
 from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.tools import ToolFormat
@@ -22,8 +23,8 @@ Body = TypeVar("Body", bound=BaseModel)
 ChatReply = Callable[[MakeParser], ReplyFormat]
 """Makes the format of the reply to a chat, from what makes the parsers of its answers."""
 
-CompletionReply = Callable[[Sequence[str]], ReplyFormat]
-"""Makes the format of the reply to a completion, from the texts that the answers begin with (`echo`)."""
+CompletionReply = Callable[[Sequence[Echo]], ReplyFormat]
+"""Makes the format of the reply to a completion, from the prompts that the answers begin with (`echo`)."""
 
 
 class Service(Protocol):

@@ -71,6 +71,26 @@ class PlainParser(ToolCallParser):
         return ParsedPart()
 
 
+class OneCall(ToolCallParser):
+    """Drops all calls but the first one that another parser finds, as `parallel_tool_calls: false` asks."""
+
+    def __init__(self, parser: ToolCallParser):
+        self._parser, self._called = parser, False
+
+    def push(self, text: str) -> ParsedPart:
+        """Read the next piece."""
+        return self._first(self._parser.push(text))
+
+    def end(self) -> ParsedPart:
+        """End the answer."""
+        return self._first(self._parser.end())
+
+    def _first(self, part: ParsedPart) -> ParsedPart:
+        calls = [] if self._called else part.calls[:1]
+        self._called = self._called or bool(calls)
+        return ParsedPart(part.content, calls)
+
+
 class HermesParser(ToolCallParser):
     """Finds calls of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 

@@ -88,6 +88,8 @@ def _model(llm: LLM) -> LoadedModel:
         vocab_size=llm.model.config.vocab_size,
         max_context=llm.config.max_context or 0,
         max_requests=llm.config.max_requests,
+        block_size=llm.engine.allocator.block_size,
+        num_blocks=llm.engine.allocator.num_blocks,
         drafter=str(llm.drafter),
         drafters=tuple(REGISTRY),
     )
@@ -209,7 +211,7 @@ class Worker:
         updates: list[AnswerUpdate] = []
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
-            updates += [_update(job, i, request) for i, request in enumerate(requests) if request.pieces]
+            updates += [_update(job, i, request) for i, request in enumerate(requests) if _has_news(request)]
             reasons = [request.finish_reason for request in requests]
             if FinishReason.ERROR in reasons:
                 self._drop(job, FinishReason.ERROR)
@@ -229,17 +231,25 @@ class Worker:
         self._send(EngineUpdate(time.monotonic(), updates, ended, load, new_decisions, failed))
 
 
+def _has_news(request: Request) -> bool:
+    return bool(request.pieces) or request.ended_unsaid
+
+
 def _update(job: int, index: int, request: Request) -> AnswerUpdate:
     """Take the new pieces and traces out of a request."""
     pieces = list(request.pieces)
     request.pieces.clear()
+    request.ended_unsaid = False
+    is_first, scored = request.num_output == len(pieces), request.params.prompt_logprobs is not None
     traces = list(request.traces or ())
     if request.traces:
         request.traces.clear()
-    logprobs = None
-    if request.params.logprobs is not None:  # the token that ends an answer is not part of its text
-        ends = request.end_tokens
-        logprobs = [p.logprobs for p in pieces if p.logprobs is not None and p.token not in ends]
+    logprobs, end = None, None
+    if request.params.logprobs is not None:
+        logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        silent = pieces and pieces[-1].token in request.end_tokens
+        if silent and not request.params.include_stop_str_in_output:  # it is not part of the text
+            end = logprobs.pop()
     return AnswerUpdate(
         job=job,
         index=index,
@@ -251,6 +261,9 @@ def _update(job: int, index: int, request: Request) -> AnswerUpdate:
         num_preemptions=request.num_preemptions,
         stats=request.stats,
         finish_reason=request.finish_reason,
+        token_ids=[piece.token for piece in pieces],
+        end_logprobs=end,
+        prompt_logprobs=request.prompt_logprobs if is_first and scored else None,
     )
 
 

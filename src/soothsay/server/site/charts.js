@@ -19,7 +19,7 @@ const eachPerSecond = (history, name, label) => {
 };
 const accepted = (history) => {
   const tokens = history.rise("spec_decode_num_accepted_tokens_total", MEAN);
-  const steps = history.rise("spec_decode_num_drafts_total", MEAN);
+  const steps = history.rise("decode_steps_total", MEAN);
   return one(tokens && steps?.by > 0 ? 1 + tokens.by / steps.by : null);
 };
 

@@ -1,0 +1,67 @@
+"""Token ids of the prompts that a body has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from soothsay.server.parameters import truncated
+from soothsay.server.protocol import ChatRequest, CompletionRequest
+from soothsay.server.replies import Echo
+from soothsay.tokenizer import Tokenizer
+
+
+def chat_ids(tokenizer: Tokenizer, body: ChatRequest, variables: Mapping[str, Any], room: int) -> list[int]:
+    """Token ids of a conversation.
+
+    Args:
+        tokenizer: has the chat template.
+        body: the conversation, and how to lay it out.
+        variables: of the template.
+        room: tokens of the context.
+
+    Raises `RequestError` if the model has no template, or the template refuses the messages.
+    """
+    messages = [message.for_template() for message in body.messages]
+    own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
+    given = {**{name: value for name, value in own.items() if value is not None}, **variables}
+    if body.continue_final_message:
+        given["add_generation_prompt"] = False
+    text = tokenizer.render(messages, **given)
+    if body.continue_final_message:
+        text = _cut_after(text, continued_text(body))
+    return truncated(tokenizer.encode(text, special=bool(body.add_special_tokens)), body, room)
+
+
+def continued_text(body: ChatRequest) -> str:
+    """The text of the last message, if the answer continues it. Otherwise nothing."""
+    return str(body.messages[-1].for_template()["content"]) if body.continue_final_message else ""
+
+
+def completion_ids(
+    tokenizer: Tokenizer, body: CompletionRequest, prompts: list[str | list[int]], room: int
+) -> tuple[list[list[int]], list[Echo]]:
+    """Token ids of prompts, and what each answer begins with: nothing, or its prompt.
+
+    Args:
+        tokenizer: encodes texts.
+        body: how to encode them.
+        prompts: texts or token ids.
+        room: tokens of the context.
+    """
+    special = body.add_special_tokens is not False
+    ids, echoed = list[list[int]](), list[Echo]()
+    for prompt in prompts:
+        known = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
+        ids.append(truncated(known, body, room))
+        if body.echo:
+            whole = isinstance(prompt, str) and len(known) == len(ids[-1])
+            text = str(prompt) if whole else tokenizer.decode(ids[-1])
+            echoed += [Echo(text, ids[-1])] * (body.n or 1)
+    return ids, echoed
+
+
+def _cut_after(text: str, end: str) -> str:
+    """A text up to where `end` last stands. Templates may have removed the space around it."""
+    found = next((one for one in (end, end.strip()) if one in text), "")
+    return text[: text.rfind(found) + len(found)] if found else text
