@@ -39,18 +39,21 @@ def fragile(**options: Any) -> LLM:
     schedule = scheduler.schedule
 
     def fail_forward(*_: Any) -> None:
-        for request in scheduler.running:  # in the middle of a step, after blocks were allocated and shared
+        alone = llm.engine.recovery.alone
+        # in the middle of a step, after blocks were allocated and shared
+        for request in scheduler.running if alone is None else [alone]:
             if _is_time(request, STEP):
                 raise ValueError("/secret/path")
             if _is_time(request, EXIT):
                 raise SystemExit(3)
 
-    def fail_schedule() -> Any:
-        if any(request.tokens[0] == SCHEDULE for request in scheduler.waiting):
+    def fail_schedule(alone: Request | None = None) -> Any:
+        taken = scheduler.waiting if alone is None else [alone]
+        if any(request.tokens[0] == SCHEDULE for request in taken):
             raise RuntimeError("broken before anything runs")
         if any(request.tokens[0] == SLOW for request in scheduler.running):
             time.sleep(0.1)
-        return schedule()
+        return schedule(alone)
 
     model.register_forward_pre_hook(fail_forward)
     scheduler.schedule = fail_schedule  # type: ignore[method-assign]

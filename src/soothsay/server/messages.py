@@ -79,7 +79,7 @@ class EngineUpdate:
     ended: dict[int, ApiError | None]  # by job; None: it ended well
     load: EngineLoad
     decisions: dict[str, int]  # how often controllers chose each drafter since the last update
-    failed: bool = False  # the step failed, and the requests that took part in it ended
+    failed: bool = False  # the step failed; the engine repeats it with one request at a time
 
 
 Incoming = Submit | Cancel
