@@ -63,3 +63,16 @@ class ServerConfig:
 
     max_logit_bias: int = 1024
     """Limit of tokens with a bias."""
+
+    max_temperature: float = 2.0
+    """Limit of the temperature. This and the next three limits are those of OpenAI's API by default. An
+    operator may widen them up to `soothsay.core.params.BOUNDS`."""
+
+    max_penalty: float = 2.0
+    """Limit of presence and frequency penalties, in both directions."""
+
+    max_bias: float = 100.0
+    """Limit of the bias of a token, in both directions. At 100, the token is said always or never."""
+
+    max_repetition_penalty: float = 10.0
+    """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""
