@@ -122,7 +122,9 @@ def serve(
     ] = 30.0,
     max_temperature: Annotated[
         float,
-        typer.Option("--max-temperature", min=0, max=1e6, help="Limit of temperature.", rich_help_panel=_LIMITS),
+        typer.Option(
+            "--max-temperature", min=0, max=1e6, help="Limit of temperature.", rich_help_panel=_LIMITS
+        ),
     ] = 2.0,
     max_penalty: Annotated[
         float,
