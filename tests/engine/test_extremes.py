@@ -22,10 +22,9 @@ BYSTANDERS = [
     SamplingParams(temperature=0.8, seed=1, max_tokens=6, presence_penalty=0.5, ignore_eos=True),
 ]
 
-EXTREME = st.sampled_from(
-    [0, -0.0, 5e-324, 1e-300, 1e-38, 1e-9, 1e-3, 0.5, 1.0, 1e3, 1e6, 1e7, 1e30, 1e39, 1e300, 1e308]
-    + [math.inf, -math.inf, math.nan, -1, -1e6, -1e308, -(10**400), 10**400, 2**31, 2**63, True, None, "1"]
-)
+SMALL = [0, -0.0, 5e-324, 1e-300, 1e-38, 1e-9, 1e-3, 0.5, 1.0, -1]
+LARGE = [1e3, 1e6, 1e7, 1e30, 1e39, 1e300, 1e308, math.inf, 10**400, 2**31, 2**63]
+EXTREME = st.sampled_from([*SMALL, *LARGE, *(-number for number in LARGE), math.nan, True, None, "1"])
 
 
 def in_bounds(name: str) -> st.SearchStrategy[Any]:
@@ -57,7 +56,7 @@ VALID = st.fixed_dictionaries(
 )
 WRONG = st.fixed_dictionaries(
     {},
-    optional={name: EXTREME for name in BOUNDS}
+    optional=dict.fromkeys(BOUNDS, EXTREME)
     | {
         "logit_bias": st.dictionaries(TOKENS, st.one_of(BIAS, EXTREME), max_size=3),
         "stop_token_ids": st.lists(TOKENS, max_size=2),
@@ -80,7 +79,7 @@ def llm(tiny: Callable[..., Transformer]) -> LLM:
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_every_request_ends_and_bystanders_keep_their_tokens(llm: LLM, verifier: str) -> None:
     meant = [llm.generate(PROMPT, params).token_ids for params in BYSTANDERS]
-    served = 0
+    served, longest = 0, [0]
 
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(PARAMS)
@@ -89,7 +88,7 @@ def test_every_request_ends_and_bystanders_keep_their_tokens(llm: LLM, verifier:
         try:
             extreme = SamplingParams(**asked, verifier=verifier)
         except RequestError as error:
-            assert len(str(error)) < 300
+            longest[0] = max(longest[0], len(str(error)))
             return
         first, result, last = llm.generate([PROMPT] * 3, [BYSTANDERS[0], extreme, BYSTANDERS[1]])
         assert [first.token_ids, last.token_ids] == meant
@@ -107,6 +106,7 @@ def test_every_request_ends_and_bystanders_keep_their_tokens(llm: LLM, verifier:
     before = llm.engine.recovery.num_failed
     run()
     assert llm.engine.recovery.num_failed == before
+    assert longest[0] < 300
     assert served > 75, "most are not refused"
 
 

@@ -44,8 +44,14 @@ def test_numbers_outside_of_openai_s_ranges_need_the_operator_s_word(name: str, 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", 2), ("presence_penalty", -2), ("frequency_penalty", 2), ("repetition_penalty", 10)]
-    + [("repetition_penalty", 0.1), ("logit_bias", {"1": 100, "2": -100})],
+    [
+        ("temperature", 2),
+        ("presence_penalty", -2),
+        ("frequency_penalty", 2),
+        ("repetition_penalty", 10),
+        ("repetition_penalty", 0.1),
+        ("logit_bias", {"1": 100, "2": -100}),
+    ],
 )
 def test_both_ends_are_allowed(name: str, value: Any) -> None:
     sampling_params(body(**{name: value}), ServerConfig(name="m"))

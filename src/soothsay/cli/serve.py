@@ -123,7 +123,7 @@ def serve(
     max_temperature: Annotated[
         float,
         typer.Option(
-            "--max-temperature", min=0, max=1e6, help="Limit of temperature.", rich_help_panel=_LIMITS
+            "--max-temperature", min=0, max=1e6, help="Limit of temperatures.", rich_help_panel=_LIMITS
         ),
     ] = 2.0,
     max_penalty: Annotated[

@@ -19,7 +19,7 @@ MAX_LOGIT_CHANGE = 1e6
 """Limit of what one parameter adds to a logit. Logits of models are below 1e3, so it decides alone."""
 
 MIN_TEMPERATURE = 1e-20
-"""Temperatures below count as this, which leaves only the likeliest token. Logits over less would overflow."""
+"""Temperatures below count as this, which leaves only the likeliest token. Logits / less would overflow."""
 
 
 @dataclass(frozen=True, slots=True)

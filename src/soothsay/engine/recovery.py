@@ -19,8 +19,8 @@ from soothsay.engine.scheduler import Scheduler
 log = logging.getLogger("soothsay.engine")
 
 MAX_DOUBLINGS = 6
-"""After 1, 2, 3, ... joint steps that failed in a row, each request has 1, 2, 4, ... steps alone, at most 2 to
-the power of this. So a batch that fails together and never alone spends little on failing again."""
+"""After 1, 2, 3, ... joint steps that failed in a row, each request has 1, 2, 4, ... steps alone, at most 2
+to the power of this. So a batch that fails together and never alone spends little on failing again."""
 
 
 class Recovery:

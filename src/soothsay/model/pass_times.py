@@ -180,7 +180,7 @@ class PassTimes:
         Short passes are measured again at each start. The result then has the proportions of the median of
         the last few starts, and the total of the newest one.
 
-        A file that cannot be read or written, or that holds nonsense, means a warning and another measurement.
+        If the file is damaged, or cannot be read or written, there is a warning, and passes are measured.
 
         Args:
             model: the model, on the device where it will run.
