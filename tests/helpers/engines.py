@@ -19,6 +19,9 @@ STEP, EXIT, SCHEDULE, DRAFTER = range(300, 304)
 SLOW = 304
 """First token of a prompt whose answer takes minutes."""
 
+KILL = 305
+"""First token of a prompt that ends the engine's process before any token of the answer."""
+
 
 def sibyl(**options: Any) -> LLM:
     """The bundled model."""
@@ -46,6 +49,8 @@ def fragile(**options: Any) -> LLM:
                 raise ValueError("/secret/path")
             if _is_time(request, EXIT):
                 raise SystemExit(3)
+            if request.tokens[0] == KILL:
+                raise SystemExit(4)
 
     def fail_schedule(alone: Request | None = None) -> Any:
         taken = scheduler.waiting if alone is None else [alone]
@@ -58,6 +63,18 @@ def fragile(**options: Any) -> LLM:
     model.register_forward_pre_hook(fail_forward)
     scheduler.schedule = fail_schedule  # type: ignore[method-assign]
     return llm
+
+
+def useless(**options: Any) -> LLM:
+    """The bundled model with a drafter that always fails."""
+    return sibyl(drafter=Useless, **options)
+
+
+class Useless(NoDrafter):
+    """Fails in `propose`."""
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        raise RuntimeError("/secret/path")
 
 
 class Spiteful(NoDrafter):

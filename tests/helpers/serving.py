@@ -56,7 +56,10 @@ class Running:
 
 
 @contextmanager
-def serving(factory: Callable[[], LLM], keys: KeyRing | None = None, **options: Any) -> Iterator[Running]:
+def serving(
+    factory: Callable[[], LLM], keys: KeyRing | None = None, *, ready: bool = True, **options: Any
+) -> Iterator[Running]:
+    """Serve a model. `ready`: begin when the engine has answered once."""
     config = ServerConfig(name="sibyl", drafters=tuple(REGISTRY), **options)
     with EngineProcess(factory) as engine, socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server(engine, config, keys)
@@ -68,7 +71,10 @@ def serving(factory: Callable[[], LLM], keys: KeyRing | None = None, **options: 
             runner.should_exit = True
 
         try:
-            yield Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
+            running = Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
+            if ready:
+                running.wait_until(lambda: server.canary.problem is None, 60)
+            yield running
         finally:
             stop()
             thread.join(30)

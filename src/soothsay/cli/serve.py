@@ -120,6 +120,33 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 30.0,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(
+            "--stall-timeout",
+            min=1,
+            help="Limit of seconds for one step. An engine that takes longer is killed and restarted.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 300.0,
+    start_timeout: Annotated[
+        float,
+        typer.Option(
+            "--start-timeout",
+            min=1,
+            help="Limit of seconds from an engine's start to its first answer. A slower one is restarted.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 1800.0,
+    canary_interval: Annotated[
+        float,
+        typer.Option(
+            "--canary-interval",
+            min=0.1,
+            help="Seconds without an answer after which the server asks the engine for one itself.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 30.0,
     max_temperature: Annotated[
         float,
         typer.Option(
@@ -197,6 +224,9 @@ def serve(
             timeout=timeout,
             client_timeout=client_timeout,
             drain=drain,
+            stall_timeout=stall_timeout,
+            start_timeout=start_timeout,
+            canary_interval=canary_interval,
             max_temperature=max_temperature,
             max_penalty=max_penalty,
             max_bias=max_bias,

@@ -31,7 +31,17 @@ class Cancel:
     job: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks for a `Pong`, which comes between two steps."""
+
+
 # from the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Says that the engine reads its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +92,8 @@ class EngineUpdate:
     failed: bool = False  # the step failed; the engine repeats it with one request at a time
 
 
-Incoming = Submit | Cancel
+Incoming = Submit | Cancel | Ping
 """Messages to the engine."""
 
-Outgoing = LoadedModel | Admitted | EngineUpdate
+Outgoing = LoadedModel | Admitted | EngineUpdate | Pong
 """Messages from the engine."""

@@ -31,6 +31,8 @@ from soothsay.server.messages import (
     Incoming,
     LoadedModel,
     Outgoing,
+    Ping,
+    Pong,
     Submit,
 )
 
@@ -135,6 +137,8 @@ class Worker:
                     self._admit(submit)
                 else:
                     self._report(refused={submit.job: error})
+            case Ping():
+                self._send(Pong())
             case Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
