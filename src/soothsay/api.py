@@ -8,7 +8,7 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.registry import REGISTRY
-from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError
+from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError, StepError
 from soothsay.llm import LLM
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ __all__ = [
     "SamplingParams",
     "SoothsayError",
     "SpeculationStats",
+    "StepError",
     "StepTrace",
     "Stream",
     "Target",

@@ -19,3 +19,7 @@ class DrafterError(SoothsayError, ValueError):
 
 class TrainingError(SoothsayError):
     """A training cannot start, continue or be saved: because of its data, its checkpoint or its numbers."""
+
+
+class StepError(SoothsayError):
+    """The engine failed at a request, which has ended. `__cause__` is the error that the step raised."""

@@ -1,4 +1,4 @@
-"""Replaces files atomically: a reader finds the old content or the new content, never a part of either."""
+"""Paths as users write them, and atomic writes: a reader finds the old content or the new content."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """A path as a user writes it, with `~` replaced. Without a home directory, `~` stays."""
+    return Path(os.path.expanduser(path))
 
 
 @contextmanager

@@ -127,13 +127,16 @@ class LLM:
 
         Returns:
             A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
-            has the finish reason "error" and the message; the other requests are answered.
+            or at which the engine fails has the finish reason "error" and the message. The other requests are
+            answered.
 
         Raises:
             RequestError: the one prompt cannot be served.
+            StepError: the engine failed at the one prompt.
         """
         if _is_prompt(prompts):
-            return self._collect(self._submit(prompts, params or SamplingParams(), drafter))  # type: ignore[arg-type]
+            submitted = self._submit(prompts, params or SamplingParams(), drafter)  # type: ignore[arg-type]
+            return self._collect(submitted, failing=True)
         groups: list[tuple[list[int], list[Stream]] | RequestError] = []
         many = list(prompts)
         for i, prompt in enumerate(many):
@@ -143,7 +146,8 @@ class LLM:
             except RequestError as error:
                 groups.append(error)
         return [
-            _refusal(group) if isinstance(group, RequestError) else self._collect(group) for group in groups
+            _refusal(group) if isinstance(group, RequestError) else self._collect(group, failing=False)
+            for group in groups
         ]
 
     def chat(
@@ -232,11 +236,11 @@ class LLM:
         ids = requests[0].tokens[: requests[0].num_prompt].tolist()
         return ids, [Stream(self.engine, request) for request in requests]
 
-    def _collect(self, submitted: tuple[list[int], list[Stream]]) -> Result:
-        """Wait for the answers to one prompt."""
+    def _collect(self, submitted: tuple[list[int], list[Stream]], *, failing: bool) -> Result:
+        """Wait for the answers to one prompt. Raises `StepError` if one fails, and `failing` is set."""
         ids, streams = submitted
         try:
-            return Result(ids, [stream.choice for stream in streams])
+            return Result(ids, [stream.choice if failing else stream.outcome for stream in streams])
         except BaseException:  # an interrupt leaves no request in the engine
             for stream in streams:
                 stream.cancel()

@@ -25,10 +25,16 @@ def available_memory() -> int:
         return 4 * 2**30
 
 
-def cache_directory() -> Path:
-    """The directory for measurements of this machine: `$XDG_CACHE_HOME/soothsay`, or `~/.cache/soothsay`."""
+def cache_directory() -> Path | None:
+    """The directory for measurements of this machine: `$XDG_CACHE_HOME/soothsay`, or `~/.cache/soothsay`.
+
+    None if the user has no home directory. The directory may not exist.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "soothsay"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "soothsay"
+    except RuntimeError:  # as in a container with a user id that has no name
+        return None
 
 
 def processor_name() -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from soothsay.core.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
 from soothsay.core.request import Request
 from soothsay.engine.engine import Engine
+from soothsay.errors import StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class Stream:
 
     Waiting for a piece runs steps of the engine, which advance all its requests. A stream that nobody reads
     advances only while other streams are read. `cancel` frees its memory at once.
+
+    If the engine fails at the request, iterating raises `StepError` after the pieces that there are. Other
+    requests go on.
     """
 
     def __init__(self, engine: Engine, request: Request):
@@ -96,9 +100,26 @@ class Stream:
 
     @property
     def choice(self) -> Choice:
-        """The whole answer. Waits for its end."""
+        """The whole answer. Waits for its end. Raises `StepError` if the engine fails at the request."""
         for _ in self:
             pass
+        return self._choice(None)
+
+    @property
+    def outcome(self) -> Choice:
+        """As `choice`, but an answer that fails is returned, with its text so far and the `error`."""
+        try:
+            return self.choice
+        except StepError as error:
+            return self._choice(str(error))
+
+    @property
+    def result(self) -> Result:
+        """The whole answer with its prompt. Waits for its end. Raises what `choice` raises."""
+        choice = self.choice
+        return Result(self._request.tokens[: self._request.num_prompt].tolist(), [choice])
+
+    def _choice(self, error: str | None) -> Choice:
         request = self._request
         if request.finish_reason is None:
             raise RuntimeError("the stream has ended without its request")
@@ -110,19 +131,19 @@ class Stream:
             seed=request.seed,
             logprobs=self._logprobs if request.params.logprobs is not None else None,
             prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
+            error=error,
         )
 
-    @property
-    def result(self) -> Result:
-        """The whole answer with its prompt. Waits for its end."""
-        choice = self.choice
-        return Result(self._request.tokens[: self._request.num_prompt].tolist(), [choice])
-
     def _next(self) -> Piece | None:
+        """The next piece; None at the end. Raises `StepError`."""
         self._engine.advance(self._request)
-        if not self._request.pieces:
-            return None
-        piece = self._request.pieces.popleft()
-        if piece.logprobs is not None:
-            self._logprobs.append(piece.logprobs)
-        return piece
+        if self._request.pieces:
+            piece = self._request.pieces.popleft()
+            if piece.logprobs is not None:
+                self._logprobs.append(piece.logprobs)
+            return piece
+        failure = self._request.failure
+        if failure is not None:
+            reason = f"{type(failure).__name__}: {failure}"
+            raise StepError(f"the engine failed at this request: {reason}") from failure
+        return None

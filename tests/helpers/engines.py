@@ -19,6 +19,9 @@ STEP, EXIT, SCHEDULE, DRAFTER = range(300, 304)
 SLOW = 304
 """First token of a prompt whose answer takes minutes."""
 
+KILL = 305
+"""First token of a prompt that ends the engine's process before any token of the answer."""
+
 
 def sibyl(**options: Any) -> LLM:
     """The bundled model."""
@@ -39,22 +42,39 @@ def fragile(**options: Any) -> LLM:
     schedule = scheduler.schedule
 
     def fail_forward(*_: Any) -> None:
-        for request in scheduler.running:  # in the middle of a step, after blocks were allocated and shared
+        alone = llm.engine.recovery.alone
+        # in the middle of a step, after blocks were allocated and shared
+        for request in scheduler.running if alone is None else [alone]:
             if _is_time(request, STEP):
                 raise ValueError("/secret/path")
             if _is_time(request, EXIT):
                 raise SystemExit(3)
+            if request.tokens[0] == KILL:
+                raise SystemExit(4)
 
-    def fail_schedule() -> Any:
-        if any(request.tokens[0] == SCHEDULE for request in scheduler.waiting):
+    def fail_schedule(alone: Request | None = None) -> Any:
+        taken = scheduler.waiting if alone is None else [alone]
+        if any(request.tokens[0] == SCHEDULE for request in taken):
             raise RuntimeError("broken before anything runs")
         if any(request.tokens[0] == SLOW for request in scheduler.running):
             time.sleep(0.1)
-        return schedule()
+        return schedule(alone)
 
     model.register_forward_pre_hook(fail_forward)
     scheduler.schedule = fail_schedule  # type: ignore[method-assign]
     return llm
+
+
+def useless(**options: Any) -> LLM:
+    """The bundled model with a drafter that always fails."""
+    return sibyl(drafter=Useless, **options)
+
+
+class Useless(NoDrafter):
+    """Fails in `propose`."""
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        raise RuntimeError("/secret/path")
 
 
 class Spiteful(NoDrafter):

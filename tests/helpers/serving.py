@@ -59,8 +59,14 @@ class Running:
 
 @contextmanager
 def serving(
-    factory: Callable[[], LLM], keys: KeyRing | None = None, name: str = "sibyl", **options: Any
+    factory: Callable[[], LLM],
+    keys: KeyRing | None = None,
+    name: str = "sibyl",
+    *,
+    ready: bool = True,
+    **options: Any,
 ) -> Iterator[Running]:
+    """Serve a model. `ready`: begin when the engine has answered once."""
     config = ServerConfig(name=name, drafters=tuple(REGISTRY), **options)
     with EngineProcess(factory) as engine, socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server(engine, config, keys)
@@ -72,7 +78,10 @@ def serving(
             runner.should_exit = True
 
         try:
-            yield Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
+            running = Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
+            if ready:
+                running.wait_until(lambda: server.canary.problem is None, 60)
+            yield running
         finally:
             stop()
             thread.join(30)

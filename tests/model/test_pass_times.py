@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from soothsay.errors import ModelError
+from soothsay.files import user_path
 from soothsay.model import pass_times as timing
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.pass_times import ROWS, PassTimes
 from soothsay.model.transformer import Transformer
 
@@ -83,25 +89,77 @@ def test_a_large_model_is_measured_only_once(
     assert PassTimes.of(model, 512).seconds == [pytest.approx(own) for own in slow]
 
 
+ANEW = "the times of passes are measured anew"
+
+
 @pytest.mark.parametrize(
     "content",
     [
         "",
         "{}",
         "[1]",
+        "null",
         '{"rows": 1}',
-        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]]}',  # of another version
         '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1]]]}',
         '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2], [0.1]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": []}',
+        '{"rows": [], "contexts": [64], "measured": [[[]]]}',
+        '{"rows": [2, 1], "contexts": [64], "measured": [[[0.1, 0.2]]]}',
+        '{"rows": [1, "2"], "contexts": [64], "measured": [[[0.1, 0.2]]]}',
+        '{"rows": [1, true], "contexts": [64], "measured": [[[0.1, 0.2]]]}',
+        '{"rows": [1, 1e9], "contexts": [64], "measured": [[[0.1, 0.2]]]}',
+        f'{{"rows": [1, 1{"0" * 400}], "contexts": [64], "measured": [[[0.1, 0.2]]]}}',
+        '{"rows": {"1": 2}, "contexts": [64], "measured": [[[0.1, 0.2]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, NaN]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, Infinity]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, -0.2]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.0]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, null]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[["a", "b"]]]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [{"0": [0.1, 0.2]}]}',
+        "[" * 50_000,
+        '{"rows": ' * 5000,
+        " " * 100_000,
+        "\ud800".encode("utf-8", "surrogatepass"),
+        b"\0" * 50,
     ],
+    ids=lambda content: repr(content[:70]),
 )
-def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str) -> None:
+def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str | bytes) -> None:
     model = tiny()
     PassTimes.of(model, 512)
     (file,) = cache.glob("*.json")
-    file.write_text(content)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.warns(UserWarning, match=ANEW) as warned:
+        assert PassTimes.of(model, 512).rows == list(ROWS)
+    assert len(warned) == 1
+    assert json.loads(file.read_text())["rows"] == list(ROWS)
+
+
+def test_a_file_of_another_version_is_measured_anew(tiny: Make, cache: Path) -> None:
+    model = tiny()
+    PassTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    file.write_text('{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]]}')
     assert PassTimes.of(model, 512).rows == list(ROWS)
     assert json.loads(file.read_text())["rows"] == list(ROWS)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "dangling link"])
+def test_something_else_in_the_file_s_place_is_no_reason_to_stop(tiny: Make, cache: Path, kind: str) -> None:
+    model = tiny()
+    PassTimes.of(model, 512)
+    (file,) = cache.glob("*.json")
+    file.unlink()
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(file if kind == "loop" else cache / "nowhere" / "at all")
+    with pytest.warns(UserWarning, match=ANEW) as warned:
+        assert PassTimes.of(model, 512).rows == list(ROWS)
+    assert len(warned) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
@@ -109,7 +167,34 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+    with pytest.warns(UserWarning, match=ANEW) as warned:
+        assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+    assert len(warned) == 1
+
+
+def test_a_full_disk_is_no_reason_to_stop(tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(timing, "write_json", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+
+
+def test_a_user_without_home_is_no_reason_to_stop(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(RuntimeError):
+        Path.home()
+    with pytest.warns(UserWarning, match="no home directory"):
+        assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+    assert user_path("~/x") == Path("~/x")
+    with pytest.raises(ModelError, match="~/nowhere"):
+        open_checkpoint("~/nowhere")
 
 
 def test_a_short_context_has_a_short_curve(tiny: Make) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from typing import Any
 import engines
 import httpx
 import pytest
+from openai import APIError
 from serving import Running, serving
 
 from soothsay import LLM, Grammar, SamplingParams
@@ -30,6 +32,8 @@ from soothsay.server.process import EngineProcess
 from soothsay.server.worker import Worker
 
 ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}
+TYPED = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
+TYPED["extra_body"] = {"ignore_eos": True}
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 20}
 
 
@@ -52,11 +56,12 @@ def kill(running: Running) -> None:
     os.kill(health(running)[1]["engine_pid"], signal.SIGKILL)
 
 
-def test_a_killed_engine_is_restarted_once(mortal: Running) -> None:
+def test_a_killed_engine_is_restarted(mortal: Running) -> None:
     before = ask(mortal, SEEDED).json()["choices"]
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ask, mortal, {**ENDLESS, "stream": stream}) for stream in (False, True) * 4]
-        mortal.wait_until(lambda: mortal.in_engine[0] == 8)
+        jobs = mortal.server.loop._jobs
+        mortal.wait_until(lambda: len(jobs) == 8 and all(job.num_output for job in [*jobs.values()]))
         kill(mortal)
         for stream, reply in zip((False, True) * 4, (one.result() for one in asked), strict=True):
             if stream:
@@ -69,24 +74,63 @@ def test_a_killed_engine_is_restarted_once(mortal: Running) -> None:
                 told = reply.json()
             assert told["error"]["code"] == "engine_stopped"
             assert told["error"]["type"] == "server_error"
-    assert health(mortal) == (
-        503,
-        {"status": "engine starting", "engine_pid": mortal.server.loop.engine_pid, "engine_restarts": 1},
-    )
-    assert httpx.get(f"{mortal.url}/ready").status_code == 503
+    status, body = health(mortal)
+    assert (status, body["status"], body["seconds_since_answer"]) == (503, "engine starting", None)
+    ready = httpx.get(f"{mortal.url}/ready")
+    assert (ready.status_code, ready.json()["reason"]) == (503, "engine starting")
     assert mortal.free
     refused = ask(mortal, SEEDED)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
-    assert refused.headers["retry-after"]
+    assert refused.headers["retry-after"] == "1"
 
     mortal.wait_until(lambda: health(mortal)[0] == 200, 60)
+    assert health(mortal)[1]["engine_restarts"] == 1
     assert ask(mortal, SEEDED).json()["choices"] == before
     assert mortal.free
 
-    kill(mortal)
-    mortal.wait_until(lambda: health(mortal)[1]["status"] == "engine stopped")
-    assert health(mortal) == (503, {"status": "engine stopped", "engine_pid": None, "engine_restarts": 1})
-    assert ask(mortal, SEEDED).status_code == 503
+
+@pytest.mark.slow
+def test_a_killed_engine_comes_back_again_and_again(mortal: Running) -> None:
+    for restarts in (1, 2, 3):
+        kill(mortal)
+        mortal.wait_until(lambda: health(mortal)[0] == 503)
+        wait = 2 ** (restarts - 2) if restarts > 1 else 0
+        if wait:
+            assert health(mortal)[1]["engine_pid"] is None
+            assert 0 < int(ask(mortal, SEEDED).headers["retry-after"]) <= wait
+        mortal.wait_until(lambda: health(mortal)[0] == 200, 60)
+        assert health(mortal)[1]["engine_restarts"] == restarts
+        assert ask(mortal, SEEDED).status_code == 200
+
+
+def test_what_waited_when_the_engine_died_is_answered_by_the_next_one() -> None:
+    with (
+        serving(partial(engines.sibyl, max_requests=1)) as running,
+        ThreadPoolExecutor(2) as pool,
+        running.client() as client,
+    ):
+        meant = ask(running, SEEDED).json()["choices"]
+        with client.completions.create(**TYPED, stream=True) as stream:
+            next(iter(stream))
+            waiting = [pool.submit(ask, running, SEEDED) for _ in range(2)]
+            running.wait_until(lambda: running.in_engine == (1, 2))
+            kill(running)
+            with pytest.raises(APIError, match="starting again"):
+                list(stream)
+        for one in waiting:
+            assert one.result().json()["choices"] == meant
+        assert health(running)[1]["engine_restarts"] == 1
+        assert running.free
+
+
+@pytest.mark.slow
+def test_a_request_that_kills_engines_kills_two_at_most() -> None:
+    with serving(engines.fragile, restart_delay=0.1) as running:
+        failed = ask(running, {**ENDLESS, "prompt": [engines.KILL, 17]})
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_stopped")
+        running.wait_until(lambda: health(running)[0] == 200, 60)
+        assert health(running)[1]["engine_restarts"] == 2
+        assert ask(running, SEEDED).status_code == 200
 
 
 def test_an_engine_that_was_sound_for_a_while_is_restarted_again() -> None:

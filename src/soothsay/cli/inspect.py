@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +18,7 @@ from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice
 from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError
+from soothsay.files import user_path
 from soothsay.model.families import parse_model_config
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _drafters(target: Target, asked: str | None) -> Rows:
     """
     from soothsay.drafters.registry import REGISTRY, build_drafter
 
-    if asked and asked not in REGISTRY and Path(asked).expanduser().is_dir():
+    if asked and asked not in REGISTRY and user_path(asked).is_dir():
         yield from _trained(target, asked)
         return
     built = {asked: build_drafter(asked, target)} if asked else try_drafters(target)

@@ -120,6 +120,69 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 30.0,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(
+            "--stall-timeout",
+            min=1,
+            help="Limit of seconds for one step. An engine that takes longer is killed and restarted.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 300.0,
+    start_timeout: Annotated[
+        float,
+        typer.Option(
+            "--start-timeout",
+            min=1,
+            help="Limit of seconds from an engine's start to its first answer. A slower one is restarted.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 1800.0,
+    canary_interval: Annotated[
+        float,
+        typer.Option(
+            "--canary-interval",
+            min=0.1,
+            help="Seconds without an answer after which the server asks the engine for one itself.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 30.0,
+    max_temperature: Annotated[
+        float,
+        typer.Option(
+            "--max-temperature", min=0, max=1e6, help="Limit of temperatures.", rich_help_panel=_LIMITS
+        ),
+    ] = 2.0,
+    max_penalty: Annotated[
+        float,
+        typer.Option(
+            "--max-penalty",
+            min=0,
+            max=1e6,
+            help="Limit of presence and frequency penalties, in both directions.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 2.0,
+    max_bias: Annotated[
+        float,
+        typer.Option(
+            "--max-bias",
+            min=0,
+            max=1e6,
+            help="Limit of a token's logit bias, in both directions.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 100.0,
+    max_repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            "--max-repetition-penalty",
+            min=1,
+            max=1e3,
+            help="Limit of the repetition penalty. Its inverse is the lower limit.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 10.0,
     drain: Annotated[
         float,
         typer.Option(
@@ -161,6 +224,13 @@ def serve(
             timeout=timeout,
             client_timeout=client_timeout,
             drain=drain,
+            stall_timeout=stall_timeout,
+            start_timeout=start_timeout,
+            canary_interval=canary_interval,
+            max_temperature=max_temperature,
+            max_penalty=max_penalty,
+            max_bias=max_bias,
+            max_repetition_penalty=max_repetition_penalty,
         )
         if keys is None and host not in LOOPBACK:
             console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

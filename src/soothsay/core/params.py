@@ -3,12 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.verify import VERIFIERS, Verifier
 from soothsay.errors import RequestError
+
+MAX_WHOLE = 2**63 - 1
+"""Limit of whole numbers. Clients send it where they mean "no limit"; seeds are hashed as 64 bits."""
+
+MAX_LOGIT_CHANGE = 1e6
+"""Limit of what one parameter adds to a logit. Logits of models are below 1e3, so it decides alone."""
+
+MIN_TEMPERATURE = 1e-20
+"""Temperatures below count as this, which leaves only the likeliest token. Logits / less would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of a number."""
+
+    low: float
+    high: float
+    what: str  # for the message
+    whole: bool = False  # only whole numbers
+    optional: bool = False  # None is allowed
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `RequestError` if a value is not in the range. NaN never is."""
+        if value is None and self.optional:
+            return
+        number = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
+        if not number or not self.low <= value <= self.high:  # type: ignore[operator]
+            raise RequestError(f"{name}={_shown(value)} is not possible: it must be {self.what}")
+
+
+BOUNDS = {
+    "temperature": Bounds(0.0, 1e6, "between 0 and 1e6"),
+    "top_k": Bounds(-1, MAX_WHOLE, "an integer, at least 1, or 0 for all tokens", whole=True),
+    "top_p": Bounds(1e-9, 1.0, "above 0 and at most 1"),
+    "min_p": Bounds(0.0, 1.0, "between 0 and 1"),
+    "repetition_penalty": Bounds(1e-3, 1e3, "between 0.001 and 1000"),
+    "presence_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "between -1e6 and 1e6"),
+    "frequency_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "between -1e6 and 1e6"),
+    "max_tokens": Bounds(0, MAX_WHOLE, "an integer, at least 0, or None", whole=True, optional=True),
+    "min_tokens": Bounds(0, MAX_WHOLE, "an integer, at least 0", whole=True),
+    "n": Bounds(1, 1024, "an integer between 1 and 1024", whole=True),
+    "logprobs": Bounds(0, MAX_WHOLE, "an integer, at least 0, or None", whole=True, optional=True),
+    "prompt_logprobs": Bounds(0, MAX_WHOLE, "an integer, at least 0, or None", whole=True, optional=True),
+    "seed": Bounds(0, MAX_WHOLE, "an integer between 0 and 2**63 - 1, or None", whole=True, optional=True),
+}
+"""Within these bounds, float32 arithmetic neither overflows nor gives NaN.
+
+A logit below 1e6 stays below 1e9 after the repetition penalty, and below 1e14 after a frequency penalty for
+1e8 tokens. Divided by `MIN_TEMPERATURE`, it is below 1e34; float32 ends at 3e38. A temperature of 1e6 makes
+all tokens about equally likely; an infinite one would make NaN of a token with probability 0."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +81,7 @@ class SamplingParams:
     )
     presence_penalty: float = 0.0  # subtract from tokens seen in the output
     frequency_penalty: float = 0.0  # subtract for each occurrence of a token in the output
-    logit_bias: Mapping[int, float] | None = None  # added to the logits of token ids
+    logit_bias: Mapping[int, float] | None = None  # added to the logits of token ids; -inf bans a token
     allowed_token_ids: Sequence[int] | None = None  # no other token comes; None: all may
     bad_words: Sequence[str] = ()  # texts that the answer does not contain, as the tokenizer spells them
     stop: str | Sequence[str] = ()  # strings that end the text and are left out of it
@@ -52,43 +104,28 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             if isinstance(text := getattr(self, name), str):
                 object.__setattr__(self, name, (text,))
-        for name, kind, low, high, what in (
-            ("temperature", (int, float), 0.0, math.inf, "at least 0"),
-            ("top_k", int, -1, math.inf, "an integer, at least 1, or 0 for all tokens"),
-            ("top_p", (int, float), 1e-9, 1.0, "above 0 and at most 1"),
-            ("min_p", (int, float), 0.0, 1.0, "between 0 and 1"),
-            ("repetition_penalty", (int, float), 1e-3, math.inf, "above 0"),
-            ("presence_penalty", (int, float), -math.inf, math.inf, "a number"),
-            ("frequency_penalty", (int, float), -math.inf, math.inf, "a number"),
-            ("min_tokens", int, 0, math.inf, "an integer, at least 0"),
-            ("n", int, 1, 1024, "an integer between 1 and 1024"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
-                raise RequestError(f"{name}={value!r} is not possible: it must be {what}")
-        for name, low in (("max_tokens", 0), ("logprobs", 0), ("prompt_logprobs", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < low):
-                raise RequestError(
-                    f"{name}={value!r} is not possible: it must be an integer, at least {low}, or None"
-                )
-        for token, bias in (self.logit_bias or {}).items():
-            if not isinstance(bias, (int, float)) or not bias < math.inf:
-                raise RequestError(f"logit_bias of token {token} is {bias!r}: it must be a number")
+        for name, bounds in BOUNDS.items():
+            bounds.check(name, getattr(self, name))
+        _check_bias(self.logit_bias)
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids=[] is not possible: it must allow at least one token")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise RequestError(
                 f"grammar={self.grammar!r} is not possible: make one, such as Grammar.choice(['yes', 'no'])"
             )
-        if self.verifier not in VERIFIERS:
-            raise RequestError(f"verifier={self.verifier!r} is not known; choose from {', '.join(VERIFIERS)}")
+        if not isinstance(self.verifier, str) or self.verifier not in VERIFIERS:
+            known = ", ".join(VERIFIERS)
+            raise RequestError(f"verifier={_shown(self.verifier)} is not known; choose from {known}")
         for name in ("stop", "bad_words"):
-            if not all(isinstance(text, str) and text for text in getattr(self, name)):
-                message = f"{name}={getattr(self, name)!r} is not possible: give strings that are not empty"
-                raise RequestError(message)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids=[] is not possible: it must allow at least one token")
+            value = getattr(self, name)
+            texts = value if isinstance(value, Collection) else [None]
+            if not all(isinstance(text, str) and text for text in texts):
+                raise RequestError(f"{name}={_shown(value)} is not possible: give strings that are not empty")
 
     @property
     def rule(self) -> Verifier:
@@ -114,3 +151,34 @@ class SamplingParams:
                     raise RequestError(
                         f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}"
                     )
+
+
+def _check_bias(logit_bias: Any) -> None:
+    if logit_bias is None:
+        return
+    if not isinstance(logit_bias, Mapping):
+        raise RequestError(f"logit_bias={_shown(logit_bias)} is not possible: map token ids to numbers")
+    _check_token_ids("logit_bias", list(logit_bias))
+    for token, bias in logit_bias.items():
+        number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+        if not number or not (abs(bias) <= MAX_LOGIT_CHANGE or bias == -math.inf):
+            raise RequestError(
+                f"logit_bias of token {token} is {_shown(bias)}: it must be between -1e6 and 1e6, or -inf"
+            )
+
+
+def _check_token_ids(name: str, ids: Any) -> None:
+    """Raise `RequestError` unless `ids` is a collection of whole numbers."""
+    if not isinstance(ids, Collection) or not all(
+        isinstance(token, Integral) and not isinstance(token, bool) for token in ids
+    ):
+        raise RequestError(f"{name}={_shown(ids)} is not possible: token ids are integers")
+
+
+def _shown(value: object) -> str:
+    """A value as an error message shows it: not longer than a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "(a very long number)"
+    return text if len(text) <= 80 else f"{text[:77]}..."

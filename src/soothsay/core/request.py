@@ -101,6 +101,7 @@ class Request:
         self.answer = AnswerText(tokenizer, prompt, params)
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
+        self.failure: Exception | None = None  # why the finish reason is "error"
         self.pieces: deque[Piece] = deque()  # emitted, and not yet read by the caller
         self.ended_unsaid = False  # the answer ended without a token, and the caller has not read that
         self.traces: deque[StepTrace] | None = deque() if traced else None  # one a step, not yet read

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from soothsay.core.grammar import Constraint
 from soothsay.core.noise import SamplingKernels, gumbel, noise_key
-from soothsay.core.params import SamplingParams
+from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
 from soothsay.core.tree import DraftTree, FloatArray
 from soothsay.core.verify import Guessing
 
@@ -162,7 +162,7 @@ def _sampled(
 ) -> Tensor:
     """Rows `[R, V]` of temperature above 0, scaled and truncated, plus noise if there are keys."""
     device, vocab = logits.device, logits.shape[1]
-    temperatures = [max(p.temperature, 1e-30) for p in params]  # logits over less would overflow
+    temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]
     logits = logits / torch.tensor(temperatures, device=device)[:, None]
     if any(p.min_p > 0 for p in params):
         floor = torch.tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], device=device)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from soothsay.core.tree import DraftTree, FloatArray
+from soothsay.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +59,19 @@ class Evidence:
     scores: Tensor  # [n, V] float32 of `perturb`
 
     def p(self, index: int = 0) -> FloatArray:
-        """`[V]`: the softmax of a node's scores, which is p if they are without noise."""
-        return self.scores[index].double().softmax(-1).cpu().numpy()
+        """`[V]`: the softmax of a node's scores, which is p if they are without noise.
+
+        Raises `ModelError` if it is not a distribution.
+        """
+        p: FloatArray = self.scores[index].double().softmax(-1).cpu().numpy()
+        if math.isnan(p[0]):  # then all of it is
+            raise not_finite()
+        return p
+
+
+def not_finite() -> ModelError:
+    """The error for logits that say nothing."""
+    return ModelError("the model's logits are not finite numbers; its weights may be damaged")
 
 
 Walk = Generator[Sequence[int], Evidence, Verdict]

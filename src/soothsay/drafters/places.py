@@ -6,6 +6,7 @@ from pathlib import Path
 
 from soothsay.drafters.base import Target
 from soothsay.errors import DrafterError
+from soothsay.files import user_path
 
 
 def drafters_beside(target: Target) -> Path | None:
@@ -26,7 +27,7 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
         DrafterError: no path is named and there is no drafter beside the target.
     """
     if model:
-        return Path(model).expanduser()
+        return user_path(model)
     drafters = drafters_beside(target)
     if drafters is None:
         raise DrafterError(

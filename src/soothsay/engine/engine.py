@@ -22,6 +22,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
 from soothsay.drafters.watch import Watch
+from soothsay.engine.recovery import Recovery
 from soothsay.engine.scheduler import Scheduler
 from soothsay.engine.scoring import score
 from soothsay.engine.verification import verify
@@ -70,6 +71,7 @@ class Engine:
         times = cache(partial(PassTimes.of, model, config.max_context))
         self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
         self.scheduler = Scheduler(config, self.allocator)
+        self.recovery = Recovery(self.scheduler)
         self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
         self._lock = threading.RLock()
 
@@ -91,19 +93,11 @@ class Engine:
             self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a request with its current text, and free its blocks. Does nothing if it has ended.
-
-        Raises what the request's drafter raises when it forgets the request. The blocks are free even then.
-        """
+        """End a request with its current text, and free its blocks. Does nothing if it has ended."""
         with self._lock:
             if request.finish_reason is None:
                 request.finish_reason = reason
                 self.scheduler.remove(request)
-
-    def suspects(self) -> list[Request]:
-        """The requests that may have made a step fail: all that run, or the first that waits if none runs."""
-        with self._lock:
-            return [*self.scheduler.running] or self.scheduler.waiting[:1]
 
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
@@ -114,17 +108,30 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one pass over the weights for every request that has a turn in it."""
+        """Run one pass over the weights for every request that has a turn in it.
+
+        If that raises an `Exception`, the next steps repeat it with one request at a time, see `Recovery`. A
+        request that fails alone ends with the finish reason "error", and its `failure` has the exception.
+        """
         with self._lock:
-            turns = self.scheduler.schedule()
-            if not turns:
-                return
-            self._propose(turns)
-            output = self._forward(turns)
-            verify(turns, output.logits, self.model.kernels)
-            self.cache.commit(turn.move for turn in turns if turn.accepted)
-            self._observe(turns, output)
-            self.scheduler.update(turns)
+            alone, turns = self.recovery.alone, None
+            try:
+                turns = self.scheduler.schedule(alone)
+                if turns:
+                    self._run(turns)
+            except Exception as error:
+                self.recovery.failed(error, alone, turns)
+            else:
+                self.recovery.passed(alone, turns)
+
+    def _run(self, turns: Sequence[Turn]) -> None:
+        """Run the stages of a step after `schedule`."""
+        self._propose(turns)
+        output = self._forward(turns)
+        verify(turns, output.logits, self.model.kernels)
+        self.cache.commit(turn.move for turn in turns if turn.accepted)
+        self._observe(turns, output)
+        self.scheduler.update(turns)
 
     def _propose(self, turns: Sequence[Turn]) -> None:
         """Set the draft trees of the turns that reach their request's end. Each drafter is asked once."""

@@ -6,17 +6,20 @@ rows, and what they are once a step is over.
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
 from itertools import count
 
 from soothsay.config import EngineConfig
-from soothsay.core.answer import StepTrace
+from soothsay.core.answer import FinishReason, StepTrace
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.engine.pace import Pace
+
+log = logging.getLogger("soothsay.engine")
 
 
 class Scheduler:
@@ -64,15 +67,36 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
+    def preempt(self, request: Request) -> None:
+        """Take the blocks of a running request, and let it wait. Does nothing if it does not run."""
+        if request in self.running:
+            self.running.remove(request)
+            request.num_preemptions += 1
+            self._free(request)
+            insort(self.waiting, request, key=_order)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request because of an error."""
+        request.finish_reason = FinishReason.ERROR
+        request.failure = error.with_traceback(None)  # which would keep the step's tensors
+        self.remove(request)
+
     # schedule: who takes part in the next step
 
-    def schedule(self) -> list[Turn]:
-        """The turns of the next step. Their requests have blocks for all rows that they may bring."""
+    def schedule(self, alone: Request | None = None) -> list[Turn]:
+        """The turns of the next step. Their requests have blocks for all rows that they may bring.
+
+        Args:
+            alone: the only request that may have a turn; None: all may.
+        """
         num_rows, num_waiting = self._budget(), len(self.waiting)
-        turns = self._take_turns(self.running, num_rows)
-        if len(self.waiting) == num_waiting:  # nobody was preempted, so there may be room for more
-            num_rows -= sum(turn.num_tokens for turn in turns)
-            turns += self._take_turns(self._admit(), num_rows)
+        if alone is not None:
+            turns = self._take_turns(self._admit_alone(alone), num_rows)
+        else:
+            turns = self._take_turns(self.running, num_rows)
+            if len(self.waiting) == num_waiting:  # nobody was preempted, so there may be room for more
+                num_rows -= sum(turn.num_tokens for turn in turns)
+                turns += self._take_turns(self._admit(), num_rows)
         self._grant_trees(turns)
         self._scheduled_at = self._clock()
         return turns
@@ -97,23 +121,41 @@ class Scheduler:
 
     def _admit(self) -> list[Request]:
         """Move waiting requests to the running ones, in order, while there is room."""
-        size, admitted = self.allocator.block_size, list[Request]()
+        admitted: list[Request] = []
         while self.waiting and len(self.running) < self.config.max_requests:
             request = self.waiting[0]
-            num_full = request.num_sharable // size
-            found = self.allocator.find([request.digest(i) for i in range(num_full)])
-            missing = -(-len(request.tokens) // size) - len(found)
             reserve = len(self.running)  # one block each, so that the newcomer does not cause a preemption
-            if missing + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
-                self.allocator.release(found)
+            if not self._start(request, reserve):
                 break
-            request.blocks = found + self.allocator.allocate(missing)
-            request.cached = len(found) * size
-            if request.num_preemptions == 0:
-                request.num_prefix_hits = request.cached
-            insort(self.running, self.waiting.pop(0), key=_order)
             admitted.append(request)
         return admitted
+
+    def _admit_alone(self, request: Request) -> list[Request]:
+        """Make a request run, even if others must be preempted for it. An empty list: there is no room."""
+        while request not in self.running:
+            if len(self.running) < self.config.max_requests and self._start(request, 0):
+                break
+            if not self.running:
+                return []
+            self.preempt(self.running[-1])
+        return [request]
+
+    def _start(self, request: Request, reserve: int) -> bool:
+        """Make a waiting request run. Returns False if then fewer than `reserve` blocks would be free, or if
+        a running request is about to compute what this one needs."""
+        size = self.allocator.block_size
+        found = self.allocator.find([request.digest(i) for i in range(request.num_sharable // size)])
+        missing = -(-len(request.tokens) // size) - len(found)
+        if missing + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
+            self.allocator.release(found)
+            return False
+        request.blocks = found + self.allocator.allocate(missing)
+        request.cached = len(found) * size
+        if request.num_preemptions == 0:
+            request.num_prefix_hits = request.cached
+        self.waiting.remove(request)
+        insort(self.running, request, key=_order)
+        return True
 
     def _is_being_computed(self, request: Request, block: int) -> bool:
         """Whether a running request is about to compute the first block that this one lacks."""
@@ -132,10 +174,8 @@ class Scheduler:
         Returns False if the request itself was preempted.
         """
         while (missing := self._missing_blocks(request, num_tokens)) > self.allocator.num_free:
-            victim = self.running.pop()
-            victim.num_preemptions += 1
-            self._free(victim)
-            insort(self.waiting, victim, key=_order)
+            victim = self.running[-1]
+            self.preempt(victim)
             if victim is request:
                 return False
         request.blocks += self.allocator.allocate(max(missing, 0))
@@ -168,23 +208,40 @@ class Scheduler:
     # update: what a step has changed
 
     def update(self, turns: Sequence[Turn]) -> None:
-        """Take in a step: emitted tokens, computed blocks, requests that have ended, the time it took."""
+        """Take in a step: emitted tokens, computed blocks, requests that have ended, the time it took.
+
+        An error concerns one request here, and ends it: some of its tokens may be appended already.
+        """
         for turn in turns:
-            request, size = turn.request, self.allocator.block_size
-            first_new = request.cached // size
-            _receive(turn)
-            for block in range(first_new, request.cached // size):
-                self.allocator.register(request.blocks[block], request.digest(block))
-            if request.finish_reason is not None:
-                self.remove(request)
+            try:
+                self._take_in(turn)
+            except Exception as error:
+                log.error("request failed", exc_info=True)
+                self.fail(turn.request, error)
         self.pace.follow(sum(turn.num_rows for turn in turns), self._clock() - self._scheduled_at)
 
+    def _take_in(self, turn: Turn) -> None:
+        request, size = turn.request, self.allocator.block_size
+        first_new = request.cached // size
+        _receive(turn)
+        for block in range(first_new, request.cached // size):
+            self.allocator.register(request.blocks[block], request.digest(block))
+        if request.finish_reason is not None:
+            self.remove(request)
+
     def _free(self, request: Request) -> None:
-        """Free a request's blocks, and let its drafter forget it."""
+        """Free a request's blocks, and let its drafter forget it.
+
+        A drafter that cannot forget it harms no answer, since drafts change no tokens. So the log has its
+        error, and the request goes its way.
+        """
         self.allocator.release(request.blocks)
         request.blocks = []
         request.cached = 0
-        request.drafter.release(request)
+        try:
+            request.drafter.release(request)
+        except Exception:
+            log.error("release failed", exc_info=True, extra={"drafter": request.drafter.name})
 
 
 def _receive(turn: Turn) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -12,7 +13,8 @@ from soothsay.core.noise import SamplingKernels
 from soothsay.core.sampling import VERIFYING, Keyed, Nodes, best_tokens, perturb
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
-from soothsay.core.verify import Evidence, Verdict
+from soothsay.core.verify import Evidence, Verdict, not_finite
+from soothsay.errors import RequestError
 
 
 def verify(turns: Iterable[Turn], logits: Tensor, kernels: SamplingKernels) -> None:
@@ -25,12 +27,17 @@ def verify(turns: Iterable[Turn], logits: Tensor, kernels: SamplingKernels) -> N
         turns: of one step, with `nodes` set.
         logits: `[M, V]` float32, the rows that `nodes` index.
         kernels: of the device where the logits are.
+
+    Raises:
+        RequestError: the parameters of a request forbid every token.
+        ModelError: the model's logits are not finite numbers.
     """
     open_ = [_Verification(turn, turn.tree) for turn in turns if turn.tree is not None]
     while open_:
         rows = [one.turn.nodes.start + node for one in open_ for node in one.wanted.indices]
         scores = perturb(_rows(logits, rows), [one.wanted for one in open_], kernels)
         draws, begin = best_tokens(scores, kernels), 0
+        _check_scores(scores, draws)
         for one in open_:
             end = begin + len(one.wanted.indices)
             verdict = one.show(Evidence(draws[begin:end], scores[begin:end]))
@@ -63,6 +70,20 @@ class _Verification:
         return None
 
 
+def _check_scores(scores: Tensor, draws: Sequence[int]) -> None:
+    """Raise `RequestError` or `ModelError` if a best score, `[M, V]`, is not a finite number.
+
+    It is NaN if all of a row is. A row that is partly NaN may have a finite best score, since reading all
+    numbers would cost too much. The draw is a token of the vocabulary in any case.
+    """
+    best = scores.gather(1, torch.tensor(draws, device=scores.device)[:, None])[:, 0].tolist()
+    if all(map(math.isfinite, best)):
+        return
+    if -math.inf in best:
+        raise RequestError("no token is left that the answer could continue with: parameters forbid all")
+    raise not_finite()
+
+
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
     """Select some rows. The result is a view if they are consecutive."""
     if rows == [*range(rows[0], rows[0] + len(rows))]:
@@ -92,6 +113,8 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[To
     """
     logprobs = logits.log_softmax(-1)  # [n, V]
     chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    if any(map(math.isnan, chosen)):
+        raise not_finite()
     values, ids = logprobs.topk(count, dim=-1)
     return [
         TokenLogprobs(token, logprob, dict(zip(top_ids, top_values, strict=True)))

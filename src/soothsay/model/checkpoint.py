@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from soothsay.errors import ModelError
+from soothsay.files import user_path
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
 
@@ -119,7 +120,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
 
     Raises `ModelError` if there is no model, or if its files are missing or damaged.
     """
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.suffix == ".gguf":  # imported when needed: the gguf package takes half a second
         from soothsay.model.formats.gguf_file import GGUFCheckpoint
 

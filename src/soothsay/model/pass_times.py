@@ -10,10 +10,13 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import time
+import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +62,15 @@ REMEASURE_BELOW = 1.0
 
 KEPT_MEASUREMENTS = 5
 """Measurements that are kept on disk. Their median is neither from a busy moment nor from a lucky one."""
+
+MAX_FILE = 1 << 16
+"""Limit of bytes in a file of measurements. It is written with about 4 KB."""
+
+MAX_SECONDS = 3600.0
+"""Limit of a time in a file. A pass that takes longer serves nobody."""
+
+MAX_NUMBER = 1 << 30
+"""Limit of rows and of context tokens in a file."""
 
 MIN_SECONDS = 1e-9
 """The shortest time of a pass, so that nothing divides by zero."""
@@ -168,18 +180,33 @@ class PassTimes:
         Short passes are measured again at each start. The result then has the proportions of the median of
         the last few starts, and the total of the newest one.
 
+        If the file is damaged, or cannot be read or written, there is a warning, and passes are measured.
+
         Args:
             model: the model, on the device where it will run.
             context: the longest context that a request may have.
         """
-        file = cache_directory() / "step-times" / f"{_identity(model, context)}.json"
-        known = _read(file)
+        directory = cache_directory()
+        if directory is None:
+            _warn("there is no home directory to keep them in")
+            return cls.measure(model, context)
+        file, problem = directory / "step-times" / f"{_identity(model, context)}.json", None
+        known: list[PassTimes] = []
+        try:
+            known = _read(file)
+        except (OSError, ValueError, RecursionError) as error:
+            problem = error
         if known and sum(map(sum, known[-1].seconds)) >= REMEASURE_BELOW:
             return cls.agreed(known)
         new = cls.measure(model, context, repeats=2 if known else 4)
         same_points = [times for times in known if (times.rows, times.contexts) == (new.rows, new.contexts)]
         known = [*same_points, new][-KEPT_MEASUREMENTS:]
-        _write(file, known)
+        try:
+            _write(file, known)
+        except OSError as error:
+            problem = error
+        if problem is not None:
+            _warn(f"{file}: {problem}")
         return cls.agreed(known)
 
     @classmethod
@@ -260,22 +287,57 @@ def _kind(module: nn.Module) -> str:
 
 
 def _read(file: Path) -> list[PassTimes]:
-    """The measurements in a file, the newest last; none if it cannot be read."""
+    """The measurements in a file, the newest last; none if there is no file.
+
+    Raises `OSError`, `ValueError` or `RecursionError` if the file cannot be read, or is damaged.
+    """
     try:
-        raw = json.loads(file.read_text())
-        measured = [PassTimes(raw["rows"], raw["contexts"], seconds) for seconds in raw["measured"]]
-        complete = all(times._known.shape == (len(times.contexts), len(times.rows)) for times in measured)
-        return measured if complete else []
-    except (OSError, ValueError, KeyError, TypeError):
+        found = file.stat()
+    except FileNotFoundError:
         return []
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:  # a pipe would keep its reader waiting
+        raise ValueError(f"it is not a file of at most {MAX_FILE} bytes")
+    return _parsed(json.loads(file.read_text("utf-8")))
+
+
+def _parsed(content: object) -> list[PassTimes]:
+    """The measurements in the content of a file. Raises `ValueError` if it is not of the form of `_write`."""
+    fields = content if isinstance(content, dict) else {}
+    rows, contexts, measured = (fields.get(name) for name in ("rows", "contexts", "measured"))
+    if not _is_rising(rows) or not _is_rising(contexts) or not isinstance(measured, list) or not measured:
+        raise ValueError("it has no measurements")
+    shape = (len(measured), len(contexts), len(rows))
+    times = [_seconds(one, shape[1:]) for one in measured[-KEPT_MEASUREMENTS:]]
+    return [PassTimes(rows, contexts, seconds) for seconds in times]
+
+
+def _is_rising(numbers: object) -> TypeGuard[list[int]]:
+    """Whether something is a list of rising positive integers, at least one."""
+    if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
+        return False
+    return all(low < high for low, high in pairwise([0, *numbers])) and numbers[-1] <= MAX_NUMBER
+
+
+def _seconds(table: object, shape: tuple[int, ...]) -> list[list[float]]:
+    """A table of positive seconds of a shape. Raises `ValueError` if it is not one."""
+    rows = table if isinstance(table, list) else []
+    if len(rows) != shape[0] or not all(isinstance(row, list) and len(row) == shape[1] for row in rows):
+        raise ValueError(f"a measurement has not the shape {shape}")
+    numbers = [number for row in rows for number in row]
+    if not all(isinstance(number, float) and 0 < number <= MAX_SECONDS for number in numbers):
+        raise ValueError(f"a time is not a number above 0 and at most {MAX_SECONDS}")
+    return rows
 
 
 def _write(file: Path, measured: Sequence[PassTimes]) -> None:
-    """Keep measurements on disk for the next start, if the disk can be written."""
+    """Keep measurements on disk for the next start. Raises `OSError` if the disk cannot be written."""
     rows, contexts = measured[-1].rows, measured[-1].contexts
     content = {"rows": rows, "contexts": contexts, "measured": [times.seconds for times in measured]}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, content)
-    except OSError:
-        pass
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and not file.is_file():  # a pipe would keep its writer waiting
+        raise OSError("it is not a file")
+    write_json(file, content)
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"the times of passes are measured anew ({reason})", stacklevel=3)

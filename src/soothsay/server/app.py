@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
 from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import Account, KeyRing
+from soothsay.server.canary import Canary
 from soothsay.server.engine_loop import EngineLoop, EngineState
 from soothsay.server.events import DisconnectedError, EventStream, while_connected
 from soothsay.server.gate import DISCONNECTED, Gate
@@ -79,7 +80,8 @@ class Server:
         self.metrics = Metrics(config.name)
         self.metrics.describe(self.model.block_size, self.model.num_blocks)
         max_in_flight = self.model.max_requests + config.max_queue
-        self.loop = EngineLoop(engine, self.metrics, max_in_flight, config.settling)
+        self.loop = EngineLoop(engine, self.metrics, max_in_flight, config)
+        self.canary = Canary(self.loop, self.model.drafter, config)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self.tools = ToolFormat.of(self.model.tokenizer)
         self.texts = TokenTexts(self.model.tokenizer)
@@ -113,7 +115,11 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
         self.loop.start()
+        watch = asyncio.create_task(self.canary.run())
         yield
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
         await self.loop.stop()
         if self._grammars is not None:
             await self._grammars.stop()
@@ -296,15 +302,22 @@ class Server:
         return JSONResponse({"prompt": text})
 
     async def _health(self, _: Request) -> Response:
-        """The engine's state. A supervisor should restart a server whose engine has stopped."""
-        loop = self.loop
-        body = {"status": loop.state, "engine_pid": loop.engine_pid, "engine_restarts": loop.restarts}
-        return JSONResponse(body, 200 if loop.state is EngineState.OK else 503)
+        """Whether the engine runs and answers. The server restarts an engine that does not run by itself."""
+        loop, age, wait = self.loop, self.canary.answer_age, self.loop.restart_in
+        body = {
+            "status": self.canary.status,
+            "engine_pid": loop.engine_pid,
+            "engine_restarts": loop.restarts,
+            "seconds_since_answer": None if age is None else round(age, 1),
+            "seconds_to_restart": None if wait is None else round(wait, 1),
+        }
+        return JSONResponse(body, 200 if self.canary.status == EngineState.OK else 503)
 
     async def _ready(self, _: Request) -> Response:
-        """Whether the server would take another request. A load balancer should use another one if not."""
-        ready = self.loop.state is EngineState.OK and self.loop.in_flight < self.loop.max_in_flight
-        return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+        """Whether the server would answer another request. A load balancer should use another one if not."""
+        if (problem := self.canary.problem) is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": problem}, 503)
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})

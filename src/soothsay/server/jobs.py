@@ -48,6 +48,7 @@ class Job:
         options: the drafter, the priority, and the like.
         drafter: the drafter's name, for metrics and the log.
         timeout: seconds until the last answer must have ended.
+        counted: whether a user asked for it, so that limits and metrics count it.
 
     Iterating raises `ApiError` if the answers fail or the time is up.
     """
@@ -59,10 +60,14 @@ class Job:
         options: RequestOptions,
         drafter: str,
         timeout: float,
+        *,
+        counted: bool = True,
     ):
         self.number = -1  # set by `EngineLoop.submit`
         self.prompts, self.params, self.options = list(prompts), params, options
         self.drafter = drafter
+        self.counted = counted
+        self.resubmitted = False  # whether a second engine has got it, because the first one died
         loop = asyncio.get_running_loop()
         self.arrived_at = time.monotonic()
         self._deadline = loop.time() + timeout
@@ -77,6 +82,11 @@ class Job:
     def size(self) -> int:
         """Number of answers."""
         return len(self.answers)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(answer.num_output for answer in self.answers)
 
     async def __aiter__(self) -> AsyncIterator[AnswerUpdate]:
         while (update := await self.in_time(self._updates.get())) is not None:

@@ -32,7 +32,17 @@ class Cancel:
     job: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks for a `Pong`, which comes between two steps."""
+
+
 # from the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Says that the engine reads its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +95,11 @@ class EngineUpdate:
     ended: dict[int, ApiError | None]  # by job; None: it ended well
     load: EngineLoad
     decisions: dict[str, int]  # how often controllers chose each drafter since the last update
-    failed: bool = False  # the step failed, and the requests that took part in it ended
+    failed: bool = False  # the step failed; the engine repeats it with one request at a time
 
 
-Incoming = Submit | Cancel
+Incoming = Submit | Cancel | Ping
 """Messages to the engine."""
 
-Outgoing = LoadedModel | Admitted | EngineUpdate
+Outgoing = LoadedModel | Admitted | EngineUpdate | Pong
 """Messages from the engine."""

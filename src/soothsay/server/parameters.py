@@ -168,13 +168,30 @@ def _logit_bias(body: GenerationRequest, config: ServerConfig) -> dict[int, floa
         return None
     if len(body.logit_bias) > config.max_logit_bias:
         raise _invalid("logit_bias", f"logit_bias has more than {config.max_logit_bias} tokens")
+    for token, bias in body.logit_bias.items():
+        _check_range("logit_bias", f"the bias of token {token[:20]}", bias, -config.max_bias, config.max_bias)
     try:
         return {int(token): bias for token, bias in body.logit_bias.items()}
     except ValueError:
         raise _invalid("logit_bias", "logit_bias must map token ids to numbers") from None
 
 
+def _check_range(param: str, name: str, value: float | None, low: float, high: float) -> None:
+    """Raise `ApiError` if a number is not in the range that the server allows."""
+    if value is not None and not low <= value <= high:
+        message = f"{name} is {value:g}; this server allows {low:g} to {high:g}"
+        raise _invalid(param, message)
+
+
 def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -> None:
+    penalty, repetition = config.max_penalty, config.max_repetition_penalty
+    for name, low, high in (
+        ("temperature", 0.0, config.max_temperature),
+        ("presence_penalty", -penalty, penalty),
+        ("frequency_penalty", -penalty, penalty),
+        ("repetition_penalty", 1 / repetition, repetition),
+    ):
+        _check_range(name, name, getattr(body, name), low, high)
     if (body.n or 1) > config.max_n:
         raise _invalid("n", f"n={body.n} is not possible: it must be between 1 and {config.max_n}")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []

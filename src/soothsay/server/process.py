@@ -76,14 +76,21 @@ class EngineProcess:
         return self._process.exitcode
 
     def start(self) -> None:
-        """Start a process, which begins to load the model. The previous process must have ended."""
-        self._pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(
-            target=_run_worker, args=(self._factory, theirs), name="engine", daemon=True
-        )
-        with _signals_blocked():
-            self._process.start()
-        theirs.close()  # so that the pipe ends with the process
+        """Start a process, which begins to load the model. The previous process must have ended.
+
+        Raises `OSError` if the system has no room for a process. This object is then as it was.
+        """
+        pipe, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=_run_worker, args=(self._factory, theirs), name="engine", daemon=True)
+        try:
+            with _signals_blocked():
+                process.start()
+        except BaseException:
+            pipe.close()
+            raise
+        finally:
+            theirs.close()  # so that the pipe ends with the process
+        self._pipe, self._process = pipe, process
         self._outbox: SimpleQueue[Incoming | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._start_thread(_write, self._pipe, self._outbox)
@@ -95,6 +102,10 @@ class EngineProcess:
     def send(self, message: Incoming) -> None:
         """Queue a message for the process. Returns at once."""
         self._outbox.put(message)
+
+    def kill(self) -> None:
+        """Kill the process, and return at once. `listen` then tells its end."""
+        self._process.kill()
 
     def end(self, grace: float = GRACE) -> None:
         """End the process, its threads and its pipe. Kills it after `grace` seconds. Idempotent."""

@@ -40,8 +40,28 @@ class ServerConfig:
     """Limit of seconds for running answers to end when the server shuts down."""
 
     settling: float = 60.0
-    """Seconds after which a restarted engine counts as sound. An engine that dies sooner is not restarted,
-    since it would only die again."""
+    """Seconds after which a started engine counts as sound. If it dies later, it is restarted at once."""
+
+    restart_delay: float = 1.0
+    """Seconds before the engine is restarted if it died soon after a restart. Doubles each time, since it may
+    only die again."""
+
+    max_restart_delay: float = 60.0
+    """Limit of `restart_delay`. The engine comes back by itself within this time after the cause is gone."""
+
+    canary_interval: float = 30.0
+    """Seconds without a token from the engine after which the server asks it for a short answer itself."""
+
+    canary_timeout: float = 30.0
+    """Limit of seconds for that answer. `/ready` then says that the engine does not answer."""
+
+    stall_timeout: float = 300.0
+    """Limit of seconds for one step. An engine that does not read its messages for so long is killed and
+    restarted. It is many times the longest step of a model that a CPU can serve."""
+
+    start_timeout: float = 1800.0
+    """Limit of seconds to load a model and to give the first answer, for which the drafters' costs are
+    measured. An engine that takes longer is killed and restarted."""
 
     max_body: int = 4 << 20
     """Limit of bytes in a request's body: many times the text of any context that a CPU can prefill."""
@@ -66,3 +86,16 @@ class ServerConfig:
 
     max_logit_bias: int = 1024
     """Limit of tokens with a bias."""
+
+    max_temperature: float = 2.0
+    """Limit of the temperature. This and the next three limits are those of OpenAI's API by default. An
+    operator may widen them up to `soothsay.core.params.BOUNDS`."""
+
+    max_penalty: float = 2.0
+    """Limit of presence and frequency penalties, in both directions."""
+
+    max_bias: float = 100.0
+    """Limit of the bias of a token, in both directions. At 100, the token is said always or never."""
+
+    max_repetition_penalty: float = 10.0
+    """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""

@@ -31,6 +31,8 @@ from soothsay.server.messages import (
     Incoming,
     LoadedModel,
     Outgoing,
+    Ping,
+    Pong,
     Submit,
 )
 
@@ -137,6 +139,8 @@ class Worker:
                     self._admit(submit)
                 else:
                     self._report(refused={submit.job: error})
+            case Ping():
+                self._send(Pong())
             case Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
@@ -185,26 +189,14 @@ class Worker:
         self._send(Admitted(submit.job, [request.seed for request in requests]))
 
     def _step(self) -> bool:
-        """Run a step. If it fails, end every request that may have caused that, and return False."""
-        try:
-            self._engine.step()
-        except Exception:
-            log.error("step failed", exc_info=True)
-            for request in self._engine.suspects():
-                self._end(request, FinishReason.ERROR)
-            return False
-        return True
+        """Run a step. Returns False if it failed; the engine then finds the request that is to blame."""
+        num_failed = self._engine.recovery.num_failed
+        self._engine.step()
+        return self._engine.recovery.num_failed == num_failed
 
     def _drop(self, job: int, reason: FinishReason) -> None:
         for request in self._jobs.pop(job, ()):
-            self._end(request, reason)
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        """End a request, if it has not ended. Its KV blocks are free afterwards."""
-        try:
             self._engine.cancel(request, reason)
-        except Exception:  # the drafter failed in `release`; the engine has freed the blocks before that
-            log.error("release failed", exc_info=True)
 
     def _report(self, *, failed: bool = False, refused: dict[int, ApiError] | None = None) -> None:
         """Send what has changed since the last report, if anything has."""
@@ -212,11 +204,11 @@ class Worker:
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
             updates += [_update(job, i, request) for i, request in enumerate(requests) if _has_news(request)]
-            reasons = [request.finish_reason for request in requests]
-            if FinishReason.ERROR in reasons:
+            failures = [request.failure for request in requests if request.failure is not None]
+            if failures:
                 self._drop(job, FinishReason.ERROR)
-                ended[job] = internal_error()
-            elif None not in reasons:
+                ended[job] = _failure(failures[0])
+            elif all(request.finish_reason is not None for request in requests):
                 del self._jobs[job]
                 ended[job] = None
         load = self._engine.load
@@ -265,6 +257,11 @@ def _update(job: int, index: int, request: Request) -> AnswerUpdate:
         end_logprobs=end,
         prompt_logprobs=request.prompt_logprobs if is_first and scored else None,
     )
+
+
+def _failure(error: Exception) -> ApiError:
+    """The error that the client gets for a request that has failed in a step. The engine has logged it."""
+    return ApiError.from_request(error) if isinstance(error, RequestError) else internal_error()
 
 
 def _refusal(error: Exception, drafter: str | None) -> ApiError:

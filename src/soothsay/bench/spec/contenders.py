@@ -134,7 +134,7 @@ class DrafterContender:
         streams = [self._llm.stream(one.prompt, one.params, drafter=timed) for one in asked]
         requests = [*engine.scheduler.waiting]
         try:
-            while not all(request.num_output for request in requests):
+            while engine.has_work and not all(request.num_output for request in requests):
                 engine.step()
             prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
             timed.restart()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from soothsay.core.noise import gumbel, noise_key
+from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
@@ -183,7 +184,7 @@ class Recycling(Drafter):
         params = request.params
         if params.temperature == 0:
             return successors, log_probs
-        log_probs = known / max(params.temperature, 1e-30)
+        log_probs = known / max(params.temperature, MIN_TEMPERATURE)
         if params.rule.guessing is Guessing.SHARED_NOISE:
             key = torch.tensor([noise_key(request.seed, len(request.tokens) + level)])
             noise = gumbel(key, torch.from_numpy(successors).view(1, -1), self.kernels)

@@ -18,6 +18,7 @@ from soothsay.drafters.lookup.backoff import LEAST
 from soothsay.drafters.lookup.datastore import SORTED_BY, Datastore, check_tokenizer
 from soothsay.drafters.places import drafters_beside
 from soothsay.errors import DrafterError
+from soothsay.files import user_path
 
 WEIGHTS = tuple(2.0**length for length in range(9))
 """Weight of a match by its length in tokens; longer matches have the last one. With these weights, estimated
@@ -123,7 +124,7 @@ def open_store(store: str | Path, target: Target) -> Datastore:
     """
     beside = drafters_beside(target)
     if store:
-        path = Path(store).expanduser()
+        path = user_path(store)
     elif beside is not None:
         path = beside / "rest.store"
     else:

@@ -21,6 +21,7 @@ from soothsay.drafters.trees.context import pack
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower
 from soothsay.drafters.trees.shapes import ConfidentShape
 from soothsay.errors import DrafterError
+from soothsay.files import user_path
 
 
 class LayerSkip(LevelwiseDrafter):
@@ -121,7 +122,7 @@ def skip_directory(model: Path) -> Path:
 def _searched(model: str | Path, target: Target) -> SkipSet | None:
     """Return the layer set at `model`, or beside the target; None if none is named and none is there."""
     named = str(model) != ""
-    directory = Path(model).expanduser() if named else target.path and skip_directory(target.path)
+    directory = user_path(model) if named else target.path and skip_directory(target.path)
     if directory is None or not (named or directory.is_dir()):
         return None
     return SkipSet.load(directory, target.model.config.num_layers)

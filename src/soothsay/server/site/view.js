@@ -8,7 +8,7 @@ import { attach, description } from "./tip.js";
 const ADVICE = {
   connection_lost: "Is the server still running? This page reconnects by itself; then send the message again.",
   context_length_exceeded: "Clear the conversation, or ask for fewer tokens.",
-  engine_stopped: "The engine is being restarted, or has stopped for good: see above. Try again when it is ready.",
+  engine_stopped: "The engine is being restarted: see above. Try again when it is ready.",
   internal_error: "The server's log has the reason, under the id of this request.",
   invalid_api_key: "Enter a valid key above, then try again.",
   queue_full: "The server is busy with other requests. Try again in a moment.",

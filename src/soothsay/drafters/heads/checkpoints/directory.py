@@ -41,6 +41,7 @@ from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPHead
 from soothsay.drafters.heads.serving import FeatureView
 from soothsay.errors import DrafterError, ModelError
+from soothsay.files import user_path
 from soothsay.model.writing import writing
 
 __all__ = ["StoredHead", "open_head", "read_head", "write_head"]
@@ -77,7 +78,7 @@ def open_head(path: str | Path, target: Target) -> Iterator[StoredHead]:
 
     Raises `DrafterError` as `read_head` does.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     try:
         with DrafterFiles(path) as files:
             own = target.path is not None and path.resolve() == target.path.resolve()

@@ -1,0 +1,91 @@
+"""The ranges of numbers in requests: OpenAI's by default, wider where the operator says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from serving import Running
+
+from soothsay.server.api_errors import ApiError
+from soothsay.server.parameters import sampling_params
+from soothsay.server.protocol import CompletionRequest
+from soothsay.server.server_config import ServerConfig
+
+WIDE = ServerConfig(
+    name="m", max_temperature=1e6, max_penalty=1e6, max_bias=1e6, max_repetition_penalty=1e3, max_n=16
+)
+OUTSIDE = [
+    ("temperature", 2.1),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", -2.1),
+    ("frequency_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("repetition_penalty", 10.1),
+    ("repetition_penalty", 0.09),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"1": -101}),
+]
+
+
+def body(**fields: Any) -> CompletionRequest:
+    return CompletionRequest(model="m", prompt="x", **fields)
+
+
+@pytest.mark.parametrize(("name", "value"), OUTSIDE)
+def test_numbers_outside_of_openai_s_ranges_need_the_operator_s_word(name: str, value: Any) -> None:
+    with pytest.raises(ApiError, match="this server allows") as refused:
+        sampling_params(body(**{name: value}), ServerConfig(name="m"))
+    assert (refused.value.status, refused.value.param) == (400, name)
+    allowed = getattr(sampling_params(body(**{name: value}), WIDE), name)
+    assert allowed == ({1: value["1"]} if isinstance(value, dict) else value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 2),
+        ("presence_penalty", -2),
+        ("frequency_penalty", 2),
+        ("repetition_penalty", 10),
+        ("repetition_penalty", 0.1),
+        ("logit_bias", {"1": 100, "2": -100}),
+    ],
+)
+def test_both_ends_are_allowed(name: str, value: Any) -> None:
+    sampling_params(body(**{name: value}), ServerConfig(name="m"))
+
+
+@pytest.mark.parametrize("name", ["temperature", "presence_penalty", "repetition_penalty"])
+def test_no_operator_can_allow_what_float32_cannot_bear(name: str) -> None:
+    reckless = ServerConfig(name="m", max_temperature=1e300, max_penalty=1e300, max_repetition_penalty=1e300)
+    with pytest.raises(ApiError, match=rf"^{name}=1e\+299 is not possible"):
+        sampling_params(body(**{name: 1e299}), reckless)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"presence_penalty": 1e308, "speculation": {"verifier": "rejection"}},
+        {"frequency_penalty": -1e308},
+        {"logit_bias": {"1": 1e39}},
+        {"temperature": 10**400},
+        {"top_k": 10**400},
+        {"min_tokens": 10**400},
+        {"max_tokens": 10**400},
+        {"n": 10**400},
+        {"logprobs": 10**400},
+        {"stop_token_ids": [10**400]},
+        {"logit_bias": {"1" * 400: 1}},
+        {"temperature": True},
+        {"n": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_huge_numbers_are_refused_with_their_name(running: Running, change: dict[str, Any]) -> None:
+    asked = {"model": "sibyl", "prompt": "A man", "max_tokens": 3, **change}
+    reply = httpx.post(f"{running.url}/v1/completions", json=asked, timeout=60)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] in (next(iter(change)), None)
+    assert len(reply.text) < 1000
