@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from soothsay.core.params import SamplingParams
-from soothsay.errors import RequestError
+from soothsay.server.accounts import Account, Charge
 from soothsay.server.api_errors import ApiError
-from soothsay.server.api_keys import Account, KeyRing
+from soothsay.server.api_keys import KeyFileError, KeyRing
+from soothsay.server.bodies import BodyReader
 from soothsay.server.engine_loop import EngineLoop, EngineState
-from soothsay.server.events import DisconnectedError, EventStream, while_connected
-from soothsay.server.gate import DISCONNECTED, Gate
+from soothsay.server.events import EventStream, while_connected
+from soothsay.server.gate import Gate
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, request_options, sampling_params
 from soothsay.server.process import EngineProcess
+from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import (
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -39,9 +42,6 @@ from soothsay.server.replies import ChatFormat, CompletionFormat, ReplyFormat, T
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.tools import PlainParser, ToolFormat
 from soothsay.server.web_page import page_routes
-from soothsay.tokenizer import Tokenizer
-
-Body = TypeVar("Body", bound=BaseModel)
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
@@ -67,12 +67,14 @@ class Server:
 
     def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
         self.model, self.config = engine.model, config
-        self.metrics = Metrics(config.name)
+        self.metrics, self._keys = Metrics(config.name), keys
         max_in_flight = self.model.max_requests + config.max_queue
         self.loop = EngineLoop(engine, self.metrics, max_in_flight, config.settling)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self._tools = ToolFormat.of(self.model.tokenizer)
         self._texts = TokenTexts(self.model.tokenizer)
+        self.read = BodyReader(config.max_bodies).read
+        self._prompts = PromptReader(self.model)
         self._started = int(time.time())
         pages = page_routes()
         routes = [
@@ -91,7 +93,7 @@ class Server:
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
         paths = frozenset(route.path for route in routes)
         keyless = frozenset({"/health", "/ready", *(page.path for page in pages)})
-        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless)
+        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics"}))
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
@@ -100,7 +102,7 @@ class Server:
         await self.loop.stop()
 
     async def _chat(self, http: Request) -> Response:
-        body = await _read(http, ChatRequest)
+        body = await self.read(http, ChatRequest)
         self._check_model(body.model)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
         if body.tool_choice == "none":
@@ -111,7 +113,8 @@ class Server:
         if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
             grammar = self._tool_grammar(body.tool_choice, tools)
         params = sampling_params(body, self.config, grammar)
-        prompt = await asyncio.to_thread(self._encode_chat, body, tools)
+        kwargs = body.chat_template_kwargs
+        prompt = await self._read_chat(body.messages, dict(kwargs or {}), tools)
         reply = ChatFormat(self.config.name, self._texts, self._tools.parser if tools else PlainParser)
         return await self._answer(http, body, [prompt], params, reply)
 
@@ -125,47 +128,54 @@ class Server:
             raise ApiError(400, problem, "unsupported", param="tool_choice")
         return grammar
 
-    def _encode_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
+    async def _read_chat(
+        self, messages: Sequence[ChatMessage], variables: dict[str, Any], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation in the chat template. Raises `ApiError`."""
-        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
         if tools:
             variables["tools"] = list(tools)
-        messages = [message.for_template() for message in body.messages]
-        try:
-            return self._tokenizer.encode_chat(messages, **variables)
-        except RequestError as error:
-            raise ApiError(400, str(error), "invalid_value", param="messages") from None
+
+        def work() -> list[int]:
+            return self._prompts.encode_chat([message.for_template() for message in messages], variables)
+
+        return await self._prompts.run(sum(message.size for message in messages), work)
 
     async def _complete(self, http: Request) -> Response:
-        body = await _read(http, CompletionRequest)
+        body = await self.read(http, CompletionRequest)
         self._check_model(body.model)
         params = sampling_params(body, self.config)
         prompts = _prompts(body.prompt)
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        ids = await asyncio.to_thread(
-            lambda: [self._tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
-        )
-        echoed = [
-            one if isinstance(one, str) else self._tokenizer.decode(one)
-            for one in prompts
-            for _ in range(params.n)
-            if body.echo
-        ]
+
+        def work() -> tuple[list[list[int]], list[str]]:
+            reader = self._prompts
+            ids = [
+                reader.encode(one) if isinstance(one, str) else reader.check_prompt(one) for one in prompts
+            ]
+            told = [one if isinstance(one, str) else reader.decode(one) for one in prompts if body.echo]
+            return ids, told
+
+        ids, told = await self._prompts.run(sum(map(len, prompts)), work)
+        echoed = [text for text in told for _ in range(params.n)]
         reply = CompletionFormat(self.config.name, self._texts, echoed)
         return await self._answer(http, body, ids, params, reply)
 
     def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
-        """The request's options. Raises `ApiError` if the server does not offer the drafter."""
+        """The request's options. Raises `ApiError` for what the server or the key does not allow."""
         apart = None if self.config.share_between_keys else account
         options = request_options(body, "" if apart is None else apart.key.name)
         if options.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
             message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
             raise ApiError(400, message, "invalid_value", param="speculation.drafter")
+        least = self.config.min_priority if account is None else account.key.priority
+        if body.priority is None:
+            options = replace(options, priority=max(least, 0))
+        _check_permissions(options, least, traces=account is None or account.key.trace)
         return replace(options, drafter=None) if options.drafter == self.model.drafter else options
 
     async def _answer(
@@ -177,27 +187,29 @@ class Server:
         reply: ReplyFormat,
     ) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
-        options = self._options(body, http.state.account)
-        job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
+        account: Account | None = http.state.account
+        options = self._options(body, account)
+        size = len(prompts) * params.n, sum(map(len, prompts))
+        charge = Charge(None, *size) if account is None else account.admit(*size)
+        drafter = options.drafter or self.model.drafter
+        job = Job(prompts, params, options, drafter, self.config.timeout, charge)
         try:
             await while_connected(http.receive, self.loop.submit(job))
-            if body.stream:
-                chunks = self._chunks(job, reply, with_usage=body.wants_usage)
-                return EventStream(chunks, lambda: self._settle(http, job))
-            try:
-                return JSONResponse(await while_connected(http.receive, _whole(job, reply)))
-            finally:
-                self._settle(http, job)
-        except DisconnectedError:
-            return Response(status_code=DISCONNECTED)
+        except BaseException:
+            charge.end(refund=True)  # unless the job has ended it
+            raise
+        if body.stream:
+            chunks = self._chunks(job, reply, with_usage=body.wants_usage)
+            return EventStream(chunks, lambda: self._settle(http, job))
+        try:
+            return JSONResponse(await while_connected(http.receive, _whole(job, reply)))
+        finally:
+            self._settle(http, job)
 
     def _settle(self, http: Request, job: Job) -> None:
-        """End a job that has succeeded, failed or lost its client: charge its key, and record its usage."""
+        """End a job that has succeeded, failed or lost its client, and record its usage."""
         self.loop.cancel(job)
         counts = usage(job)
-        account: Account | None = http.state.account
-        if account is not None:
-            account.tokens.charge(counts["total_tokens"])
         names = ("prompt_tokens", "completion_tokens", "speculation")
         record: dict[str, Any] = http.state.record
         record |= {name: counts[name] for name in names}
@@ -232,29 +244,29 @@ class Server:
         }
 
     async def _tokenize(self, http: Request) -> Response:
-        body = await _read(http, TokenizeRequest)
+        body = await self.read(http, TokenizeRequest)
         if body.model is not None:
             self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
         if body.messages is not None:
-            chat = ChatRequest(model=self.config.name, messages=body.messages)
-            ids = await asyncio.to_thread(self._encode_chat, chat, ())
+            ids = await self._read_chat(body.messages, {})
         else:
-            ids = await asyncio.to_thread(
-                self._tokenizer.encode, body.prompt or "", special=body.add_special_tokens
-            )
+            text = body.prompt or ""
+            encode = partial(self._prompts.encode, text, special=body.add_special_tokens)
+            ids = await self._prompts.run(len(text), encode)
         return JSONResponse({"count": len(ids), "max_model_len": self.model.max_context, "tokens": ids})
 
     async def _detokenize(self, http: Request) -> Response:
-        body = await _read(http, DetokenizeRequest)
+        body = await self.read(http, DetokenizeRequest)
         if body.model is not None:
             self._check_model(body.model)
-        last = self.model.vocab_size - 1
-        if not all(0 <= token <= last for token in body.tokens):
-            message = f"token ids of this model are 0 to {last}"
-            raise ApiError(400, message, "invalid_value", param="tokens")
-        text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special=False)
+
+        def work() -> str:
+            self._prompts.check(body.tokens, "tokens")
+            return self._prompts.decode(body.tokens, skip_special=False)
+
+        text = await self._prompts.run(len(body.tokens), work)
         return JSONResponse({"prompt": text})
 
     async def _health(self, _: Request) -> Response:
@@ -265,6 +277,11 @@ class Server:
 
     async def _ready(self, _: Request) -> Response:
         """Whether the server would take another request. A load balancer should use another one if not."""
+        try:
+            if self._keys is not None:
+                self._keys.check()
+        except KeyFileError:
+            return JSONResponse({"status": "the server cannot read its API keys"}, 503)
         ready = self.loop.state is EngineState.OK and self.loop.in_flight < self.loop.max_in_flight
         return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
@@ -273,12 +290,6 @@ class Server:
 
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse(describe(BODIES, ("/v1/models", "/health", "/ready", "/metrics")))
-
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        if self.model.tokenizer is None:
-            raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
-        return self.model.tokenizer
 
     def _check_model(self, name: str) -> None:
         if name != self.config.name:
@@ -295,18 +306,14 @@ async def _whole(job: Job, reply: ReplyFormat) -> dict[str, Any]:
     return reply.whole(choices, usage(job))
 
 
-async def _read(http: Request, kind: type[Body]) -> Body:
-    """Read and check the body of a request. Raises `ApiError`.
-
-    The content type must be JSON: a browser asks the server for permission before a page of another site may
-    send that type, so no other site can use a visitor's access.
-    """
-    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
-    try:
-        return kind.model_validate_json(await http.body())
-    except ValidationError as error:
-        raise ApiError.from_validation(error) from None
+def _check_permissions(options: RequestOptions, least: int, *, traces: bool) -> None:
+    """Raise `ApiError` if a priority is below the least, or a trace is asked for and not allowed."""
+    if options.priority < least:
+        message = f"priority must be at least {least} here; lower numbers are more urgent"
+        raise ApiError(403, message, "not_allowed", param="priority")
+    if options.traced and not traces:
+        message = "this key may not ask for traces (soothsay keys add --trace)"
+        raise ApiError(403, message, "not_allowed", param="speculation.trace")
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
