@@ -145,7 +145,8 @@ class Gate:
             message = "the server cannot read its API keys"
             raise ApiError(503, message, "keys_unreadable", headers={"Retry-After": "5"}) from None
         if account is None:
-            self._failed_keys.count((scope.get("client") or ("",))[0])
+            if header:
+                self._failed_keys.count((scope.get("client") or ("",))[0])
             raise ApiError(
                 401,
                 "give a valid API key: Authorization: Bearer KEY",
