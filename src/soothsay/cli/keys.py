@@ -68,11 +68,10 @@ def show(file: FileOption = Path("api-keys.json")) -> None:
     """Show the names of all keys, their limits and their permissions."""
     from soothsay.server.api_keys import read_keys
 
-    limited = ("requests a minute", "tokens a minute", "answers at once")
-    table = Table("name", *limited, "priority from", "allowed", box=None)
+    table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
     for key in read_keys(file):
         limits = (key.requests_per_minute, key.tokens_per_minute, key.running)
-        told = ("no limit" if limit is None else f"{limit:,}" for limit in limits)
+        told = ("any" if limit is None else f"{limit:,}" for limit in limits)
         allowed = [name for name in ("trace", "operator") if getattr(key, name)]
         table.add_row(key.name, *told, str(key.priority), ", ".join(allowed) or "-")
     Console(highlight=False, markup=False).print(table)
