@@ -154,6 +154,13 @@ def test_refusals_for_a_quota_do_not_read_the_body(guarded: Running, file: Path)
     key = add_key(file, "spent", requests_per_minute=1)
     assert post(guarded, key, BODY).status_code == 200
     assert post(guarded, key, {"not": "checked"}).status_code == 429
+    account = Account(Key(name="a", sha256="0" * 64, running=1, requests_per_minute=2))
+    answer = account.admit(1, 1)
+    account.charge_request(with_answers=False)
+    with pytest.raises(ApiError, match="answers at once"):
+        account.charge_request(with_answers=True)
+    answer.end()
+    account.charge_request(with_answers=True)
 
 
 def test_wrong_keys_are_limited_by_address(guarded: Running, file: Path) -> None:

@@ -83,18 +83,22 @@ class Account:
         self.tokens = Allowance(key.tokens_per_minute)
         self.running = 0  # answers that wait or run
 
-    def charge_request(self) -> None:
-        """Charge for one request, before its body is read."""
+    def charge_request(self, *, with_answers: bool) -> None:
+        """Charge for one request, before its body is read. `with_answers`: it asks for at least one."""
         self._check(max(self.requests.wait(), self.tokens.wait()))
+        self._check_running(int(with_answers))
         self.requests.charge(1)
 
     def admit(self, num_answers: int, num_prompt: int) -> Charge:
         """Begin to charge for answers. Other requests may have used up the limit since this one came."""
         self._check(self.tokens.wait())
-        if self.running + num_answers > (self.key.running or math.inf):
+        self._check_running(num_answers)
+        return Charge(self, num_answers, num_prompt)
+
+    def _check_running(self, more: int) -> None:
+        if more and self.running + more > (self.key.running or math.inf):
             message = f"this key may have {self.key.running} answers at once; wait until others have ended"
             raise _used_up(message, 1)
-        return Charge(self, num_answers, num_prompt)
 
     def _check(self, seconds: float) -> None:
         if seconds > 0:

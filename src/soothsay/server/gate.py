@@ -25,6 +25,9 @@ log = logging.getLogger("soothsay.server")
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
 
+WITHOUT_ANSWERS = frozenset({"/tokenize", "/detokenize"})
+"""Paths of requests that have a body and ask for no answer of the model."""
+
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The form of a request id that a client may choose itself."""
 
@@ -125,7 +128,7 @@ class Gate:
                     403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed"
                 )
             if scope["method"] == "POST":
-                account.charge_request()
+                account.charge_request(with_answers=scope["path"] not in WITHOUT_ANSWERS)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body:
             raise _too_large(self._config.max_body)
