@@ -433,6 +433,29 @@ def test_a_key_is_asked_for(watched: Watched) -> None:
     )
 
 
+def test_a_key_without_permissions_gets_answers(watched: Watched) -> None:
+    page = watched.page
+    traced: list[bool] = []
+    error = {"message": "this key may not", "code": "not_allowed"}
+
+    def guarded(route: Route) -> None:
+        traced.append(json.loads(route.request.post_data or "{}")["speculation"]["trace"])
+        if traced[-1]:
+            route.fulfill(status=403, json={"error": error})
+        else:
+            route.continue_()
+
+    page.route("**/v1/chat/completions", guarded)
+    page.route("**/metrics", lambda route: route.fulfill(status=403, json={"error": error}))
+    watched.open()
+    first = shown(watched.ask())
+    assert first
+    assert page.locator(".problem").count() == 0
+    watched.ask("Once more")
+    assert traced == [True, False, False]  # the page remembers
+    watched.said = [line for line in watched.said if "403" not in line]  # Chromium reports each
+
+
 def test_what_a_model_says_is_text(watched: Watched) -> None:
     page = watched.open()
     evil = '<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>'

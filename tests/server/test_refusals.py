@@ -128,6 +128,47 @@ def test_completion_parameters(running: Running, change: dict[str, Any]) -> None
     assert running.free
 
 
+def calling(arguments: str) -> dict[str, Any]:
+    """A chat whose history has a call with some arguments."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {**CHAT, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, *MESSAGES]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {**COMPLETION, "prompt": [-1], "echo": True}, "prompt"),
+        ("/v1/completions", {**COMPLETION, "prompt": [10**9], "echo": True}, "prompt"),
+        ("/v1/completions", {**COMPLETION, "prompt": [2**70], "echo": True}, "prompt.0"),
+        ("/v1/completions", {**COMPLETION, "top_k": 10**30}, "top_k"),
+        ("/v1/completions", {**COMPLETION, "guided_choice": ["a"] * 20_000}, "guided_choice"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{}]}, "messages.0.role"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [2**63]}, "tokens"),
+    ],
+    ids=range(9),
+)
+def test_errors_of_clients_are_not_the_servers(
+    running: Running, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert refused(running, path, body)["param"] == param
+    assert running.free
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 900 + "]" * 900, "{", "1e999", "", '"\\ud800"'])
+def test_calls_with_strange_arguments_are_texts(running: Running, arguments: str) -> None:
+    reply = httpx.post(f"{running.url}/v1/chat/completions", json=calling(arguments))
+    assert reply.status_code == 200, reply.text
+
+
+def test_messages_of_errors_are_short(running: Running) -> None:
+    for change in ({"model": "x" * 100_000}, {"speculation": {"drafter": "x" * 100_000}}, {"x" * 100_000: 1}):
+        reply = httpx.post(f"{running.url}/v1/chat/completions", json={**CHAT, **change})
+        assert reply.status_code in (400, 404)
+        assert len(reply.content) < 5000
+
+
 def test_what_changes_no_answer_is_ignored(client: OpenAI) -> None:
     said = client.chat.completions.create(**CHAT, user="me", metadata={"a": "b"}, store=False, seed=1)
     assert said.choices[0].message.content == (

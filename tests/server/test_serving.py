@@ -118,7 +118,7 @@ def test_a_full_queue_refuses() -> None:
 def test_better_priorities_go_first(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="soothsay.server")
     with (
-        serving(partial(engines.sibyl, max_requests=1)) as running,
+        serving(partial(engines.sibyl, max_requests=1), min_priority=-5) as running,
         running.client() as client,
         ThreadPoolExecutor(3) as pool,
     ):
@@ -342,10 +342,14 @@ def test_a_server_without_a_model_says_why(arguments: list[str], said: str) -> N
 
 def test_commands_for_keys(tmp_path: Path) -> None:
     file = ["--file", str(tmp_path / "keys.json")]
-    added = CliRunner().invoke(_app(), ["keys", "add", "me", "--tokens-per-minute", "1000", *file])
+    options = ["--tokens-per-minute", "1000", "--running", "3", "--priority", "-7", "--trace", "--operator"]
+    added = CliRunner().invoke(_app(), ["keys", "add", "me", *options, *file])
     assert added.stdout.startswith("sk-")
+    CliRunner().invoke(_app(), ["keys", "add", "you", *file])
     listed = CliRunner().invoke(_app(), ["keys", "list", *file]).stdout
-    assert re.search(r"me +no limit +1,000", listed)
+    assert re.search(r"me +any +1,000 +3 +-7 +trace, operator", listed)
+    assert re.search(r"you +any +any +any +0 +-", listed)
+    assert CliRunner().invoke(_app(), ["keys", "add", "it", "--priority", str(2**40), *file]).exit_code == 2
     assert CliRunner().invoke(_app(), ["keys", "remove", "me", *file]).exit_code == 0
     assert CliRunner().invoke(_app(), ["keys", "remove", "me", *file]).exit_code == 2
 

@@ -35,22 +35,45 @@ def add(
             help="Limit of tokens a minute, in prompts and answers.",
         ),
     ] = None,
+    running: Annotated[
+        int | None,
+        typer.Option("--running", min=1, show_default="no limit", help="Limit of answers at once."),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option("--priority", help="The lowest, most urgent priority that the key may ask for.")
+    ] = 0,
+    trace: Annotated[bool, typer.Option("--trace", help="Allow requests with speculation.trace.")] = False,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Allow to read /metrics, which count the requests of all keys.")
+    ] = False,
 ) -> None:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""
     from soothsay.server.api_keys import add_key
 
-    print(add_key(file, name, requests, tokens))
+    secret = add_key(
+        file,
+        name,
+        requests_per_minute=requests,
+        tokens_per_minute=tokens,
+        running=running,
+        priority=priority,
+        trace=trace,
+        operator=operator,
+    )
+    print(secret)
 
 
 @keys.command(name="list")
 def show(file: FileOption = Path("api-keys.json")) -> None:
-    """Show the names of all keys, and their limits."""
+    """Show the names of all keys, their limits and their permissions."""
     from soothsay.server.api_keys import read_keys
 
-    table = Table("name", "requests a minute", "tokens a minute", box=None)
+    table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
     for key in read_keys(file):
-        limits = (key.requests_per_minute, key.tokens_per_minute)
-        table.add_row(key.name, *("no limit" if limit is None else f"{limit:,}" for limit in limits))
+        limits = (key.requests_per_minute, key.tokens_per_minute, key.running)
+        told = ("any" if limit is None else f"{limit:,}" for limit in limits)
+        allowed = [name for name in ("trace", "operator") if getattr(key, name)]
+        table.add_row(key.name, *told, str(key.priority), ", ".join(allowed) or "-")
     Console(highlight=False, markup=False).print(table)
 
 

@@ -183,6 +183,30 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 10.0,
+    min_priority: Annotated[
+        int,
+        typer.Option(
+            "--min-priority",
+            min=-(2**31),
+            max=2**31 - 1,
+            help="The lowest, most urgent priority of requests if there are no keys.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 0,
+    max_connections: Annotated[
+        int,
+        typer.Option("--max-connections", min=1, help="Limit of open connections.", rich_help_panel=_LIMITS),
+    ] = 1000,
+    max_connections_per_address: Annotated[
+        int | None,
+        typer.Option(
+            "--max-connections-per-address",
+            min=1,
+            show_default="no limit",
+            help="Limit of open connections of one client address.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     drain: Annotated[
         float,
         typer.Option(
@@ -223,6 +247,9 @@ def serve(
             max_queue=max_queue,
             timeout=timeout,
             client_timeout=client_timeout,
+            min_priority=min_priority,
+            max_connections=max_connections,
+            max_connections_per_address=max_connections_per_address,
             drain=drain,
             stall_timeout=stall_timeout,
             start_timeout=start_timeout,

@@ -20,6 +20,10 @@ KINDS = {
 """OpenAI's code for a kind of error of pydantic. All other kinds are "invalid_value"."""
 
 
+MAX_SHOWN = 1000
+"""Limit of characters in a message, and in the name of a field. Both may quote what the client has sent."""
+
+
 class ApiError(Exception):
     """An error that the client gets instead of an answer.
 
@@ -41,7 +45,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status, self.message, self.code = status, _shown(message), code
+        self.param = None if param is None else _shown(param)
         self.headers = dict(headers or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,6 +92,11 @@ class ApiError(Exception):
         else:
             message = f"{field}: {first['msg']}" if field else first["msg"]
         return cls(400, message, code, param=field or None)
+
+
+def _shown(text: str) -> str:
+    """A text that may come from a client, of limited length."""
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]} ..."
 
 
 def internal_error() -> ApiError:

@@ -1,4 +1,4 @@
-"""API keys and their limits. A file holds hashes of the keys; a key itself is shown once, when it is made.
+"""The file of API keys. It holds hashes of the keys; a key itself is shown once, when it is made.
 
 A key has 256 random bits, so one round of SHA-256 protects it as well as a slow hash.
 """
@@ -6,51 +6,102 @@ A key has 256 random bits, so one round of SHA-256 protects it as well as a slow
 from __future__ import annotations
 
 import hmac
-import json
+import logging
 import secrets
+import stat
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from soothsay.errors import SoothsayError
 from soothsay.files import write_json
+from soothsay.server.accounts import Account, Key
+from soothsay.server.safe_json import JsonError, read_json
+
+log = logging.getLogger("soothsay.server")
+
+MAX_FILE = 1 << 20
+"""Limit of bytes in a file of keys, four times what `MAX_KEYS` keys usually need."""
+
+MAX_KEYS = 1000
+"""Limit of keys in a file. Each request is compared with all of them, which takes 0.2 ms."""
+
+RETRY = 1.0
+"""Seconds after which a file that could not be read is tried again, even if it seems unchanged."""
 
 
 class KeyFileError(SoothsayError):
     """A file of API keys cannot be read or changed."""
 
 
-@dataclass(frozen=True)
-class Key:
-    """One API key, without the secret itself."""
+class _KeyFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
-    sha256: str  # of the secret, hexadecimal
-    requests_per_minute: int | None = None  # None: no limit
-    tokens_per_minute: int | None = None  # of prompts and answers; None: no limit
+    keys: Annotated[list[Key], Field(max_length=MAX_KEYS)]
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Read the keys of a file. Raises `KeyFileError`."""
+    """Read the keys of a file. Raises `KeyFileError`, which names the entry that is wrong."""
+    if path.exists() and not path.is_file():
+        raise KeyFileError(f"{path} is not a file of API keys, but a folder or a device")
     try:
-        return [Key(**entry) for entry in json.loads(path.read_text())["keys"]]
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read ({error.strerror}); make it: soothsay keys add") from None
-    except (ValueError, TypeError, KeyError):
-        raise KeyFileError(f"{path} is not a file of API keys; make one: soothsay keys add") from None
+    if len(content) > MAX_FILE:
+        raise KeyFileError(f"{path} is not a file of API keys: it has more than {MAX_FILE} bytes")
+    try:
+        value = read_json(content)
+        keys = _KeyFile.model_validate(value).keys
+    except JsonError as error:
+        where = f" in {error.field}" if error.field else ""
+        raise KeyFileError(f"{path} is not a file of API keys{where}: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = _entry(value, first["loc"])
+        raise KeyFileError(f"{path} is not a file of API keys: {where}: {first['msg']}") from None
+    for name, values in (("name", [key.name for key in keys]), ("sha256", [key.sha256 for key in keys])):
+        if len(set(values)) < len(values):
+            raise KeyFileError(f"{path} is not a file of API keys: two entries have the same {name}")
+    return keys
 
 
-def add_key(
-    path: Path, name: str, requests_per_minute: int | None = None, tokens_per_minute: int | None = None
-) -> str:
-    """Make a key, add it to a file, and return its secret. Creates the file. Raises `KeyFileError`."""
+def _entry(value: Any, place: tuple[int | str, ...]) -> str:
+    """The place of an error in words, with the name of the key if it has one."""
+    match place:
+        case ("keys", int(index), *fields):
+            entry = value["keys"][index]
+            name = entry.get("name") if isinstance(entry, dict) else None
+            named = f" ({name[:256]!r})" if isinstance(name, str) else ""
+            return ".".join([f"entry {index + 1}{named}", *map(str, fields)])
+    return ".".join(map(str, place)) or "the whole"
+
+
+def add_key(path: Path, name: str, **grants: Any) -> str:
+    """Make a key, add it to a file, and return its secret. Creates the file. Raises `KeyFileError`.
+
+    Args:
+        path: the file.
+        name: of the key. The log shows it.
+        grants: limits and permissions, as in `Key`.
+    """
     keys = read_keys(path) if path.exists() else []
     if any(key.name == name for key in keys):
         raise KeyFileError(f"{path} has a key named {name!r}; remove it first, or choose another name")
+    if len(keys) >= MAX_KEYS:
+        raise KeyFileError(f"{path} has {MAX_KEYS} keys, and more are not possible; remove some")
     secret = f"sk-{secrets.token_urlsafe(32)}"
-    _write(path, [*keys, Key(name, _hash(secret), requests_per_minute, tokens_per_minute)])
+    try:
+        key = Key(name=name, sha256=_hash(secret), **grants)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise KeyFileError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    _write(path, [*keys, key])
     return secret
 
 
@@ -64,90 +115,73 @@ def remove_key(path: Path, name: str) -> None:
 
 def _write(path: Path, keys: list[Key]) -> None:
     """Write a file that only its owner can read."""
-    write_json(path, {"keys": [asdict(key) for key in keys]}, indent=2, mode=0o600)
+    write_json(path, {"keys": [key.model_dump() for key in keys]}, indent=2, mode=0o600)
 
 
 def _hash(secret: str) -> str:
     return sha256(secret.encode()).hexdigest()
 
 
-class Allowance:
-    """A budget that refills at a constant rate, up to one minute's worth.
-
-    A charge may exceed what is left, because the length of an answer is known only at its end. The budget is
-    then negative, and nothing can be had until it has refilled.
-
-    Args:
-        per_minute: amount that refills in a minute; None: no limit.
-        clock: seconds, from any starting point.
-    """
-
-    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic):
-        self._rate = None if per_minute is None else per_minute / 60
-        self._most = float(per_minute or 0)
-        self._clock = clock
-        self._left, self._at = self._most, clock()
-
-    def wait(self, least: float = 1.0) -> float:
-        """Seconds until `least` is available; 0: it is available now."""
-        if self._rate is None:
-            return 0.0
-        self._refill()
-        missing = min(least, self._most) - self._left
-        return max(missing / self._rate, 0.0) if self._rate else 60.0
-
-    def charge(self, amount: float) -> None:
-        """Take an amount. What is left may become negative."""
-        if self._rate is not None:
-            self._refill()
-            self._left -= amount
-
-    def _refill(self) -> None:
-        now = self._clock()
-        self._left = min(self._left + (now - self._at) * (self._rate or 0.0), self._most)
-        self._at = now
-
-
-class Account:
-    """A key, and what it has left of its limits."""
-
-    def __init__(self, key: Key):
-        self.key = key
-        self.requests = Allowance(key.requests_per_minute)
-        self.tokens = Allowance(key.tokens_per_minute)
-
-    def wait(self) -> float:
-        """Seconds until another request is allowed."""
-        return max(self.requests.wait(), self.tokens.wait())
-
-
 class KeyRing:
     """The keys of a file. Reads the file again when it changes; unchanged keys keep their accounts.
 
-    Raises `KeyFileError` if the file cannot be read at first. If that happens later, the old keys stay valid.
+    While the file cannot be read, no key is valid.
+
+    Raises `KeyFileError` if the file cannot be read at first.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._stamp = path.stat().st_mtime_ns if path.exists() else 0
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic):
+        self._path, self._clock = path, clock
+        self._problem: str | None = None
+        self._stamp = self._stat()
         self._accounts = [Account(key) for key in read_keys(path)]
+        self._warn_of_access()
+        self._retry_at = 0.0
 
     def find(self, secret: str) -> Account | None:
-        """The account of a key, or None. Takes the same time whether a key is nearly right or wrong."""
-        self._reread()
+        """The account of a key, or None. Takes the same time whether a key is nearly right or wrong.
+
+        Raises `KeyFileError` while the file cannot be read.
+        """
+        self.check()
         given, found = _hash(secret), None
         for account in self._accounts:
             if hmac.compare_digest(account.key.sha256, given):
                 found = account
         return found
 
-    def _reread(self) -> None:
+    def check(self) -> None:
+        """Read the file if it has changed. Raises `KeyFileError` while it cannot be read."""
+        now, stamp = self._clock(), self._stat()
+        if stamp != self._stamp or (self._problem is not None and now >= self._retry_at):
+            self._stamp, self._retry_at = stamp, now + RETRY
+            self._read()
+        if self._problem is not None:
+            raise KeyFileError(self._problem)
+
+    def _read(self) -> None:
+        known = {account.key: account for account in self._accounts}
         try:
-            stamp = self._path.stat().st_mtime_ns
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            known = {account.key: account for account in self._accounts}
-            self._accounts = [known.get(key) or Account(key) for key in read_keys(self._path)]
-        except (OSError, KeyFileError):
+            keys = read_keys(self._path)
+        except KeyFileError as error:
+            if str(error) != self._problem:
+                log.error("API keys cannot be read; no key is valid until then", extra={"reason": str(error)})
+            self._problem = str(error)
             return
+        self._accounts = [known.get(key) or Account(key) for key in keys]
+        self._problem = None
+        self._warn_of_access()
+        log.info("API keys read", extra={"keys": len(keys)})
+
+    def _warn_of_access(self) -> None:
+        if self._stamp is not None and self._stamp[0] & 0o077:
+            mode = f"{stat.S_IMODE(self._stamp[0]):o}"
+            log.warning("other users have access to the file of API keys; chmod 600 it", extra={"mode": mode})
+
+    def _stat(self) -> tuple[int, ...] | None:
+        """The file's mode, and what else changes with the file; None: there is none."""
+        try:
+            state = self._path.stat()
+        except OSError:
+            return None
+        return state.st_mode, state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
@@ -18,13 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from soothsay import __version__
 from soothsay.core.params import SamplingParams
-from soothsay.errors import RequestError
+from soothsay.server.accounts import Account, Charge
 from soothsay.server.api_errors import ApiError
-from soothsay.server.api_keys import Account, KeyRing
+from soothsay.server.api_keys import KeyFileError, KeyRing
+from soothsay.server.bodies import BodyReader
 from soothsay.server.canary import Canary
 from soothsay.server.engine_loop import EngineLoop, EngineState
-from soothsay.server.events import DisconnectedError, EventStream, while_connected
-from soothsay.server.gate import DISCONNECTED, Gate
+from soothsay.server.events import EventStream, while_connected
+from soothsay.server.gate import Gate
 from soothsay.server.grammar_checker import GrammarChecker
 from soothsay.server.jobs import Job
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
@@ -33,17 +34,17 @@ from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
 from soothsay.server.process import EngineProcess
 from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
+from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.replies import ChatFormat, CompletionFormat
 from soothsay.server.reply_format import ReplyFormat, TokenTexts
 from soothsay.server.reports import usage
 from soothsay.server.responses_api import RESPONSES_BODIES, responses_routes
 from soothsay.server.server_config import ServerConfig
-from soothsay.server.service import Body, ChatReply, CompletionReply
+from soothsay.server.service import ChatReply, CompletionReply
 from soothsay.server.tools import OneCall, PlainParser, ToolCallParser, ToolFormat
 from soothsay.server.unknown_fields import HEADER, ignored_fields
 from soothsay.server.web_page import page_routes
-from soothsay.tokenizer import Tokenizer
 
 EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 """Paths at which clients look for embeddings. They say that there are none."""
@@ -77,7 +78,7 @@ class Server:
 
     def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
         self.model, self.config = engine.model, config
-        self.metrics = Metrics(config.name)
+        self.metrics, self._keys = Metrics(config.name), keys
         self.metrics.describe(self.model.block_size, self.model.num_blocks)
         max_in_flight = self.model.max_requests + config.max_queue
         self.loop = EngineLoop(engine, self.metrics, max_in_flight, config)
@@ -85,6 +86,8 @@ class Server:
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self.tools = ToolFormat.of(self.model.tokenizer)
         self.texts = TokenTexts(self.model.tokenizer)
+        self.read = BodyReader(config.max_bodies).read
+        self._prompts = PromptReader(self.model)
         tokenizer, vocab_size = self.model.tokenizer, self.model.vocab_size
         self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
         self._started = int(time.time())
@@ -110,7 +113,7 @@ class Server:
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
         paths = frozenset(route.path for route in routes)
         keyless = frozenset({"/health", "/ping", "/ready", *(page.path for page in pages)})
-        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless)
+        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics"}))
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
@@ -123,19 +126,6 @@ class Server:
         await self.loop.stop()
         if self._grammars is not None:
             await self._grammars.stop()
-
-    async def read(self, http: Request, kind: type[Body]) -> Body:
-        """Read and check the body of a request. Raises `ApiError`.
-
-        The content type must be JSON: a browser asks the server for permission before a page of another site
-        may send that type, so no other site can use a visitor's access.
-        """
-        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
-        try:
-            return kind.model_validate_json(await http.body())
-        except ValidationError as error:
-            raise ApiError.from_validation(error) from None
 
     async def _chat(self, http: Request) -> Response:
         body = await self.read(http, ChatRequest)
@@ -150,7 +140,7 @@ class Server:
         if tools and not self.tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
         params = sampling_params(body, self.config, self._tool_grammar(tools) if forced else None)
-        prompt = await asyncio.to_thread(self._encode_chat, body, tools)
+        prompt = await self._read_chat(body, tools)
         parser = self.tools.parser if tools else PlainParser
         if body.parallel_tool_calls is False:
             parser = partial(_one_call, parser)
@@ -164,17 +154,15 @@ class Server:
             raise ApiError(400, problem, "unsupported", param="tool_choice")
         return grammar
 
-    def _encode_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
+    async def _read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a conversation in the chat template. Raises `ApiError`."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
         if tools:
             variables["tools"] = list(tools)
-        try:
-            return chat_ids(self._tokenizer, body, variables, self.model.max_context)
-        except RequestError as error:
-            raise ApiError(400, str(error), "invalid_value", param="messages") from None
+        work = partial(chat_ids, self._prompts, body, variables, self.model.max_context)
+        return await self._prompts.run(sum(message.size for message in body.messages), work)
 
     async def _complete(self, http: Request) -> Response:
         body = await self.read(http, CompletionRequest)
@@ -192,9 +180,8 @@ class Server:
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        ids, echoed = await asyncio.to_thread(
-            completion_ids, self._tokenizer, body, prompts, self.model.max_context
-        )
+        work = partial(completion_ids, self._prompts, body, prompts, self.model.max_context)
+        ids, echoed = await self._prompts.run(sum(map(len, prompts)), work)
         return await self._answer(http, body, ids, params, reply(echoed))
 
     def _reply_texts(self, body: ChatRequest | CompletionRequest) -> TokenTexts:
@@ -202,13 +189,17 @@ class Server:
         return TokenTexts(None) if body.return_tokens_as_token_ids else self.texts
 
     def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
-        """The request's options. Raises `ApiError` if the server does not offer the drafter."""
+        """The request's options. Raises `ApiError` for what the server or the key does not allow."""
         apart = None if self.config.share_between_keys else account
         options = request_options(body, "" if apart is None else apart.key.name)
         if options.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
             message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
             raise ApiError(400, message, "invalid_value", param="speculation.drafter")
+        least = self.config.min_priority if account is None else account.key.priority
+        if body.priority is None:
+            options = replace(options, priority=max(least, 0))
+        _check_permissions(options, least, traces=account is None or account.key.trace)
         return replace(options, drafter=None) if options.drafter == self.model.drafter else options
 
     async def _answer(
@@ -223,22 +214,27 @@ class Server:
         ignored = ignored_fields(body)
         headers = {HEADER: ", ".join(ignored)} if ignored else {}
         http.state.record |= {"ignored_fields": ignored} if ignored else {}
-        options = self._options(body, http.state.account)
-        job = Job(prompts, params, options, options.drafter or self.model.drafter, self.config.timeout)
+        account: Account | None = http.state.account
+        options = self._options(body, account)
+        size = len(prompts) * params.n, sum(map(len, prompts))
+        charge = Charge(None, *size) if account is None else account.admit(*size)
+        drafter = options.drafter or self.model.drafter
+        job = Job(prompts, params, options, drafter, self.config.timeout, charge)
         try:
             await while_connected(http.receive, self._submit(job))
-            if body.stream:
-                chunks = reply.stream(job, body)
-                stream = EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
-                stream.headers.update(headers)
-                return stream
-            try:
-                whole = await while_connected(http.receive, reply.collect(job, body))
-                return JSONResponse(whole, headers=headers)
-            finally:
-                self._settle(http, job)
-        except DisconnectedError:
-            return Response(status_code=DISCONNECTED)
+        except BaseException:
+            charge.end(refund=True)  # unless the job has ended it
+            raise
+        if body.stream:
+            chunks = reply.stream(job, body)
+            stream = EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
+            stream.headers.update(headers)
+            return stream
+        try:
+            whole = await while_connected(http.receive, reply.collect(job, body))
+            return JSONResponse(whole, headers=headers)
+        finally:
+            self._settle(http, job)
 
     async def _submit(self, job: Job) -> None:
         """Try the job's grammar, and send it to the engine. Raises `ApiError`."""
@@ -247,12 +243,9 @@ class Server:
         await self.loop.submit(job)
 
     def _settle(self, http: Request, job: Job) -> None:
-        """End a job that has succeeded, failed or lost its client: charge its key, and record its usage."""
+        """End a job that has succeeded, failed or lost its client, and record its usage."""
         self.loop.cancel(job)
         counts = usage(job)
-        account: Account | None = http.state.account
-        if account is not None:
-            account.tokens.charge(counts["total_tokens"])
         names = ("prompt_tokens", "completion_tokens", "speculation")
         record: dict[str, Any] = http.state.record
         record |= {name: counts[name] for name in names}
@@ -282,23 +275,23 @@ class Server:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
         if body.messages is not None:
-            chat = ChatRequest(model=self.config.name, messages=body.messages)
-            ids = await asyncio.to_thread(self._encode_chat, chat, ())
+            ids = await self._read_chat(ChatRequest(model=self.config.name, messages=body.messages), ())
         else:
-            ids = await asyncio.to_thread(
-                self._tokenizer.encode, body.prompt or "", special=body.add_special_tokens
-            )
+            text = body.prompt or ""
+            encode = partial(self._prompts.encode, text, special=body.add_special_tokens)
+            ids = await self._prompts.run(len(text), encode)
         return JSONResponse({"count": len(ids), "max_model_len": self.model.max_context, "tokens": ids})
 
     async def _detokenize(self, http: Request) -> Response:
         body = await self.read(http, DetokenizeRequest)
         if body.model is not None:
             self.check_model(body.model)
-        last = self.model.vocab_size - 1
-        if not all(0 <= token <= last for token in body.tokens):
-            message = f"token ids of this model are 0 to {last}"
-            raise ApiError(400, message, "invalid_value", param="tokens")
-        text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special=False)
+
+        def work() -> str:
+            self._prompts.check(body.tokens, "tokens")
+            return self._prompts.decode(body.tokens, skip_special=False)
+
+        text = await self._prompts.run(len(body.tokens), work)
         return JSONResponse({"prompt": text})
 
     async def _health(self, _: Request) -> Response:
@@ -315,6 +308,11 @@ class Server:
 
     async def _ready(self, _: Request) -> Response:
         """Whether the server would answer another request. A load balancer should use another one if not."""
+        try:
+            if self._keys is not None:
+                self._keys.check()
+        except KeyFileError:
+            return JSONResponse({"status": "not ready", "reason": "the API keys cannot be read"}, 503)
         if (problem := self.canary.problem) is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "reason": problem}, 503)
@@ -332,17 +330,21 @@ class Server:
             )
         )
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        if self.model.tokenizer is None:
-            raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
-        return self.model.tokenizer
-
     def check_model(self, name: str) -> None:
         """Raise `ApiError` unless this is the name of the server's model."""
         if name != self.config.name:
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
+
+
+def _check_permissions(options: RequestOptions, least: int, *, traces: bool) -> None:
+    """Raise `ApiError` if a priority is below the least, or a trace is asked for and not allowed."""
+    if options.priority < least:
+        message = f"priority must be at least {least} here; lower numbers are more urgent"
+        raise ApiError(403, message, "not_allowed", param="priority")
+    if options.traced and not traces:
+        message = "this key may not ask for traces (soothsay keys add --trace)"
+        raise ApiError(403, message, "not_allowed", param="speculation.trace")
 
 
 def _one_call(parser: Callable[[], ToolCallParser]) -> ToolCallParser:

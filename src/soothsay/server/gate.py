@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import secrets
 import time
@@ -14,8 +13,10 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from soothsay.server.accounts import Account, FailedKeys
 from soothsay.server.api_errors import ApiError, internal_error
-from soothsay.server.api_keys import Account, KeyRing
+from soothsay.server.api_keys import KeyFileError, KeyRing
+from soothsay.server.events import DisconnectedError
 from soothsay.server.metrics import Metrics
 from soothsay.server.server_config import ServerConfig
 
@@ -23,6 +24,9 @@ log = logging.getLogger("soothsay.server")
 
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
+
+WITHOUT_ANSWERS = frozenset({"/tokenize", "/detokenize"})
+"""Paths of requests that have a body and ask for no answer of the model."""
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The form of a request id that a client may choose itself."""
@@ -41,6 +45,7 @@ class Gate:
         keys: the valid API keys; None: no key is needed.
         paths: the application's paths. Metrics and the log call all others "other".
         keyless: paths that need no key.
+        operator: paths that only an operator's key may read.
     """
 
     def __init__(
@@ -51,9 +56,11 @@ class Gate:
         keys: KeyRing | None,
         paths: frozenset[str],
         keyless: frozenset[str],
+        operator: frozenset[str] = frozenset(),
     ):
         self._app, self._config, self._metrics, self._keys = app, config, metrics, keys
-        self._paths, self._keyless = paths, keyless
+        self._paths, self._keyless, self._operator = paths, keyless, operator
+        self._failed_keys = FailedKeys(config.max_failed_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Passes on whatever is not HTTP."""
@@ -69,6 +76,8 @@ class Gate:
         begin = time.perf_counter()
         try:
             await self._serve(scope, headers, receive, sender)
+        except DisconnectedError:
+            pass
         except Exception as error:
             if not isinstance(error, (ApiError, HTTPException, OSError)):
                 log.error("request failed", exc_info=True, extra={"id": request_id})
@@ -95,6 +104,15 @@ class Gate:
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         """Check the request's headers, and run the application. Raises `ApiError`."""
+        if b"transfer-encoding" in headers and (
+            b"content-length" in headers or scope.get("http_version") == "1.0"
+        ):  # others may find another end of the body, and take what follows for a request of another client
+            raise ApiError(
+                400,
+                "a request must not have both Transfer-Encoding and Content-Length, or be of HTTP/1.0",
+                "ambiguous_length",
+                headers={"Connection": "close"},
+            )
         if self._config.hosts and _host(headers) not in self._config.hosts:
             raise ApiError(
                 403,
@@ -102,27 +120,60 @@ class Gate:
                 "host_not_allowed",
             )
         if self._keys is not None and scope["path"] not in self._keyless:
-            account = _find_account(self._keys, headers.get(b"authorization", b"").decode("latin-1"))
+            account = self._account(scope, headers.get(b"authorization", b"").decode("latin-1"), self._keys)
             scope["state"]["account"] = account
             scope["state"]["record"]["key"] = account.key.name
+            if scope["path"] in self._operator and not account.key.operator:
+                raise ApiError(
+                    403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed"
+                )
             if scope["method"] == "POST":
-                _charge_request(account)
+                account.charge_request(with_answers=scope["path"] not in WITHOUT_ANSWERS)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body:
             raise _too_large(self._config.max_body)
         scope["app"] = self._app  # the router then raises an error for a path that it does not have
         await self._app(scope, self._limited(receive), send)
 
+    def _account(self, scope: Scope, header: str, keys: KeyRing) -> Account:
+        """The account of the key in an Authorization header. Raises `ApiError` if there is none.
+
+        An address with too many wrong keys may still use a right one: clients share addresses behind proxies,
+        and nobody finds a key by trying.
+        """
+        kind, _, secret = header.partition(" ")
+        try:
+            account = keys.find(secret.strip() if kind.lower() == "bearer" else "")
+        except KeyFileError:
+            message = "the server cannot read its API keys"
+            raise ApiError(503, message, "keys_unreadable", headers={"Retry-After": "5"}) from None
+        if account is None:
+            if header:
+                self._failed_keys.count((scope.get("client") or ("",))[0])
+            raise ApiError(
+                401,
+                "give a valid API key: Authorization: Bearer KEY",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return account
+
     def _limited(self, receive: Receive) -> Receive:
-        """`receive` with limits of size and time. After the whole body, there is no limit of time."""
+        """`receive` with limits of size and time. After the whole body, there is no limit of time.
+
+        Each part must come within `client_timeout`, and the whole at `min_body_rate` after that time.
+        """
         size, whole = 0, False
+        clock = asyncio.get_running_loop().time
+        patience, begin = self._config.client_timeout, clock()
 
         async def limited() -> Message:
             nonlocal size, whole
             if whole:
                 return await receive()
+            due = begin + patience + size / self._config.min_body_rate
             try:
-                async with asyncio.timeout(self._config.client_timeout):
+                async with asyncio.timeout_at(min(clock() + patience, due)):
                     message = await receive()
             except TimeoutError:
                 raise ApiError(408, "the request's body did not come in time", "timeout") from None
@@ -164,33 +215,6 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, "not_possible", headers=error.headers)
     return error if isinstance(error, ApiError) else internal_error()
-
-
-def _find_account(keys: KeyRing, header: str) -> Account:
-    """The account of the key in an Authorization header. Raises `ApiError` if there is none."""
-    kind, _, secret = header.partition(" ")
-    account = keys.find(secret.strip()) if kind.lower() == "bearer" else None
-    if account is None:
-        raise ApiError(
-            401,
-            "give a valid API key: Authorization: Bearer KEY",
-            "invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-    return account
-
-
-def _charge_request(account: Account) -> None:
-    """Charge an account for one request. Raises `ApiError` if nothing is left for this minute."""
-    seconds = account.wait()
-    if seconds > 0:
-        raise ApiError(
-            429,
-            "this key has used up its limit for this minute; try again later",
-            "rate_limit_exceeded",
-            headers={"Retry-After": str(math.ceil(seconds))},
-        )
-    account.requests.charge(1)
 
 
 def _too_large(limit: int) -> ApiError:

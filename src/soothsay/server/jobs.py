@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.core.params import SamplingParams
+from soothsay.server.accounts import Charge
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.parameters import RequestOptions
@@ -49,6 +50,7 @@ class Job:
         drafter: the drafter's name, for metrics and the log.
         timeout: seconds until the last answer must have ended.
         counted: whether a user asked for it, so that limits and metrics count it.
+        charge: what the key is charged for the job; None: nothing.
 
     Iterating raises `ApiError` if the answers fail or the time is up.
     """
@@ -60,6 +62,7 @@ class Job:
         options: RequestOptions,
         drafter: str,
         timeout: float,
+        charge: Charge | None = None,
         *,
         counted: bool = True,
     ):
@@ -68,6 +71,7 @@ class Job:
         self.drafter = drafter
         self.counted = counted
         self.resubmitted = False  # whether a second engine has got it, because the first one died
+        self.charge = charge or Charge(None, 0, 0)
         loop = asyncio.get_running_loop()
         self.arrived_at = time.monotonic()
         self._deadline = loop.time() + timeout
@@ -112,9 +116,11 @@ class Job:
     def push(self, update: AnswerUpdate) -> None:
         """Add an update for whoever iterates."""
         self._updates.put_nowait(update)
+        self.charge.grow(update.index, update.num_output)
 
     def finish(self, failure: ApiError | None) -> None:
         """End the job: iterating stops after the updates so far, or then raises `failure`."""
+        self.charge.end(refund=failure is not None)
         self._failure = failure
         if not self.admitted.done():
             if failure is None:

@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from soothsay.server.parameters import truncated
+from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest
 from soothsay.server.replies import Echo
-from soothsay.tokenizer import Tokenizer
 
 
-def chat_ids(tokenizer: Tokenizer, body: ChatRequest, variables: Mapping[str, Any], room: int) -> list[int]:
+def chat_ids(reader: PromptReader, body: ChatRequest, variables: Mapping[str, Any], room: int) -> list[int]:
     """Token ids of a conversation.
 
     Args:
-        tokenizer: has the chat template.
+        reader: of the model's prompts.
         body: the conversation, and how to lay it out.
         variables: of the template.
         room: tokens of the context.
 
-    Raises `RequestError` if the model has no template, or the template refuses the messages.
+    Raises `ApiError` if the model has no template, or the template refuses the messages.
     """
     messages = [message.for_template() for message in body.messages]
     own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
     given = {**{name: value for name, value in own.items() if value is not None}, **variables}
     if body.continue_final_message:
         given["add_generation_prompt"] = False
-    text = tokenizer.render(messages, **given)
+    text = reader.render(messages, given)
     if body.continue_final_message:
         text = _cut_after(text, continued_text(body))
-    return truncated(tokenizer.encode(text, special=bool(body.add_special_tokens)), body, room)
+    return truncated(reader.encode(text, special=bool(body.add_special_tokens), field="messages"), body, room)
 
 
 def continued_text(body: ChatRequest) -> str:
@@ -39,12 +39,12 @@ def continued_text(body: ChatRequest) -> str:
 
 
 def completion_ids(
-    tokenizer: Tokenizer, body: CompletionRequest, prompts: list[str | list[int]], room: int
+    reader: PromptReader, body: CompletionRequest, prompts: list[str | list[int]], room: int
 ) -> tuple[list[list[int]], list[Echo]]:
     """Token ids of prompts, and what each answer begins with: nothing, or its prompt.
 
     Args:
-        tokenizer: encodes texts.
+        reader: of the model's prompts.
         body: how to encode them.
         prompts: texts or token ids.
         room: tokens of the context.
@@ -52,11 +52,11 @@ def completion_ids(
     special = body.add_special_tokens is not False
     ids, echoed = list[list[int]](), list[Echo]()
     for prompt in prompts:
-        known = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
-        ids.append(truncated(known, body, room))
+        known = reader.encode(prompt, special=special) if isinstance(prompt, str) else prompt
+        ids.append(reader.check_prompt(truncated(known, body, room)))
         if body.echo:
             whole = isinstance(prompt, str) and len(known) == len(ids[-1])
-            text = str(prompt) if whole else tokenizer.decode(ids[-1])
+            text = str(prompt) if whole else reader.decode(ids[-1])
             echoed += [Echo(text, ids[-1])] * (body.n or 1)
     return ids, echoed
 

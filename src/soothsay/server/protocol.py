@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from soothsay.server.safe_json import JsonError, read_json
+
+T = TypeVar("T")
+
+MAX_FIELDS = 2048
+"""Limit of fields of one object. Each wrong one makes an error, of which the client gets the first."""
+
+MAX_CHOICES = 16_384
+"""Limit of texts that an answer may have to be one of. As a grammar, more would be too large."""
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Kinds of parts of a message that are text, and the field that has it."""
+
+
+def _limited(data: Any) -> Any:
+    """Refuse an object with too many fields before its fields are checked."""
+    if isinstance(data, Mapping) and len(data) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", f"an object must not have more than {MAX_FIELDS} fields")
+    return data
+
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list. Its first wrong item ends validation: thousands of errors would take gigabytes."""
+
+Fields = Annotated[dict[str, T], BeforeValidator(_limited)]
+"""An object whose fields may have any name."""
 
 
 class _Body(BaseModel):
     """Unknown fields are dropped."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, data: Any) -> Any:
+        return _limited(data)
+
+
+Choices = Annotated[Items[str], Field(max_length=MAX_CHOICES)]
 
 
 class StreamOptions(_Body):
@@ -43,7 +74,7 @@ class StructuredOutputs(_Body):
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     structural_tag: Any = None  # not supported
 
@@ -64,11 +95,11 @@ class GenerationRequest(_Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Fields[float] | None = None
+    allowed_token_ids: Items[int] | None = None
+    bad_words: Items[str] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -85,7 +116,7 @@ class GenerationRequest(_Body):
     cache_salt: Annotated[str, Field(max_length=128)] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -139,11 +170,18 @@ class ChatMessage(_Body):
     """One message of a conversation. Clients send back messages that they got, with fields of all kinds."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: list[TextPart] | str | None = None  # errors name the part, since lists are tried first
+    content: Items[TextPart] | str | None = None  # errors name the part, since lists are tried first
     name: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Items[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier reasoning
+
+    @property
+    def size(self) -> int:
+        """Number of characters of its content and of its calls."""
+        parts = self.content if isinstance(self.content, list) else []
+        texts = [self.content] if isinstance(self.content, str) else [part.text for part in parts]
+        return sum(map(len, (*texts, *(call.function.arguments for call in self.tool_calls or ()))))
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: content is one text, arguments are a mapping."""
@@ -227,16 +265,16 @@ class ResponseFormat(_Body):
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None  # False: at most one call
     response_format: ResponseFormat | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool] | None = None
-    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: Fields[str | int | float | bool] | None = None
+    modalities: Items[Literal["text"]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -246,7 +284,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -258,7 +296,7 @@ class TokenizeRequest(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
 
 
@@ -266,12 +304,12 @@ class DetokenizeRequest(_Body):
     """The body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 def _parsed(arguments: str) -> Any:
-    """JSON text as a value, or the text itself if it is not JSON."""
+    """JSON text as a value, or the text itself if it is not JSON, or nested too deep."""
     try:
-        return json.loads(arguments)
-    except ValueError:
+        return read_json(arguments.encode())
+    except JsonError:
         return arguments  # an earlier answer of a model

@@ -1,17 +1,23 @@
-"""Runs a `Server` with uvicorn: socket, signals, and a limit of time for headers."""
+"""Runs a `Server` with uvicorn: socket, signals and shutdown."""
 
 from __future__ import annotations
 
-import asyncio
 import math
+import os
+import socket
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from soothsay.server.app import Server
+from soothsay.server.connections import ACCEPTED, ClientConnection, Connections
 
 MAX_HEADERS = 32_768
 """Limit of bytes in a request's headers."""
+
+WAITING = 1024
+"""Limit of connections that the operating system holds until they are accepted."""
 
 
 def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
@@ -20,17 +26,18 @@ def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
     SIGTERM and SIGINT end it after the running answers; a second SIGINT ends it at once.
     """
     config = server.config
-    return uvicorn.Server(
+    return _Runner(
         uvicorn.Config(
             server.app,
             host=host,
             port=port,
-            http=_protocol_with_timeout(config.client_timeout),
+            http=cast(Any, partial(ClientConnection, Connections(config))),
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
+            backlog=ACCEPTED,
             timeout_keep_alive=math.ceil(config.client_timeout),
             timeout_graceful_shutdown=math.ceil(config.drain),
             h11_max_incomplete_event_size=MAX_HEADERS,
@@ -38,35 +45,12 @@ def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
     )
 
 
-def _protocol_with_timeout(seconds: float) -> type[H11Protocol]:
-    """A protocol that closes a connection if the headers of a request do not arrive in time.
+class _Runner(uvicorn.Server):
+    """Lets more connections wait than are accepted at once. Uvicorn has one number for both."""
 
-    Uvicorn waits for ever for the first request's headers, and for later headers that have begun.
-    """
-
-    class HeaderTimeoutProtocol(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._headers_due = self.loop.call_later(seconds, self._give_up)
-
-        def data_received(self, data: bytes) -> None:
-            due = self._idle and self._headers_due.cancelled()
-            super().data_received(data)
-            if not self._idle:
-                self._headers_due.cancel()
-            elif due:
-                self._headers_due = self.loop.call_later(seconds, self._give_up)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._headers_due.cancel()
-            super().connection_lost(exc)
-
-        @property
-        def _idle(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
-
-        def _give_up(self) -> None:
-            if self._idle:
-                self.transport.close()
-
-    return HeaderTimeoutProtocol
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    same.listen(WAITING)

@@ -27,6 +27,10 @@ class ServerConfig:
     their texts are alike. But someone who guesses a part of another one's prompt can then see that the guess
     was right, and read what follows."""
 
+    min_priority: int = 0
+    """The lowest number, which is the most urgent, that a request may have as `priority` if the server has no
+    API keys. With keys, each key says it."""
+
     max_queue: int = 256
     """Limit of waiting answers while `EngineConfig.max_requests` are running. Further ones get status 429."""
 
@@ -65,6 +69,23 @@ class ServerConfig:
 
     max_body: int = 4 << 20
     """Limit of bytes in a request's body: many times the text of any context that a CPU can prefill."""
+
+    max_bodies: int = 64 << 20
+    """Limit of bytes in all bodies that are being received. Beyond it, bodies above 32 KB get 503."""
+
+    min_body_rate: int = 1 << 16
+    """Bytes in a second that a client must send of its body after its first `client_timeout` seconds. The
+    largest body has 64 more seconds."""
+
+    max_connections: int = 1000
+    """Limit of open connections: some times the answers that run and wait. It is lower if the process may not
+    open as many files. Beyond it, the connection that has been idle for longest is closed, or the new one."""
+
+    max_connections_per_address: int | None = None
+    """Limit of open connections of one client address; None: no limit, since proxies have many."""
+
+    max_failed_keys: int = 60
+    """Limit of requests a minute with a wrong API key, of one client address. Further ones get 429."""
 
     max_n: int = 16
     """Limit of answers to one prompt."""

@@ -17,9 +17,16 @@ export class Api {
     return (await (await this.#fetch("/v1/models")).json()).data[0];
   }
 
-  /** The metrics, in the text format of Prometheus. */
+  #untraced = null; // the key that may not ask for traces
+
+  /** The metrics, in the text format of Prometheus; null if the key may not read them. */
   async metrics() {
-    return (await this.#fetch("/metrics")).text();
+    try {
+      return await (await this.#fetch("/metrics")).text();
+    } catch (error) {
+      if (error.code === "not_allowed") return null;
+      throw error;
+    }
   }
 
   /** The state of the engine: "ok", or a description. */
@@ -31,8 +38,14 @@ export class Api {
     }
   }
 
-  /** The chunks of an answer as they arrive. `signal` ends them early, without an error. */
+  /**
+   * The chunks of an answer as they arrive, without the traces of steps if the key may not ask for them. `signal` ends
+   * them early, without an error.
+   */
   async *chat(body, signal) {
+    if (body.speculation?.trace && this.key === this.#untraced) {
+      body = { ...body, speculation: { ...body.speculation, trace: false } };
+    }
     const options = { include_usage: true };
     const request = {
       method: "POST",
@@ -53,6 +66,11 @@ export class Api {
       }
     } catch (error) {
       if (signal.aborted) return;
+      if (error.code === "not_allowed" && body.speculation?.trace) {
+        this.#untraced = this.key;
+        yield* this.chat(body, signal);
+        return;
+      }
       throw error instanceof ApiError ? error : new ApiError("the connection was lost before the answer ended");
     }
     if (!done) throw new ApiError("the connection ended before the answer did");

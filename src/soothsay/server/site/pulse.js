@@ -7,7 +7,7 @@ export class Pulse {
   #turn = null; // identifies the latest reading, so that older ones can be ignored
 
   /**
-   * `on`: callbacks. `reading(seconds, text)` gets the metrics. `state(name, text)` gets the state: ok, busy, locked or
+   * `on`: callbacks. `reading(seconds, text)` gets the metrics, if the key may read them. `state(name, text)` gets the state: ok, busy, locked or
    * lost. `found()` is called when the server answers for the first time, or again after a failure.
    */
   constructor(api, on) {
@@ -29,7 +29,7 @@ export class Pulse {
       this.reached = true;
       if (health === "ok") this.on.state("ok", "ready");
       else this.on.state("busy", health);
-      this.on.reading(performance.now() / 1000, text);
+      if (text !== null) this.on.reading(performance.now() / 1000, text);
     } catch (error) {
       if (turn !== this.#turn) return;
       this.reached = false;

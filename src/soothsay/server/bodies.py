@@ -1,0 +1,75 @@
+"""Reads and checks the bodies of requests, away from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from soothsay.server.api_errors import ApiError
+from soothsay.server.events import DisconnectedError
+from soothsay.server.safe_json import JsonError, read_json
+
+Body = TypeVar("Body", bound=BaseModel)
+
+PARSERS = 2
+"""Number of large bodies that are parsed at once. Each takes up to 200 MB for a moment."""
+
+SMALL = 1 << 15
+"""Limit of bytes in a small body. It is parsed at once, within a millisecond or two."""
+
+
+class BodyReader:
+    """Reads the bodies of requests.
+
+    Args:
+        max_held: limit of bytes that all bodies take together before they are parsed. Small bodies pass
+            nevertheless, so that clients with huge ones lock nobody else out.
+    """
+
+    def __init__(self, max_held: int):
+        self._max_held, self._held = max_held, 0
+        self._threads = ThreadPoolExecutor(PARSERS, "body")
+
+    async def read(self, http: Request, kind: type[Body]) -> Body:
+        """Read and check the body of a request. Raises `ApiError`, or `DisconnectedError`.
+
+        The content type must be JSON: a browser asks the server for permission before a page of another site
+        may send that type, so no other site can use a visitor's access.
+        """
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in http.stream():
+                parts.append(part)
+                size += len(part)
+                self._held += len(part)
+                if self._held > self._max_held and size > SMALL:
+                    message = "the server is reading too many large bodies; try again later"
+                    raise ApiError(503, message, "overloaded", headers={"Retry-After": "1"})
+            content = b"".join(parts)
+            parts.clear()
+            if size <= SMALL:
+                return parse(content, kind)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, parse, content, kind)
+        except ClientDisconnect:
+            raise DisconnectedError from None
+        finally:
+            self._held -= size
+
+
+def parse(content: bytes, kind: type[Body]) -> Body:
+    """The object that a body describes. Raises `ApiError`, which names the first field that is wrong."""
+    try:
+        return kind.model_validate(read_json(content))
+    except JsonError as error:
+        code = "invalid_value" if error.valid else "invalid_json"
+        message = f"{error.field}: {error}" if error.field else str(error)
+        raise ApiError(400, message, code, param=error.field or None) from None
+    except ValidationError as error:
+        raise ApiError.from_validation(error) from None

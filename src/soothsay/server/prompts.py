@@ -1,0 +1,91 @@
+"""Turns prompts into token ids, in threads, and refuses those that the context cannot hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from soothsay.server.api_errors import ApiError
+from soothsay.server.messages import LoadedModel
+from soothsay.server.text_bounds import too_long
+from soothsay.tokenizer import Message, Tokenizer
+
+T = TypeVar("T")
+
+WORKERS = 2
+"""Number of large prompts that are tokenized at once. A text takes up to 250 times its size meanwhile."""
+
+SMALL = 1 << 16
+"""Limit of characters, or of token ids, in a small prompt. Small prompts do not wait for large ones."""
+
+
+class PromptReader:
+    """Turns prompts into token ids for one model.
+
+    All methods except `run` may take long: give them to `run`. They raise `ApiError`, which names the field.
+    """
+
+    def __init__(self, model: LoadedModel):
+        self._model = model
+        self._too_long = None if model.tokenizer is None else too_long(model.tokenizer, model.max_context)
+        self._threads = ThreadPoolExecutor(WORKERS, "prompt")
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Do some work in a thread. `size` is the number of characters or of token ids that it reads."""
+        threads = None if size <= SMALL else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        if self._model.tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
+        return self._model.tokenizer
+
+    def encode(self, text: str, *, special: bool = True, field: str = "prompt") -> list[int]:
+        """Token ids of a text. `special` adds the tokens that surround a text, such as a first one."""
+        tokenizer = self.tokenizer
+        if self._too_long is not None and self._too_long(text):
+            raise self._over_long(f"{len(text)} characters", field)
+        try:
+            return tokenizer.encode(text, special=special)
+        except Exception as error:  # the library raises plain Exception
+            raise ApiError(
+                400, f"the tokenizer refused the text: {error}", "invalid_value", param=field
+            ) from None
+
+    def render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
+        """A conversation in the model's chat template."""
+        tokenizer = self.tokenizer
+        try:
+            return tokenizer.render(messages, **variables)
+        except Exception as error:  # a template may raise anything
+            message = str(error) or type(error).__name__
+            raise ApiError(400, message, "invalid_value", param="messages") from None
+
+    def encode_chat(self, messages: Sequence[Message], variables: dict[str, Any]) -> list[int]:
+        """Token ids of a conversation. The template writes the special tokens, so none are added."""
+        return self.encode(self.render(messages, variables), special=False, field="messages")
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids that were checked."""
+        return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    def check(self, ids: Sequence[int], field: str) -> None:
+        """Refuse token ids that the model does not have."""
+        last = self._model.vocab_size - 1
+        if ids and not 0 <= min(ids) <= max(ids) <= last:
+            raise ApiError(400, f"token ids of this model are 0 to {last}", "invalid_value", param=field)
+
+    def check_prompt(self, ids: list[int]) -> list[int]:
+        """Refuse a prompt that has unknown token ids or more than the context holds. Returns the prompt."""
+        if len(ids) >= self._model.max_context:
+            raise self._over_long(f"{len(ids)} tokens", "prompt")
+        self.check(ids, "prompt")
+        return ids
+
+    def _over_long(self, size: str, field: str) -> ApiError:
+        message = f"{field} has {size}, more than the context of {self._model.max_context} tokens can hold"
+        return ApiError(400, message, "context_length_exceeded", param=field)

@@ -1,0 +1,173 @@
+"""Bodies of requests: memory and time of wrong ones, and how many are read at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from soothsay.server import bodies
+from soothsay.server.api_errors import ApiError
+from soothsay.server.bodies import SMALL, BodyReader, parse
+from soothsay.server.events import DisconnectedError
+from soothsay.server.protocol import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StructuredOutputs,
+    TokenizeRequest,
+    Tool,
+)
+
+KINDS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+NESTED = (ChatMessage, Tool, StructuredOutputs)
+MANY = 30_000
+WRONG: dict[str, Any] = {
+    "lists of objects": [{} for _ in range(MANY)],
+    "lists of numbers": [0.5] * MANY,
+    "lists of null": [None] * MANY,
+    "lists of lists": [[] for _ in range(MANY)],
+    "a list of wrong lists": [[0.5] * 50 for _ in range(MANY // 50)],
+    "lists of mixed texts": ["a"] * MANY + [1],
+    "lists of mixed numbers": [1] * MANY + ["a"],
+    "objects": {f"k{index}": [] for index in range(MANY)},
+    "objects of objects": {"a": {f"k{index}": None for index in range(MANY)}},
+    "lists of roles": [{"role": "user", "content": [{}] * 3} for _ in range(MANY // 10)],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(kind, field) for kind in (*KINDS, *NESTED) for field in kind.model_fields],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_no_field_makes_many_errors(kind: type[BaseModel], field: str, wrong: Any) -> None:
+    name = kind.model_fields[field].alias or field
+    count = 0
+    try:
+        kind.model_validate({name: wrong})
+    except ValidationError as error:
+        count = error.error_count()
+    assert count < 50
+
+
+def lists(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schemas of all lists within a schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            yield schema
+        for part in schema.values():
+            yield from lists(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from lists(part)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_list_ends_at_its_first_error(kind: type[BaseModel]) -> None:
+    found = list(lists(kind.__pydantic_core_schema__))
+    assert found
+    assert all(schema.get("fail_fast") for schema in found if schema.get("items_schema") is not None)
+
+
+@pytest.mark.parametrize("item", ["{}", "null", '""', "[0.5]", "0.5"])
+def test_the_largest_wrong_prompt_takes_little_memory(item: str) -> None:
+    code = f"""
+import resource
+from soothsay.server.api_errors import ApiError
+from soothsay.server.bodies import parse
+from soothsay.server.protocol import CompletionRequest
+body = b'{{"model":"x","prompt":[' + b'{item},' * ((4 << 20) // {len(item) + 1}) + b'1]}}'
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    parse(body, CompletionRequest)
+except ApiError as error:
+    print(error.status, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    status, kilobytes = map(int, done.stdout.split())
+    assert status == 400
+    assert kilobytes < 500_000
+
+
+def reading(reader: BodyReader, parts: list[bytes], *, lost: bool = False) -> Any:
+    """Read a body that comes in parts. `lost`: the client disconnects after them."""
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages.append({"type": "http.disconnect"} if lost else {"type": "http.request", "body": b""})
+    queue = iter(messages)
+
+    async def receive() -> Any:
+        return next(queue)
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    return reader.read(Request(scope, receive), CompletionRequest)
+
+
+SHORT = json.dumps({"model": "x", "prompt": "Hi"}).encode()
+LONG = json.dumps({"model": "x", "prompt": "a" * SMALL}).encode()
+
+
+def test_large_bodies_are_parsed_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def watched(content: bytes, kind: Any) -> Any:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return parse(content, kind)
+
+    monkeypatch.setattr(bodies, "parse", watched)
+    for content, here in ((SHORT, True), (LONG, False)):
+        assert asyncio.run(reading(BodyReader(1 << 30), [content[:9], content[9:]])).model == "x"
+        assert seen.pop() is here
+
+
+def test_all_bodies_together_are_limited() -> None:
+    async def run() -> None:
+        reader = BodyReader(2 * len(LONG))
+        started, go = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> Any:
+            parts = iter([LONG[:-1], LONG[-1:]])
+
+            async def receive() -> Any:
+                part = next(parts)
+                if part == LONG[-1:]:
+                    started.set()
+                    await go.wait()
+                return {"type": "http.request", "body": part, "more_body": part != LONG[-1:]}
+
+            scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+            return await reader.read(Request(scope, receive), CompletionRequest)
+
+        first, second = asyncio.create_task(slow()), asyncio.create_task(slow())
+        await started.wait()
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as full:
+            await reading(reader, [LONG])
+        assert (full.value.status, full.value.code) == (503, "overloaded")
+        assert (await reading(reader, [SHORT])).prompt == "Hi"  # small ones pass
+        go.set()
+        assert (await first).model == (await second).model == "x"
+        assert (await reading(reader, [LONG])).model == "x"  # there is room again
+
+    asyncio.run(run())
+
+
+def test_clients_that_disconnect_leave_no_bytes_behind() -> None:
+    async def run() -> None:
+        reader = BodyReader(len(LONG))
+        for _ in range(3):
+            with pytest.raises(DisconnectedError):
+                await reading(reader, [LONG[:-9]], lost=True)
+        assert (await reading(reader, [LONG])).model == "x"
+
+    asyncio.run(run())

@@ -1,0 +1,193 @@
+"""Texts that cannot fit the context are refused before they are tokenized, and no other ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import Running
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from soothsay.server.api_errors import ApiError
+from soothsay.server.messages import LoadedModel
+from soothsay.server.prompts import SMALL, PromptReader
+from soothsay.server.text_bounds import characters_per_token, too_long
+from soothsay.tokenizer import Tokenizer
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level(normalizer: Any = None, cutter: Any = None) -> Tokenizer:
+    """A byte-level tokenizer with a token of eight spaces."""
+    spaces = ["ĠĠ", "ĠĠĠĠ", "ĠĠĠĠĠĠĠĠ"]
+    merges = [("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("ĠĠĠĠ", "ĠĠĠĠ")]
+    backend = Backend(models.BPE({token: i for i, token in enumerate([*BYTES, *spaces])}, merges))
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = last if cutter is None else pre_tokenizers.Sequence([cutter, last])
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    return Tokenizer(backend)
+
+
+def with_bytes(normalizer: Any = None, **options: Any) -> Tokenizer:
+    """A tokenizer with tokens for characters, and for the bytes of all others."""
+    vocabulary = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a"]
+    options = {"byte_fallback": True, **options}
+    model = models.BPE({token: i for i, token in enumerate(vocabulary)}, [("▁", "a")], **options)
+    backend = Backend(model)
+    backend.normalizer = normalizer or normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.ByteFallback()
+    return Tokenizer(backend)
+
+
+BOUNDED: dict[str, Tokenizer] = {
+    "bytes": byte_level(),
+    "composed": byte_level(normalizers.NFC()),
+    "composed and compatible": byte_level(
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Prepend("x")])
+    ),
+    "cut": byte_level(cutter=pre_tokenizers.Split(Regex("a+"), "isolated")),
+    "replaced": byte_level(normalizers.Replace("aaa", "b")),
+    "fallback": with_bytes(),
+    "unknown": with_bytes(byte_fallback=False, unk_token="a"),
+}
+UNBOUNDED: dict[str, Tokenizer] = {
+    "dropped": byte_level(cutter=pre_tokenizers.Split(Regex("a+"), "removed")),
+    "dropped by a normalizer": byte_level(normalizers.Replace("a", "")),
+    "replaced by a pattern": byte_level(normalizers.Replace(Regex("a+"), "b")),
+    "stripped": byte_level(normalizers.Strip()),
+    "unknown ones are joined": with_bytes(byte_fallback=False, unk_token="a", fuse_unk=True),
+    "unknown ones are dropped": with_bytes(byte_fallback=False),
+    "words": Tokenizer(Backend(models.WordLevel({"a": 0}, unk_token="a"))),
+}
+
+
+@pytest.mark.parametrize("tokenizer", BOUNDED.values(), ids=BOUNDED)
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(alphabet="a \n\u0301\u0345\u0391\u0314é😀ffi\u1100\u1161\u11a8", max_size=60))
+def test_no_token_holds_more_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
+    bound = characters_per_token(tokenizer)
+    assert bound is not None
+    for whole in (text, " " * 64 + text, "a" * 300, "\u0391\u0314\u0301\u0345" * 20):
+        count = len(tokenizer.encode(whole))
+        assert len(whole) <= bound * count
+        assert not too_long(tokenizer, count)(whole)
+    assert too_long(tokenizer, 10)("x" * (10 * bound + 1))
+
+
+@pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
+def test_tokenizers_that_may_drop_characters_have_no_bound(tokenizer: Tokenizer) -> None:
+    assert characters_per_token(tokenizer) is None
+    assert not too_long(tokenizer, 1)("a" * 1_000_000)
+
+
+def test_a_token_that_takes_the_spaces_beside_it() -> None:
+    tokenizer = byte_level()
+    tokenizer.backend.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
+    text = " " * 5000 + "<mask>" + "\n" * 5000
+    count = len(tokenizer.encode(text))
+    assert count == 1
+    assert not too_long(tokenizer, count)(text)
+    assert too_long(tokenizer, 10)("x" * 5000)
+
+
+def test_a_tokenizer_that_cuts_texts_off_has_no_bound() -> None:
+    tokenizer = byte_level()
+    tokenizer.backend.enable_truncation(5)
+    assert characters_per_token(tokenizer) is None
+
+
+class Counting(Tokenizer):
+    """Counts what it encodes, and fails if that is long."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        assert len(text) < 10_000, "a text beyond the context was tokenized"
+        return super().encode(text, special=special)
+
+
+def reader(max_context: int = 100) -> PromptReader:
+    template = "{% for message in messages %}{{ message.content * message.times }}{% endfor %}"
+    tokenizer = Counting(byte_level().backend, template)
+    return PromptReader(LoadedModel(tokenizer, 260, max_context, 1, "none", ()))
+
+
+def refusal(work: Callable[[], Any]) -> tuple[str, str | None]:
+    with pytest.raises(ApiError) as error:
+        work()
+    assert error.value.status == 400
+    return error.value.code, error.value.param
+
+
+def test_texts_beyond_the_context_are_not_tokenized() -> None:
+    one = reader()
+    assert one.encode("Hi") == one.tokenizer.encode("Hi")
+    assert refusal(lambda: one.encode("x" * 4_000_000)) == ("context_length_exceeded", "prompt")
+    many = [{"role": "user", "content": "x", "times": 1_000_000}]
+    assert refusal(lambda: one.encode_chat(many, {})) == ("context_length_exceeded", "messages")
+    assert refusal(lambda: one.check_prompt([0] * 100)) == ("context_length_exceeded", "prompt")
+    assert one.check_prompt([0] * 99) == [0] * 99
+
+
+@pytest.mark.parametrize("bad", [-1, 260, 2**63])
+def test_unknown_token_ids_are_refused(bad: int) -> None:
+    assert refusal(lambda: reader().check_prompt([1, bad])) == ("invalid_value", "prompt")
+    assert refusal(lambda: reader().check([bad], "tokens")) == ("invalid_value", "tokens")
+
+
+@pytest.mark.parametrize("times", ["x", None, [], {}, -1.5, "{{ 1 // 0 }}"])
+def test_whatever_a_template_raises_is_the_clients_error(times: object) -> None:
+    messages = [{"role": "user", "content": {}, "times": times}]
+    assert refusal(lambda: reader().encode_chat(messages, {})) == ("invalid_value", "messages")
+
+
+def test_large_prompts_wait_for_each_other_and_not_small_ones() -> None:
+    async def run() -> tuple[int, str]:
+        one, busy, most = reader(), threading.Lock(), [0, 0]
+        go = threading.Event()
+
+        def large() -> None:
+            with busy:
+                most[0] += 1
+                most[1] = max(most)
+            go.wait(20)
+            with busy:
+                most[0] -= 1
+
+        waiting = [asyncio.create_task(one.run(SMALL + 1, large)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        small = await asyncio.wait_for(one.run(1, lambda: "small"), 20)
+        go.set()
+        await asyncio.gather(*waiting)
+        return most[1], small
+
+    assert asyncio.run(run()) == (2, "small")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"model": "sibyl", "prompt": "word " * 800_000}, "prompt"),
+        ("/v1/completions", {"model": "sibyl", "prompt": ["Hi", "x" * 40_000]}, "prompt"),
+        ("/v1/completions", {"model": "sibyl", "prompt": [1] * 1_000_000}, "prompt"),
+        ("/tokenize", {"prompt": "x" * 4_000_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 4_000_000}]}, "messages"),
+        (
+            "/v1/chat/completions",
+            {"model": "sibyl", "messages": [{"role": "user", "content": "x" * 4_000_000}]},
+            "messages",
+        ),
+    ],
+)
+def test_the_server_refuses_them(running: Running, path: str, body: dict[str, Any], param: str) -> None:
+    reply = httpx.post(f"{running.url}{path}", json=body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert running.free
