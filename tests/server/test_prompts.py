@@ -25,9 +25,10 @@ BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def byte_level(normalizer: Any = None, cutter: Any = None) -> Tokenizer:
-    """A byte-level tokenizer with a token of eight spaces."""
-    spaces = ["ĠĠ", "ĠĠĠĠ", "ĠĠĠĠĠĠĠĠ"]
-    merges = [("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("ĠĠĠĠ", "ĠĠĠĠ")]
+    """A byte-level tokenizer. Without a normalizer it has a token of eight spaces."""
+    spaces, merges = ["ĠĠ", "ĠĠĠĠ", "ĠĠĠĠĠĠĠĠ"], [("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("ĠĠĠĠ", "ĠĠĠĠ")]
+    if normalizer is not None:  # then a long token would hide what the normalizer does
+        spaces, merges = [], []
     backend = Backend(models.BPE({token: i for i, token in enumerate([*BYTES, *spaces])}, merges))
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = last if cutter is None else pre_tokenizers.Sequence([cutter, last])
