@@ -52,7 +52,7 @@ from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
-from soothsay.model.load import TensorNames
+from soothsay.model.load import TensorNames, read_model_config
 from soothsay.model.writing import writing
 
 
@@ -208,7 +208,7 @@ def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], li
 
     Raises `ModelError` if the model cannot grow to this shape.
     """
-    old = parse_model_config(checkpoint.config)
+    old = read_model_config(checkpoint)
     _require_growable(checkpoint, old)
     _require_fit(old, shape)
     names = TensorNames(old, checkpoint)

@@ -6,7 +6,6 @@ one loader serves all formats.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,8 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from soothsay.errors import ModelError
+from soothsay.files import read_json_object
+from soothsay.model.config_fields import Each, Whole
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
+
+_TOKEN_IDS = Each(Whole(0, 2**31 - 1))
 
 
 class Checkpoint(Protocol):
@@ -41,6 +44,9 @@ class Checkpoint(Protocol):
     def stored(self) -> Iterable[tuple[str, int]]:
         """For each tensor, the stored type of its elements and their number."""
 
+    def num_bytes(self) -> int:
+        """Bytes of all files with weights."""
+
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the checkpoint, if any."""
 
@@ -50,20 +56,14 @@ class SafetensorsCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self.config = _read_json(path / "config.json")
+        self.config = read_json_object(path / "config.json")
         generation = path / "generation_config.json"
-        eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
-        if eos is None:
-            eos = self.config.get("eos_token_id")
-        self.eos_ids: tuple[int, ...] = (
-            () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
-        )
+        self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
+        if not self.eos_ids:
+            self.eos_ids = _eos_ids(path / "config.json", self.config)
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
         if index.is_file():
-            files = _read_json(index).get("weight_map")
-            if not isinstance(files, dict):
-                raise ModelError(f"{index} has no 'weight_map' from tensors to files; download it again")
-            self._files = {name: path / file for name, file in files.items()}
+            self._files = _read_index(index)
         elif single.is_file():
             with _open_safetensors(single) as file:
                 self._files = dict.fromkeys(file.keys(), single)
@@ -106,6 +106,10 @@ class SafetensorsCheckpoint:
             for name in self._files:
                 tensor = read(name)
                 yield str(tensor.dtype).removeprefix("torch."), tensor.numel()
+
+    def num_bytes(self) -> int:
+        """Bytes of all files with weights."""
+        return sum(file.stat().st_size for file in set(self._files.values()))
 
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None without a tokenizer file."""
@@ -167,13 +171,27 @@ def _open_safetensors(file: Path) -> Any:
         raise ModelError(f"{file} is damaged or cut short ({error}); download it again") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ModelError(f"{file} is missing; a model directory needs it")
+def _read_index(index: Path) -> dict[str, Path]:
+    """Tensors and their files. Raises `ModelError` for a file outside of the index's directory."""
+    files = read_json_object(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise ModelError(f"{index} has no 'weight_map' from tensors to files; download it again")
+    for file in set(map(str, files.values())):  # a hub's cache has links there; they are the user's own
+        if not file.endswith(".safetensors") or "/" in file or "\\" in file or "\0" in file:
+            raise ModelError(
+                f"{index} names {file!r}, which is not a .safetensors file beside it; "
+                "check the model's origin"
+            )
+    return {name: index.parent / str(file) for name, file in files.items()}
+
+
+def _eos_ids(file: Path, content: dict[str, Any] | None = None) -> tuple[int, ...]:
+    """Token ids at `eos_token_id`, one or several. `content`: that of the file, if it has been read."""
+    eos = (read_json_object(file) if content is None else content).get("eos_token_id")
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} should hold a JSON object, not a {type(content).__name__}")
-    return content
+        return tuple(_TOKEN_IDS.accept(ids))
+    except ValueError:
+        raise ModelError(
+            f"{file}: eos_token_id is not a token id or a list of them; download it again"
+        ) from None

@@ -28,6 +28,9 @@ BITS = {"int8": 8, "int4": 4}
 GROUP_SIZES = (128, 64, 32, 16)
 """Group sizes of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
 
+LEAST_BITS = 4
+"""Bits that a weight takes at least in any format that is read."""
+
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
 
@@ -100,7 +103,7 @@ def load_model(
     Raises `ModelError` for an unknown dtype or quantization, for too little memory, and for tensors that are
     missing or do not fit the configuration.
     """
-    config = parse_model_config(checkpoint.config)
+    config = read_model_config(checkpoint)
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
@@ -116,6 +119,35 @@ def load_model(
     model.bits = mode.bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
+
+
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """The configuration of a checkpoint's model.
+
+    Raises `ModelError` if it cannot be parsed, or promises more than the files hold. So whoever builds this
+    model takes memory and time in proportion to the files.
+    """
+    try:
+        config = parse_model_config(checkpoint.config)
+    except ModelError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from error
+    modules, tensors = (
+        config.num_layers + len(config.sparse_layers) * config.num_experts,
+        len(checkpoint.names()),
+    )
+    if modules > tensors:
+        raise ModelError(
+            f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "
+            f"{tensors:,} tensors; the download is incomplete, or config.json belongs to another model"
+        )
+    least, held = config.num_parameters * LEAST_BITS // 8, checkpoint.num_bytes()
+    if least > held:
+        raise ModelError(
+            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, at least {least:,} "
+            f"bytes, and the files have {held:,}; the download is incomplete, or config.json belongs to "
+            "another model"
+        )
+    return config
 
 
 def numeric_mode(
@@ -285,13 +317,24 @@ class _Source:
             )
         for name in (name for part in parts for name in stored.tensors(part)):
             self.names.check(name)
-        weights = [stored.read(self.read, part) for part in parts]
+        try:
+            weights = [stored.read(self.read, part) for part in parts]
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+        ) as error:  # of torch, for any odd shape or dtype
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {', '.join(parts)}: the tensors do not make a weight of "
+                f"{stored.name} ({error}); the file is damaged, or config.json belongs to another model"
+            ) from error
         self._check(parts, weights, expected)
         return self.mode.convert(module, Quantized.cat(weights))
 
     def _check(self, names: list[str], parts: Sequence[Tensor | Quantized], expected: Tensor) -> None:
         shapes = [tuple(part.shape) for part in parts]
-        rows, rest = sum(shape[0] for shape in shapes), {shape[1:] for shape in shapes}
+        rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
         if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
             held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
             together = " together" if len(names) > 1 else ""
@@ -299,6 +342,12 @@ class _Source:
                 f"{self.names.checkpoint.path}: {held}: by config.json it should be "
                 f"{list(expected.shape)}{together}"
             )
+        for name, part in zip(names, parts, strict=True):
+            if isinstance(part, Tensor) and not part.is_floating_point():
+                raise ModelError(
+                    f"{self.names.checkpoint.path}: {name} is stored as {part.dtype}, which config.json does "
+                    "not declare in a quantization_config; take another version of this model"
+                )
 
 
 def _joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
