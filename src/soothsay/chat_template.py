@@ -32,6 +32,10 @@ _CONCAT, _TEXT, _COMPARED, _CUT, _STEP = (
 """Names of our operations among the filters. A template cannot spell a name with a space."""
 
 
+_LOCALS = frozenset({"_loop_vars", "_block_vars"})
+"""What Jinja's compiler adds to the keywords of a call."""
+
+
 class ChatTemplate:
     """A compiled chat template.
 
@@ -141,12 +145,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """A call. Jinja names the first parameters like this so that keywords may have any name."""
+        given = {name: value for name, value in kwargs.items() if name not in _LOCALS}
         if isinstance(__obj, Macro | LoopContext) or __obj is operations.TemplateNamespace:
-            meter().step(PER_NODE + PER_VALUE * (len(args) + len(kwargs)))
+            meter().step(PER_NODE + PER_VALUE * (len(args) + len(given)))
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(getattr(__obj, "__self__", None), str | list | tuple | dict | int | float):
-            return operations.call_method(__obj, args, kwargs)
-        meter().look([*args, *kwargs.values()])
+            return operations.call_method(__obj, args, given)
+        meter().look([*args, *given.values()])
         return meter().result(super().call(__context, __obj, *args, **kwargs))
 
 

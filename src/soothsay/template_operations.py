@@ -23,9 +23,10 @@ from soothsay.template_meter import MAX_BITS, PER_VALUE, TemplateLimit, meter
 
 Function = Callable[..., Any]
 
-SHALLOW_FILTERS = """
-    attr count d default first items last length list map reject rejectattr reverse select selectattr
-"""
+FREE_FILTERS = ("attr", "count", "d", "default", "first", "last", "length")
+"""Filters that take the same time for any value."""
+
+SHALLOW_FILTERS = ("items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 """Filters that look at the values in a list, but not at what is inside of these."""
 
 DEEP_FILTERS = """
@@ -313,7 +314,8 @@ def _counting(function: Function, deep: bool) -> Function:
 
 
 FILTERS: Mapping[str, Function] = {
-    **{name: _counting(JINJA_FILTERS[name], deep=False) for name in SHALLOW_FILTERS.split()},
+    **{name: JINJA_FILTERS[name] for name in FREE_FILTERS},
+    **{name: _counting(JINJA_FILTERS[name], deep=False) for name in SHALLOW_FILTERS},
     **{name: _counting(JINJA_FILTERS[name], deep=True) for name in DEEP_FILTERS.split()},
     "center": _center_filter,
     "format": _format_filter,
