@@ -184,16 +184,16 @@ def backend_errors(say: Callable[[str], SoothsayError]) -> Iterator[None]:
 
 
 def _check(backend: Backend) -> None:
-    """Raise `ModelError` for a tokenizer that would take too much memory; see `Tokenizer.from_directory`."""
+    """Raise `ValueError` for a tokenizer that would take too much memory."""
     backend.no_truncation()
     backend.no_padding()  # settings of whoever trained the tokenizer: they cut or lengthen prompts
     largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
     if largest > MAX_TOKEN_ID:
-        raise ModelError(f"token id {largest:,} is above {MAX_TOKEN_ID:,}")
+        raise ValueError(f"token id {largest:,} is above {MAX_TOKEN_ID:,}")
     for part in (backend.normalizer, backend.decoder):
         growth = 1 if part is None else _growth(json.loads(part.__getstate__()))
         if growth > MAX_GROWTH:
-            raise ModelError(f"its rules make a text {growth:,} times as long")
+            raise ValueError(f"its rules make a text more than {MAX_GROWTH} times as long")
     backend.decode(backend.encode("a b").ids)  # some damage shows only here
 
 
