@@ -181,6 +181,10 @@ BOMBS: dict[str, Callable[[Path], Any]] = {
     ),
     "a long program": lambda file: zipped(file, b"\x80\x02" + b"]0" * (2**20 + 1) + b"}."),
     "a tensor without values": lambda file: torch.save({"w": torch.zeros(1).expand(2**40)}, file),
+    "a small tensor without values": lambda file: torch.save({"w": torch.zeros(1).expand(99, 99)}, file),
+    "many tensors of one storage": lambda file: torch.save(
+        dict.fromkeys(map(str, range(99)), torch.zeros(999)), file
+    ),
     "a tensor of another device": lambda file: torch.save({"w": torch.zeros(2**40, device="meta")}, file),
     "a sparse tensor": lambda file: torch.save(
         {"w": torch.sparse_coo_tensor(torch.zeros(1, 1).long(), torch.ones(1), (2**40,))}, file
