@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -11,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from soothsay.config import ModelConfig
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.llm import LLM
-from soothsay.model.checkpoint import bundled_models, open_checkpoint
+from soothsay.model.checkpoint import bundled_models, open_checkpoint, read_model_config
 from soothsay.model.families import FAMILIES, parse_model_config
-from soothsay.model.load import load_model, read_model_config
+from soothsay.model.load import load_model
 
 HOSTILE: list[Any] = [
     *(0, -1, 1, 3, 10**9, 2**63, 10**400, -(10**400)),
@@ -284,6 +286,57 @@ def test_patterns_that_take_for_ever_are_refused(directory: Path, pattern: Any) 
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"pattern|target"):
         load_model(open_checkpoint(directory))
+
+
+ODD_TENSORS = (
+    torch.zeros(()),
+    torch.zeros(0),
+    torch.zeros(3, 0),
+    torch.zeros(1, 1, 1, 1),
+    torch.zeros(2, dtype=torch.bool),
+    torch.full((8,), 2**62),
+    torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+)
+
+
+@pytest.mark.parametrize("method", ["", "compressed-tensors", "gptq", "awq"])
+def test_tensors_of_odd_shapes_and_types(directory: Path, tmp_path: Path, method: str) -> None:
+    weights = load_file(directory / "model.safetensors")
+    parts = {"gptq": ["qweight", "scales"], "awq": ["qweight", "qzeros", "scales"]}.get(method, ["weight"])
+    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": 32}
+    if method == "compressed-tensors":
+        parts = ["weight_packed", "weight_shape", "weight_scale"]
+        scheme = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+        groups = {"0": {"targets": ["Linear"], "weights": scheme}}
+        settings |= {"format": "pack-quantized", "config_groups": groups}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**SMALL, "quantization_config": settings if method else None})
+    )
+    for module in ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj", "model.norm"):
+        for tensor in ODD_TENSORS:
+            if method and module != "model.norm":
+                own = {f"{module}.{part}": tensor.clone() for part in parts}
+                kept = {name: value for name, value in weights.items() if name != f"{module}.weight"}
+            else:
+                own, kept = {f"{module}.weight": tensor}, weights
+            save_file({**kept, **own}, tmp_path / "model.safetensors")
+            with pytest.raises(ModelError, match=module):
+                load_model(open_checkpoint(tmp_path))
+
+
+def test_random_damage_of_weights(directory: Path, tmp_path: Path) -> None:
+    good, rng = (directory / "model.safetensors").read_bytes(), random.Random(0)
+    size = 8 + int.from_bytes(good[:8], "little")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    for _ in range(60):
+        damaged = bytearray(good[:size])
+        for _ in range(rng.choice([1, 3])):
+            damaged[rng.randrange(size)] = rng.randrange(256)
+        (tmp_path / "model.safetensors").write_bytes(bytes(damaged) + good[size:])
+        try:
+            load_model(open_checkpoint(tmp_path), "float32")
+        except ModelError as error:
+            assert str(tmp_path) in str(error)  # noqa: PT017
 
 
 def test_bundled_models_promise_what_they_hold() -> None:

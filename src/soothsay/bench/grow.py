@@ -48,11 +48,11 @@ from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
 from soothsay.bench.grown_shape import GrownShape
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
-from soothsay.model.load import TensorNames, read_model_config
+from soothsay.model.load import TensorNames
 from soothsay.model.writing import writing
 
 

@@ -38,8 +38,7 @@ def grow(
     with notice(f"opening {model} ..."):
         from soothsay.bench.grow import grow as grow_model
         from soothsay.bench.grown_shape import GrownShape
-        from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.model.load import read_model_config
+        from soothsay.model.checkpoint import open_checkpoint, read_model_config
 
         checkpoint = open_checkpoint(model)
         wanted = GrownShape.parse(shape, read_model_config(checkpoint))

@@ -58,8 +58,7 @@ def inspect(
         import torch
 
         from soothsay.drafters.base import Target
-        from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.model.load import read_model_config
+        from soothsay.model.checkpoint import open_checkpoint, read_model_config
         from soothsay.model.transformer import Transformer
 
         checkpoint = open_checkpoint(model)

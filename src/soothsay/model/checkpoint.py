@@ -16,13 +16,19 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.files import read_json_object
 from soothsay.model.config_fields import Each, Whole
+from soothsay.model.families import parse_model_config
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
 
 _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
+
+
+LEAST_BITS = 4
+"""Bits that a weight takes at least in any format that is read."""
 
 
 class Checkpoint(Protocol):
@@ -135,6 +141,35 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     if str(model) in bundled_models():
         return SafetensorsCheckpoint(_bundled() / str(model))
     return SafetensorsCheckpoint(_download(str(model)))
+
+
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """The configuration of a checkpoint's model.
+
+    Raises `ModelError` if it cannot be parsed, or promises more than the files hold. So whoever builds this
+    model takes memory and time in proportion to the files.
+    """
+    try:
+        config = parse_model_config(checkpoint.config)
+    except ModelError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from error
+    modules, tensors = (
+        config.num_layers + len(config.sparse_layers) * config.num_experts,
+        len(checkpoint.names()),
+    )
+    if modules > tensors:
+        raise ModelError(
+            f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "
+            f"{tensors:,} tensors; the download is incomplete, or config.json belongs to another model"
+        )
+    least, held = config.num_parameters * LEAST_BITS // 8, checkpoint.num_bytes()
+    if least > held:
+        raise ModelError(
+            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, at least {least:,} "
+            f"bytes, and the files have {held:,}; the download is incomplete, or config.json belongs to "
+            "another model"
+        )
+    return config
 
 
 def bundled_models() -> tuple[str, ...]:

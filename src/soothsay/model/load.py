@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, return_freed_memory
-from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
@@ -27,9 +26,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
 GROUP_SIZES = (128, 64, 32, 16)
 """Group sizes of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
-
-LEAST_BITS = 4
-"""Bits that a weight takes at least in any format that is read."""
 
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
@@ -119,35 +115,6 @@ def load_model(
     model.bits = mode.bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
-
-
-def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a checkpoint's model.
-
-    Raises `ModelError` if it cannot be parsed, or promises more than the files hold. So whoever builds this
-    model takes memory and time in proportion to the files.
-    """
-    try:
-        config = parse_model_config(checkpoint.config)
-    except ModelError as error:
-        raise ModelError(f"{checkpoint.path}: {error}") from error
-    modules, tensors = (
-        config.num_layers + len(config.sparse_layers) * config.num_experts,
-        len(checkpoint.names()),
-    )
-    if modules > tensors:
-        raise ModelError(
-            f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "
-            f"{tensors:,} tensors; the download is incomplete, or config.json belongs to another model"
-        )
-    least, held = config.num_parameters * LEAST_BITS // 8, checkpoint.num_bytes()
-    if least > held:
-        raise ModelError(
-            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, at least {least:,} "
-            f"bytes, and the files have {held:,}; the download is incomplete, or config.json belongs to "
-            "another model"
-        )
-    return config
 
 
 def numeric_mode(

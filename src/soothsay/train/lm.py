@@ -14,8 +14,8 @@ from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
-from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.load import TensorNames, load_model, read_model_config
+from soothsay.model.checkpoint import Checkpoint, read_model_config
+from soothsay.model.load import TensorNames, load_model
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import writing
 from soothsay.train.examples import Example
