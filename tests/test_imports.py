@@ -12,7 +12,10 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    ("errors", "machine", "files", "config", "tokenizer", "corpus", "plotting"),
+    (
+        *("errors", "machine", "files", "config", "corpus", "plotting"),
+        *("tokenizer", "chat_template", "template_operations", "template_meter"),
+    ),
     ("core",),
     ("model",),
     ("drafters",),

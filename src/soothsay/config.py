@@ -72,6 +72,16 @@ class ModelConfig:
         """Query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the whole model in matrices. Biases and norms are left out."""
+        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        sparse = len(self.sparse_layers)
+        dense = 3 * self.hidden_size * self.intermediate_size * (self.num_layers - sparse)
+        experts = (3 * self.expert_size + 1) * self.hidden_size * self.num_experts * sparse
+        tables = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        return self.num_layers * attention + dense + experts + tables
+
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of keys and values that one token takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_size

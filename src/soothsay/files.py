@@ -1,4 +1,7 @@
-"""Paths as users write them, and atomic writes: a reader finds the old content or the new content."""
+"""Paths as users write them. Replaces files atomically, and reads files from strangers within bounds.
+
+A reader of a replaced file finds the old content or the new content, never a part of either.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from soothsay.errors import ModelError
+
+MAX_JSON_BYTES = 2**25
+"""Size limit of a JSON file of a model in bytes. The index of a model with 90,000 tensors takes 9 MB."""
+
+MAX_JSON_VALUES = 2_000_000
+"""Limit of values in a JSON file. A value takes up to 100 bytes of memory, for 3 bytes in the file."""
+
+MAX_JSON_DEPTH = 64
+"""Limit of nesting in a JSON file. Configurations are nested 5 deep."""
+
+MAX_TEXT_BYTES = 2**20
+"""Size limit of a text file of a model, such as a chat template, in bytes. Long templates take 30 kB."""
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
@@ -62,6 +79,76 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 def write_json(path: Path, content: Any, *, indent: int | None = None, mode: int | None = None) -> None:
     """Write a whole file that holds one JSON value; see `replacing`."""
     write_text(path, json.dumps(content, indent=indent) + "\n", mode)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Read a model's file that holds one JSON object, such as config.json.
+
+    Raises `ModelError`, which names the file, if it is missing, too large, nested too deep, not valid
+    JSON, or holds another value than an object.
+    """
+    content = _read(file, MAX_JSON_BYTES)
+    values = sum(map(content.count, (b",", b"[", b"{")))
+    if values > MAX_JSON_VALUES:
+        raise ModelError(
+            f"{file} holds {values:,} values, and {MAX_JSON_VALUES:,} is the limit; check its origin"
+        )
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except RecursionError:
+        raise ModelError(_too_deep(file)) from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, and integers with too many digits
+        raise ModelError(f"{file} is not valid JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
+    if _is_deeper(value, MAX_JSON_DEPTH):
+        raise ModelError(_too_deep(file))
+    return value
+
+
+def read_model_text(file: Path) -> str:
+    """Read a model's text file. Raises `ModelError` if it is missing, too large or not UTF-8."""
+    try:
+        return _read(file, MAX_TEXT_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{file} is not UTF-8 text ({error}); download it again") from error
+
+
+def check_size(file: Path, limit: int) -> None:
+    """Raise `ModelError` if a model's file is larger than `limit` bytes, or is not a regular file."""
+    if not file.is_file():
+        raise ModelError(f"{file} is missing, or is not a file; a model directory needs it")
+    size = file.stat().st_size
+    if size > limit:
+        raise ModelError(
+            f"{file} has {size:,} bytes, and {limit:,} is the limit for its kind; check its origin"
+        )
+
+
+def _read(file: Path, limit: int) -> bytes:
+    check_size(file, limit)
+    try:
+        with file.open("rb") as opened:
+            return opened.read(limit)
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror or error})") from error
+
+
+def _too_deep(file: Path) -> str:
+    return f"{file} is nested deeper than {MAX_JSON_DEPTH} levels; check its origin"
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested in more than `limit` levels."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 
-from soothsay.errors import ModelError, RequestError
+from soothsay.chat_template import ChatTemplate
+from soothsay.errors import ModelError, RequestError, SoothsayError
+from soothsay.files import check_size, read_json_object, read_model_text
 
 Message = Mapping[str, Any]
+
+MAX_TOKENIZER_BYTES = 2**27
+"""Size limit of a tokenizer.json in bytes. Gemma's, with 262,000 tokens, has 33 MB."""
+
+MAX_TOKEN_ID = 2**24 - 1
+"""Limit of token ids: tables have a row for each id."""
+
+MAX_GROWTH = 64
+"""How many times a normalizer or a decoder may make a text longer by replacing."""
 
 
 class Tokenizer:
@@ -35,17 +44,7 @@ class Tokenizer:
         self.backend = backend
         self.chat_template = chat_template
         self.special = dict(special or {})
-        self._template: jinja2.Template | None = None
-        if chat_template is not None:
-            environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-            )
-            environment.filters["tojson"] = _to_json
-            environment.globals["raise_exception"] = _raise_template_error
-            try:
-                self._template = environment.from_string(chat_template)
-            except jinja2.TemplateError as error:
-                raise ModelError(f"the chat template is not valid Jinja: {error}") from error
+        self._template = None if chat_template is None else ChatTemplate(chat_template)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the compiled template; unpickling compiles it again."""
@@ -66,25 +65,21 @@ class Tokenizer:
                 f"{path} has no tokenizer.json. If it has a tokenizer.model only, convert it once: "
                 "transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
             )
-        try:
+        check_size(file, MAX_TOKENIZER_BYTES)
+        with backend_errors(
+            lambda why: ModelError(f"{file} cannot be read as a tokenizer ({why}); download it again")
+        ):
             backend = Backend.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise ModelError(f"{file} cannot be read as a tokenizer ({error}); download it again") from error
-        settings_file = path / "tokenizer_config.json"
+            _check(backend)
+        settings_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
+        settings = read_json_object(settings_file) if settings_file.is_file() else {}
         try:
-            settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
-        except json.JSONDecodeError as error:
-            raise ModelError(f"{settings_file} is not valid JSON ({error}); download it again") from error
-        special = {
-            key: value["content"] if isinstance(value, dict) else value
-            for key, value in settings.items()
-            if key.endswith("_token") and value is not None and not isinstance(value, bool)
-        }
-        template_file = path / "chat_template.jinja"
-        template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
-        if isinstance(template, list):  # several named templates
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
-        return cls(backend, template, special)
+            template = _template(settings.get("chat_template"))
+            if template_file.is_file():
+                template = read_model_text(template_file)
+            return cls(backend, template, _special(settings))
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
 
     def __len__(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
@@ -108,7 +103,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""
-        return list(self.backend.encode(text, add_special_tokens=special).ids)
+        with backend_errors(
+            lambda why: RequestError(f"the tokenizer cannot cut this text into tokens ({why})")
+        ):
+            return list(self.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
@@ -121,18 +119,16 @@ class Tokenizer:
             messages: with `role` and `content`.
             variables: of the template, such as `add_generation_prompt=False`.
 
-        Raises `RequestError` if the model has no template, or the template refuses the messages.
+        Raises `RequestError` if the model has no template, or the template refuses the messages, fails, or
+        exceeds its limits with them.
         """
         if self._template is None:
             raise RequestError(
                 "this model has no chat template; give a plain text prompt instead of messages"
             )
-        try:
-            return self._template.render(
-                messages=list(messages), **{"add_generation_prompt": True, **self.special, **variables}
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise RequestError(f"the chat template refused the messages: {error}") from error
+        return self._template.render(
+            **{"add_generation_prompt": True, **self.special, **variables, "messages": list(messages)}
+        )
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""
@@ -171,10 +167,64 @@ class Detokenizer:
         return after[len(before) :]
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Replaces Jinja's `tojson`, which escapes characters for HTML. A prompt is not HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+@contextmanager
+def backend_errors(say: Callable[[str], SoothsayError]) -> Iterator[None]:
+    """Turn errors of the tokenizers library into what `say` makes of their text.
+
+    The library raises plain `Exception`. Where its own code fails on damaged files, it raises a panic, which
+    is a `BaseException` and would end a server.
+    """
+    try:
+        yield
+    except SoothsayError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise say(str(error).strip()[:300]) from error
 
 
-def _raise_template_error(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _check(backend: Backend) -> None:
+    """Raise `ValueError` for a tokenizer that would take too much memory."""
+    backend.no_truncation()
+    backend.no_padding()  # settings of whoever trained the tokenizer: they cut or lengthen prompts
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > MAX_TOKEN_ID:
+        raise ValueError(f"token id {largest:,} is above {MAX_TOKEN_ID:,}")
+    for part in (backend.normalizer, backend.decoder):
+        growth = 1 if part is None else _growth(json.loads(part.__getstate__()))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its rules make a text more than {MAX_GROWTH} times as long")
+    backend.decode(backend.encode("a b").ids)  # some damage shows only here
+
+
+def _growth(rules: Any) -> int:
+    """How many times longer a text gets by rules that replace parts of it, applied one after the other."""
+    inside = rules.values() if isinstance(rules, dict) else rules if isinstance(rules, list) else ()
+    growth = 1
+    for rule in inside:
+        growth = min(growth * _growth(rule), 2**62)
+    content = rules.get("content") if isinstance(rules, dict) else None
+    return growth * max(len(content), 1) if isinstance(content, str) else growth
+
+
+def _special(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The text of special tokens by name, from a tokenizer_config.json."""
+    special = {}
+    for key, value in settings.items():
+        if key.endswith("_token") and value is not None and not isinstance(value, bool):
+            text = value.get("content") if isinstance(value, dict) else value
+            if not isinstance(text, str):
+                raise ModelError(f"tokenizer_config.json: {key} is {value!r:.80}, and should be a text")
+            special[key] = text
+    return special
+
+
+def _template(value: Any) -> str | None:
+    """The chat template of a tokenizer_config.json: a text, or a list of named ones."""
+    if isinstance(value, list):
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
+    if value is not None and not isinstance(value, str):
+        raise ModelError(f"tokenizer_config.json: chat_template is {value!r:.80}, and should be a text")
+    return value

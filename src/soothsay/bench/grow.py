@@ -48,7 +48,7 @@ from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
 from soothsay.bench.grown_shape import GrownShape
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
@@ -208,7 +208,7 @@ def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], li
 
     Raises `ModelError` if the model cannot grow to this shape.
     """
-    old = parse_model_config(checkpoint.config)
+    old = read_model_config(checkpoint)
     _require_growable(checkpoint, old)
     _require_fit(old, shape)
     names = TensorNames(old, checkpoint)

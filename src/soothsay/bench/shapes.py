@@ -95,6 +95,10 @@ class RandomCheckpoint:
         for shape in self._shapes.values():
             yield "bfloat16", math.prod(shape)
 
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(2 * count for _, count in self.stored())
+
     def tokenizer(self) -> Tokenizer | None:
         """None: there is no tokenizer."""
         return None

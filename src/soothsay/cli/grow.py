@@ -13,7 +13,6 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from soothsay.cli.terminal import notice
-from soothsay.model.families import parse_model_config
 
 
 def grow(
@@ -39,10 +38,10 @@ def grow(
     with notice(f"opening {model} ..."):
         from soothsay.bench.grow import grow as grow_model
         from soothsay.bench.grown_shape import GrownShape
-        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.checkpoint import open_checkpoint, read_model_config
 
         checkpoint = open_checkpoint(model)
-        wanted = GrownShape.parse(shape, parse_model_config(checkpoint.config))
+        wanted = GrownShape.parse(shape, read_model_config(checkpoint))
     with _progress() as progress:
         grown = grow_model(checkpoint, wanted, out, source=model, progress=progress)
     s, target = grown.shape, grown.path

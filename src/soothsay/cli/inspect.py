@@ -19,7 +19,6 @@ from soothsay.cli.terminal import notice
 from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError
 from soothsay.files import user_path
-from soothsay.model.families import parse_model_config
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
@@ -59,11 +58,11 @@ def inspect(
         import torch
 
         from soothsay.drafters.base import Target
-        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.checkpoint import open_checkpoint, read_model_config
         from soothsay.model.transformer import Transformer
 
         checkpoint = open_checkpoint(model)
-        config, tokenizer = parse_model_config(checkpoint.config), checkpoint.tokenizer()
+        config, tokenizer = read_model_config(checkpoint), checkpoint.tokenizer()
         with torch.device("meta"):
             shapes = Transformer(config)
         context = context or config.max_positions

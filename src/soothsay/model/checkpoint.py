@@ -6,7 +6,6 @@ one loader serves all formats.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,10 +16,19 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
-from soothsay.files import user_path
+from soothsay.files import read_json_object, user_path
+from soothsay.model.config_fields import Each, Whole
+from soothsay.model.families import parse_model_config
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
+
+_TOKEN_IDS = Each(Whole(0, 2**31 - 1))
+
+
+LEAST_BITS = 4
+"""Bits that a weight takes at least in any format that is read."""
 
 
 class Checkpoint(Protocol):
@@ -42,6 +50,9 @@ class Checkpoint(Protocol):
     def stored(self) -> Iterable[tuple[str, int]]:
         """For each tensor, the stored type of its elements and their number."""
 
+    def num_bytes(self) -> int:
+        """Bytes of all files with weights."""
+
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the checkpoint, if any."""
 
@@ -51,20 +62,14 @@ class SafetensorsCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self.config = _read_json(path / "config.json")
+        self.config = read_json_object(path / "config.json")
         generation = path / "generation_config.json"
-        eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
-        if eos is None:
-            eos = self.config.get("eos_token_id")
-        self.eos_ids: tuple[int, ...] = (
-            () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
-        )
+        self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
+        if not self.eos_ids:
+            self.eos_ids = _eos_ids(path / "config.json", self.config)
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
         if index.is_file():
-            files = _read_json(index).get("weight_map")
-            if not isinstance(files, dict):
-                raise ModelError(f"{index} has no 'weight_map' from tensors to files; download it again")
-            self._files = {name: path / file for name, file in files.items()}
+            self._files = _read_index(index)
         elif single.is_file():
             with _open_safetensors(single) as file:
                 self._files = dict.fromkeys(file.keys(), single)
@@ -108,6 +113,10 @@ class SafetensorsCheckpoint:
                 tensor = read(name)
                 yield str(tensor.dtype).removeprefix("torch."), tensor.numel()
 
+    def num_bytes(self) -> int:
+        """Bytes of all files with weights."""
+        return sum(file.stat().st_size for file in set(self._files.values()))
+
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None without a tokenizer file."""
         if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
@@ -132,6 +141,35 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     if str(model) in bundled_models():
         return SafetensorsCheckpoint(_bundled() / str(model))
     return SafetensorsCheckpoint(_download(str(model)))
+
+
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """The configuration of a checkpoint's model.
+
+    Raises `ModelError` if it cannot be parsed, or promises more than the files hold. So whoever builds this
+    model takes memory and time in proportion to the files.
+    """
+    try:
+        config = parse_model_config(checkpoint.config)
+    except ModelError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from error
+    modules, tensors = (
+        config.num_layers + len(config.sparse_layers) * config.num_experts,
+        len(checkpoint.names()),
+    )
+    if modules > tensors:
+        raise ModelError(
+            f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "
+            f"{tensors:,} tensors; the download is incomplete, or config.json belongs to another model"
+        )
+    least, held = config.num_parameters * LEAST_BITS // 8, checkpoint.num_bytes()
+    if least > held:
+        raise ModelError(
+            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, at least {least:,} "
+            f"bytes, and the files have {held:,}; the download is incomplete, or config.json belongs to "
+            "another model"
+        )
+    return config
 
 
 def bundled_models() -> tuple[str, ...]:
@@ -168,13 +206,27 @@ def _open_safetensors(file: Path) -> Any:
         raise ModelError(f"{file} is damaged or cut short ({error}); download it again") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ModelError(f"{file} is missing; a model directory needs it")
+def _read_index(index: Path) -> dict[str, Path]:
+    """Tensors and their files. Raises `ModelError` for a file outside of the index's directory."""
+    files = read_json_object(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise ModelError(f"{index} has no 'weight_map' from tensors to files; download it again")
+    for file in set(map(str, files.values())):  # a hub's cache has links there; they are the user's own
+        if not file.endswith(".safetensors") or "/" in file or "\\" in file or "\0" in file:
+            raise ModelError(
+                f"{index} names {file!r}, which is not a .safetensors file beside it; "
+                "check the model's origin"
+            )
+    return {name: index.parent / str(file) for name, file in files.items()}
+
+
+def _eos_ids(file: Path, content: dict[str, Any] | None = None) -> tuple[int, ...]:
+    """Token ids at `eos_token_id`, one or several. `content`: that of the file, if it has been read."""
+    eos = (read_json_object(file) if content is None else content).get("eos_token_id")
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} should hold a JSON object, not a {type(content).__name__}")
-    return content
+        return tuple(_TOKEN_IDS.accept(ids))
+    except ValueError:
+        raise ModelError(
+            f"{file}: eos_token_id is not a token id or a list of them; download it again"
+        ) from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from soothsay.config import ModelConfig, RopeConfig
 from soothsay.errors import ModelError
+from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 
 Raw = Mapping[str, Any]
 """The content of a `config.json`."""
@@ -137,8 +138,9 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
 def parse_model_config(raw: Raw) -> ModelConfig:
     """Turn the content of a Hugging Face `config.json` into a `ModelConfig`.
 
-    Raises `ModelError`, which names what is missing or unknown.
+    Raises `ModelError`, which names what is missing, unknown or out of range.
     """
+    raw = checked_fields(raw)
     if "text_config" in raw:  # a multimodal wrapper, such as gemma3: the decoder's part is inside
         outer = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
         raw = {**raw["text_config"], **outer}
@@ -159,7 +161,13 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    if "head_dim" not in raw and hidden % heads:
+        raise ModelError(f"config.json: {heads} attention heads do not divide hidden_size {hidden}")
     head_dim = int(raw.get("head_dim") or hidden // heads)
+    if head_dim % 2:
+        raise ModelError(
+            f"config.json: heads of {head_dim} dimensions cannot be rotated; head_dim must be even"
+        )
     rope, local_rope = _ropes(family, raw)
     activation, attention_bias = _activation(family, raw), bool(raw.get("attention_bias", False))
     return ModelConfig(
@@ -203,10 +211,12 @@ def _experts(family: Family, raw: Raw, layers: int) -> dict[str, Any]:
     """The fields of `ModelConfig` that only mixtures of experts have."""
     dense = set(raw.get("mlp_only_layers") or ())
     step = int(raw.get("decoder_sparse_step") or 1)
-    count = raw.get("num_local_experts") or raw["num_experts"]
+    count, used = int(raw.get("num_local_experts") or raw["num_experts"]), int(raw["num_experts_per_tok"])
+    if used > count:
+        raise ModelError(f"config.json: num_experts_per_tok is {used}, and there are {count} experts")
     return {
-        "num_experts": int(count),
-        "experts_per_token": int(raw["num_experts_per_tok"]),
+        "num_experts": count,
+        "experts_per_token": used,
         "expert_size": int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
         "normalize_experts": family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
         "sparse_layers": tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
@@ -239,6 +249,8 @@ def _rope(scaling: Raw, theta: float, max_positions: int) -> RopeConfig:
         return default if value is None else float(value)
 
     attention_factor = scaling.get("attention_factor")
+    if number("high_freq_factor", 4.0) <= number("low_freq_factor", 1.0):
+        raise ModelError("config.json: high_freq_factor must be above low_freq_factor")
     return RopeConfig(
         theta=number("rope_theta", theta),
         kind=kind,
@@ -259,9 +271,13 @@ def _max_positions(family: Family, raw: Raw, rope: RopeConfig) -> int:
     """The context after scaling. A file with llama3 scaling states the scaled context already."""
     positions = int(raw["max_position_embeddings"])
     if rope.kind == "yarn":
-        return max(positions, int(rope.original_max_positions * rope.factor))
-    if rope.kind == "linear" and not family.states_scaled_context:
-        return int(positions * rope.factor)
+        positions = max(positions, int(rope.original_max_positions * rope.factor))
+    elif rope.kind == "linear" and not family.states_scaled_context:
+        positions = int(positions * rope.factor)
+    if not 1 <= positions <= MAX_POSITIONS:
+        raise ModelError(
+            f"config.json: a context of {positions:,} tokens, scaled by {rope.factor:g}, is not possible"
+        )
     return positions
 
 
@@ -271,4 +287,6 @@ def _windows(family: Family, raw: Raw, layers: int) -> tuple[int | None, ...]:
         return (None,) * layers
     kinds = raw.get("layer_types") if family.reads_layer_types else None
     windowed = [kind == "sliding_attention" for kind in kinds] if kinds else family.windowed(raw, layers)
+    if len(windowed) != layers:
+        raise ModelError(f"config.json: layer_types has {len(windowed)} entries for {layers} layers")
     return tuple(int(window) if has_window else None for has_window in windowed)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, return_freed_memory
-from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
@@ -100,7 +99,7 @@ def load_model(
     Raises `ModelError` for an unknown dtype or quantization, for too little memory, and for tensors that are
     missing or do not fit the configuration.
     """
-    config = parse_model_config(checkpoint.config)
+    config = read_model_config(checkpoint)
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
@@ -285,13 +284,24 @@ class _Source:
             )
         for name in (name for part in parts for name in stored.tensors(part)):
             self.names.check(name)
-        weights = [stored.read(self.read, part) for part in parts]
+        try:
+            weights = [stored.read(self.read, part) for part in parts]
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+        ) as error:  # of torch, for any odd shape or dtype
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {', '.join(parts)}: the tensors do not make a weight of "
+                f"{stored.name} ({error}); the file is damaged, or config.json belongs to another model"
+            ) from error
         self._check(parts, weights, expected)
         return self.mode.convert(module, Quantized.cat(weights))
 
     def _check(self, names: list[str], parts: Sequence[Tensor | Quantized], expected: Tensor) -> None:
         shapes = [tuple(part.shape) for part in parts]
-        rows, rest = sum(shape[0] for shape in shapes), {shape[1:] for shape in shapes}
+        rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
         if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
             held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
             together = " together" if len(names) > 1 else ""
@@ -299,6 +309,12 @@ class _Source:
                 f"{self.names.checkpoint.path}: {held}: by config.json it should be "
                 f"{list(expected.shape)}{together}"
             )
+        for name, part in zip(names, parts, strict=True):
+            if isinstance(part, Tensor) and not part.is_floating_point():
+                raise ModelError(
+                    f"{self.names.checkpoint.path}: {name} is stored as {part.dtype}, which config.json does "
+                    "not declare in a quantization_config; take another version of this model"
+                )
 
 
 def _joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError, RequestError
-from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.declared import open_format
 from soothsay.model.load import TensorNames, load_model
@@ -132,7 +131,7 @@ def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNa
         raise ModelError(
             f"{path} is quantized already, to {stored.name}; take the model that it was made from"
         )
-    names = TensorNames(parse_model_config(checkpoint.config), checkpoint)
+    names = TensorNames(read_model_config(checkpoint), checkpoint)
     if dtype == "int8":
         return names, Scheme(8, packed=False)
     if dtype != "int4":

@@ -14,8 +14,7 @@ from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
-from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.load import TensorNames, load_model
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import writing
@@ -55,7 +54,7 @@ class LanguageModel:
         self.checkpoint, self.held_out, self.device = checkpoint, held_out, device
         kernels = TrainingKernels()
         self.model = (
-            Transformer(parse_model_config(checkpoint.config), kernels)
+            Transformer(read_model_config(checkpoint), kernels)
             if fresh
             else trainable(load_model(checkpoint, "float32", device, kernels))
         ).to(device)

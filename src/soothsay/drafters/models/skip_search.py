@@ -6,7 +6,6 @@ layer whose loss changes the fewest tokens.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
-from soothsay.errors import DrafterError
-from soothsay.files import write_json
+from soothsay.errors import DrafterError, ModelError
+from soothsay.files import read_json_object, write_json
+from soothsay.model.config_fields import MAX_LAYERS, Each, Real, Whole
 from soothsay.model.transformer import Transformer
 
 METHOD = "layer-skip"
@@ -26,6 +26,10 @@ METHOD = "layer-skip"
 
 DEEPEST = 8
 """The largest draft length that is considered when the best length is chosen."""
+
+
+_LAYERS, _SHARE = Whole(0, MAX_LAYERS), Real(0, 1)
+"""What a file may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,10 @@ class SkipSet:
                 f"there is no layer set at {directory}: 'soothsay train layer-skip' writes one"
             )
         try:
-            content = json.loads(file.read_text("utf-8"))
-            known, skip = int(content["num_layers"]), [int(layer) for layer in content["skip"]]
-            found = cls(tuple(skip), float(content["agreement"]), float(content["cost"]))
-        except (ValueError, KeyError, TypeError) as error:
+            content = read_json_object(file)
+            known, skip = _LAYERS.accept(content["num_layers"]), Each(_LAYERS).accept(content["skip"])
+            found = cls(tuple(skip), _SHARE.accept(content["agreement"]), _SHARE.accept(content["cost"]))
+        except (ModelError, ValueError, KeyError) as error:
             raise DrafterError(f"{file} is not what 'soothsay train layer-skip' writes: {error!r}") from None
         if known != num_layers:
             raise DrafterError(f"{file} is of a model with {known} layers, not of one with {num_layers}")

@@ -24,6 +24,10 @@ from soothsay.model.formats.weight_format import (
 )
 from soothsay.model.quantized import Quantized
 
+MAX_PATTERN, MAX_REPEATS = 512, 5
+"""Limits of a pattern for names of modules, in characters and repetitions. Matching tries all ways to divide
+a name among repetitions: with 5 of them, some hundred thousand ways."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
@@ -117,15 +121,15 @@ class CompressedTensors:
         """Read the configuration. Raises `ModelError` for an unknown setting."""
         if settings.values.get("transform_config"):
             raise settings.refusal("compressed-tensors with a transform_config")
-        if (settings.values.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        if settings.part("sparsity_config").get("format", "dense") != "dense":
             raise settings.refusal("compressed-tensors with a sparsity_config")
         schemes = []
-        for name, group in (settings.values.get("config_groups") or {}).items():
+        for name, group in settings.part("config_groups").items():
             if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
                 raise settings.refusal(f"compressed-tensors, where config group {name!r} has no 'weights'")
             stored = group.get("format") or settings.values.get("format")
             weights = Settings({**group["weights"], "format": stored}, settings.path)
-            schemes.append((tuple(group.get("targets") or ()), cls._read_scheme(weights)))
+            schemes.append((_targets(settings, group.get("targets") or []), cls._read_scheme(weights)))
         if not schemes:
             raise settings.refusal("compressed-tensors without config_groups")
         return cls(settings.path, tuple(schemes))
@@ -176,6 +180,25 @@ class CompressedTensors:
             if "Linear" in targets:
                 return scheme
         raise ModelError(f"{self.path}: in quantization_config, no config group has {module} for a target")
+
+
+def _targets(settings: Settings, targets: Any) -> tuple[str, ...]:
+    """The targets of a group: names, classes, and patterns after "re:", which must be cheap to match."""
+    if not isinstance(targets, list):
+        raise settings.refusal(f"targets {targets!r:.80}, which is no list")
+    for target in targets:
+        if not isinstance(target, str):
+            raise settings.refusal(f"target {target!r:.80}, which is no text")
+        if target.startswith("re:"):
+            plain = re.sub(r"\\.", "x", target)  # without escapes
+            repeats = len(re.findall(r"[*+?{]", plain))
+            if len(target) > MAX_PATTERN or repeats > MAX_REPEATS or re.search(r"\)[*+{]", plain):
+                raise settings.refusal(f"the pattern {target!r:.80}, which may take too long to match")
+            try:
+                re.compile(target[3:])
+            except (re.error, RecursionError, OverflowError) as error:
+                raise settings.refusal(f"the pattern {target!r:.80} ({error})") from error
+    return tuple(targets)
 
 
 def _names(target: str, module: str) -> bool:

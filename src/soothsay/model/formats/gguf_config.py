@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from soothsay.errors import ModelError
+from soothsay.model.config_fields import MAX_LAYERS
 
 FAMILIES = {
     "llama": "llama",  # Mistral's files too; Mixtral's have experts
@@ -38,7 +39,7 @@ class Header:
                 f"{path} holds a model of architecture {self.architecture!r}; "
                 f"the known ones are {', '.join(FAMILIES)}"
             )
-        mixtral = self.architecture == "llama" and self.get("expert_count", 0) > 0
+        mixtral = self.architecture == "llama" and self.number("expert_count", 0) > 0
         self.family = "mixtral" if mixtral else FAMILIES[self.architecture]
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -50,9 +51,21 @@ class Header:
             raise ModelError(f"{self.path}: {self.architecture}.{key} differs from layer to layer: {value}")
         return value[0]
 
-    def require(self, key: str) -> Any:
-        """A value. Raises `ModelError` if it is missing."""
+    def number(self, key: str, default: Any = None) -> Any:
+        """A value that is a number above 0, or `default`. Raises `ModelError` for another one."""
         value = self.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ModelError(
+                f"{self.path}: {self.architecture}.{key} is {value!r:.80} and should be a number; "
+                "the file is damaged"
+            )
+        return value
+
+    def require(self, key: str) -> Any:
+        """A number. Raises `ModelError` if it is missing."""
+        value = self.number(key)
         if value is None:
             raise ModelError(
                 f"{self.path} has no metadata {self.architecture}.{key}; "
@@ -67,8 +80,10 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         raise ModelError(
             f"{header.path} has no tensor 'token_embd.weight'; is it a whole model, not an adapter?"
         )
-    family, get, require = header.family, header.get, header.require
+    family, get, require = header.family, header.number, header.require
     hidden, heads = require("embedding_length"), require("attention.head_count")
+    if heads < 1:
+        raise ModelError(f"{header.path}: attention.head_count is {heads}; the file is damaged")
     head_dim = get("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if get(key, head_dim) != head_dim:
@@ -96,14 +111,14 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         used = require("expert_used_count")
         config |= {"num_local_experts": require("expert_count"), "num_experts_per_tok": used}
     if family == "qwen3_moe":
-        size = get("expert_feed_forward_length", config["intermediate_size"] // used)
+        size = get("expert_feed_forward_length", config["intermediate_size"] // max(used, 1))
         config |= {"moe_intermediate_size": size, "norm_topk_prob": True}  # llama.cpp always normalizes
     return config | _gemma_config(header, config) if family.startswith("gemma") else config
 
 
 def _gemma_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     """Gemma's own keys."""
-    gemma2, get, layers = header.family == "gemma2", header.get, int(config["num_hidden_layers"])
+    gemma2, get, layers = header.family == "gemma2", header.number, int(config["num_hidden_layers"])
     # the 27B model; the file does not state the scale of attention
     largest = layers == (46 if gemma2 else 62)
     scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
@@ -118,6 +133,10 @@ def _gemma_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
         own["rope_local_base_freq"] = get("rope.freq_base_swa", 1e4)
     pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
     if pattern is not None:  # a list of booleans, or n: every n-th layer is global
+        if not isinstance(pattern, list | int) or layers > MAX_LAYERS:
+            raise ModelError(
+                f"{header.path}: sliding_window_pattern {pattern!r:.80} of {layers} layers is damaged"
+            )
         local = (
             pattern
             if isinstance(pattern, list)
@@ -133,10 +152,15 @@ def read_rope_scaling(header: Header, divisors: Tensor | None, config: Mapping[s
     `divisors` are those of the frequencies, `[d / 2]`, if the file has them.
     """
     kind = header.get("rope.scaling.type", "linear")
-    factor = header.get("rope.scaling.factor") or header.get("rope.scale_linear") or 1.0  # new and old key
+    factor = (
+        header.number("rope.scaling.factor") or header.number("rope.scale_linear") or 1.0
+    )  # new and old key
     unscaled = kind == "none" or (kind == "linear" and factor == 1)
     if divisors is not None and unscaled:
-        scaling = _llama3_scaling(divisors.double().numpy(), config["rope_theta"])
+        found = divisors.double().numpy()
+        possible = found.ndim == 1 and bool(np.isfinite(found).all() and (found > 0).all())
+        with np.errstate(all="ignore"):
+            scaling = _llama3_scaling(found, config["rope_theta"]) if possible else None
         if scaling is None:
             raise ModelError(
                 f"{header.path}: no scaling of Llama 3's kind gives the divisors in {ROPE_DIVISORS!r}; "
@@ -158,9 +182,9 @@ def read_rope_scaling(header: Header, divisors: Tensor | None, config: Mapping[s
             "beta_fast": "yarn_beta_fast",
             "beta_slow": "yarn_beta_slow",
         }
-        given = {name: header.get(f"rope.scaling.{key}") for name, key in keys.items()}
+        given = {name: header.number(f"rope.scaling.{key}") for name, key in keys.items()}
         if (
-            multiplier := header.get("rope.scaling.attn_factor", 1.0)
+            multiplier := header.number("rope.scaling.attn_factor", 1.0)
         ) != 1.0:  # llama.cpp multiplies its default by it
             given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
         scaling |= {name: value for name, value in given.items() if value is not None}

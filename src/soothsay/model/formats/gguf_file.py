@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
 from soothsay.errors import ModelError
+from soothsay.model.config_fields import checked_fields
 from soothsay.model.formats.gguf_config import ROPE_DIVISORS, Header, read_config, read_rope_scaling
-from soothsay.model.formats.gguf_tokenizer import build_tokenizer, stop_ids
+from soothsay.model.formats.gguf_header import MAX_TENSORS, read_header
+from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
 
@@ -72,11 +74,12 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self._metadata, stored = _read_header(path)
+        self._metadata, stored = _read(path)
+        check_types(self._metadata, path)
         header = Header(path, self._metadata)
         divisors = stored.pop(ROPE_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in stored.items()}
-        self.config: dict[str, Any] = read_config(header, shapes)
+        self.config: dict[str, Any] = checked_fields(read_config(header, shapes), str(path))
         divided_by = None if divisors is None else divisors.read(_map(path))
         scaling = read_rope_scaling(header, divided_by, self.config)
         if scaling:
@@ -108,6 +111,10 @@ class GGUFCheckpoint:
         """For each tensor, GGML's name of its element type and its number of elements."""
         for tensor in self._tensors.values():
             yield tensor.kind, math.prod(tensor.shape)
+
+    def num_bytes(self) -> int:
+        """Size of the file in bytes."""
+        return self.path.stat().st_size
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer inside the file, if any."""
@@ -148,41 +155,23 @@ def _map(path: Path) -> npt.NDArray[np.uint8]:
     return np.memmap(path, dtype=np.uint8, mode="c")
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Stored]]:
-    """Metadata, and places of the tensors by GGUF's names. None of it refers to the mapped file."""
-    if not path.is_file():
-        raise ModelError(f"{path} is missing; check the path, or download the file")
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, _Stored]]:
+    """Metadata, and places of the tensors by GGUF's names."""
+    header = read_header(path)
+    metadata = header.metadata
+    parts = metadata.get("split.count", 1)
+    if parts != 1 and parts != 0:
         raise ModelError(
-            f"{path} is not a GGUF file (it starts with {magic!r}); give a GGUF or a model directory"
-        )
-    try:
-        reader = GGUFReader(path)
-        metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise ModelError(f"{path} is damaged or cut short ({error}); download it again") from error
-    if reader.byte_order == "S":
-        raise ModelError(
-            f"{path} is written for a machine of the other byte order; convert the model again here"
-        )
-    if metadata.get("split.count", 1) > 1:
-        raise ModelError(
-            f"{path} is one of {metadata['split.count']} parts; join them with: "
+            f"{path} is one of {parts} parts; join them with: "
             f"llama-gguf-split --merge {path.name} merged.gguf"
         )
-    stored = {}
-    for tensor in reader.tensors:
-        kind = tensor.tensor_type.name
-        if kind not in DTYPES and kind != "Q8_0":
+    for name, place in header.tensors.items():
+        if place.kind not in DTYPES and place.kind != "Q8_0":
             raise ModelError(
-                f"{path}: tensor {tensor.name!r} is of type {kind}; only {', '.join(DTYPES)} and Q8_0 are "
+                f"{path}: tensor {name!r} is of type {place.kind}; only {', '.join(DTYPES)} and Q8_0 are "
                 "supported, so take another file of this model or convert it with --outtype q8_0"
             )
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        stored[str(tensor.name)] = _Stored(kind, shape, int(tensor.data_offset), int(tensor.n_bytes))
-    return metadata, stored
+    return metadata, {name: _Stored(*place) for name, place in header.tensors.items()}
 
 
 def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]) -> dict[str, _Stored]:
@@ -198,11 +187,23 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
         if target is None or suffix not in ("weight", "bias"):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
         if header.architecture == "llama" and part in interleaved:
-            tensor = replace(tensor, heads=int(config[interleaved[part]]))
+            heads = int(config[interleaved[part]])
+            if tensor.shape[0] % (2 * heads):
+                raise ModelError(f"{header.path}: {name} has {tensor.shape[0]} rows for {heads} heads")
+            tensor = replace(tensor, heads=heads)
         if header.family.startswith("gemma") and name.endswith("norm.weight"):
             tensor = replace(tensor, centred=True)
         full = f"model.layers.{layer}.{target}.{suffix}" if outer == "blk" else f"{target}.{suffix}"
         if "{}" in full:
+            if len(tensor.shape) != 3 or tensor.shape[0] != config["num_local_experts"]:
+                raise ModelError(
+                    f"{header.path}: {name} {list(tensor.shape)} should have one matrix for each of "
+                    f"{config['num_local_experts']} experts"
+                )
+            if len(renamed) + tensor.shape[0] > MAX_TENSORS:
+                raise ModelError(
+                    f"{header.path} has more than {MAX_TENSORS:,} tensors, experts counted one by one"
+                )
             renamed |= {full.format(e): tensor.expert(e) for e in range(tensor.shape[0])}
         else:
             renamed[full] = tensor

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
-from soothsay.tokenizer import Tokenizer
+from soothsay.tokenizer import Tokenizer, backend_errors
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -55,7 +55,44 @@ _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0}
 }  # SentencePiece's defaults, for files that name none
 _TEMPLATE_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
+MAX_TOKEN = 1024
+"""Limit of a token's text in characters. SentencePiece's merges need all ways to cut a token in two."""
+
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "tokens": list,
+    "scores": list,
+    "token_type": list,
+    "merges": list,
+    "model": str,
+    "pre": str,
+    "add_bos_token": int,
+    "add_eos_token": int,
+    "add_space_prefix": int,
+}
+"""Types of the metadata below `tokenizer.ggml`. Truth values are `int`, as in Python."""
+
+
+def check_types(metadata: Mapping[str, Any], path: Path) -> None:
+    """Raise `ModelError` if the metadata of the tokenizer have wrong types. Others rely on them."""
+    kinds = {f"tokenizer.ggml.{key}": kind for key, kind in _KINDS.items()}
+    kinds["tokenizer.chat_template"] = str
+    kinds |= dict.fromkeys((f"tokenizer.ggml.{key}_token_id" for key in _IDS), int)
+    for key, kind in kinds.items():
+        if key in metadata and not isinstance(metadata[key], kind):
+            raise ModelError(f"{path}: {key} is a {type(metadata[key]).__name__}; convert the model again")
+    lists = {"tokens": str, "merges": str, "scores": int | float, "token_type": int}
+    for name, entries in lists.items():
+        if not all(isinstance(entry, entries) for entry in metadata.get(f"tokenizer.ggml.{name}", [])):
+            raise ModelError(
+                f"{path}: tokenizer.ggml.{name} has entries of a wrong type; convert the model again"
+            )
+    longest = max(map(len, metadata.get("tokenizer.ggml.tokens", [])), default=0)
+    if longest > MAX_TOKEN:
+        raise ModelError(f"{path} has a token of {longest:,} characters, and {MAX_TOKEN:,} is the limit")
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -80,20 +117,22 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
     builders = {"llama": _sentencepiece, "gpt2": _byte_level}
     if kind not in builders:
         raise ModelError(f"{path} has a tokenizer of kind {kind!r}; the known ones are {', '.join(builders)}")
+    for needed in ("tokens", "scores" if kind == "llama" else "merges"):
+        if f"tokenizer.ggml.{needed}" not in metadata:
+            raise ModelError(f"{path} has no metadata 'tokenizer.ggml.{needed}'; convert the model again")
     try:
         # an empty text cannot be found in the vocabulary
         tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(metadata["tokenizer.ggml.tokens"])]
         if len(set(tokens)) != len(tokens):
             raise ModelError("several tokens have the same text; convert the model again")
         types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
-        backend = builders[kind](metadata, tokens, types)
-        _add_special(backend, tokens, types)
+        with backend_errors(
+            lambda why: ModelError(f"the tokenizer is damaged ({why}); convert the model again")
+        ):
+            backend = builders[kind](metadata, tokens, types)
+            _add_special(backend, tokens, types)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    except KeyError as error:
-        raise ModelError(f"{path} has no metadata {error.args[0]!r}; convert the model again") from None
-    except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"{path} has a damaged tokenizer ({error}); convert the model again") from error
     ids = _special_ids(metadata)
     special = {name: tokens[ids[key]] for key, name in _TEMPLATE_NAMES.items() if key in ids}
     return Tokenizer(backend, metadata.get("tokenizer.chat_template"), special)
@@ -103,10 +142,7 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """`bos`, `eos`, `eot`, `eom`, `unknown`, `padding` -> id, as far as the file has them."""
     defaults = _DEFAULT_IDS.get(metadata.get("tokenizer.ggml.model", ""), {})
     size = len(metadata.get("tokenizer.ggml.tokens", []))
-    found = {
-        key: metadata.get(f"tokenizer.ggml.{key}_token_id", defaults.get(key))
-        for key in ("bos", "eos", "eot", "eom", "unknown", "padding")
-    }
+    found = {key: metadata.get(f"tokenizer.ggml.{key}_token_id", defaults.get(key)) for key in _IDS}
     return {
         key: i for key, i in found.items() if i is not None and 0 <= i < size
     }  # 2^32 - 1 means that there is none

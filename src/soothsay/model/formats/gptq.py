@@ -36,7 +36,7 @@ class GPTQ:
     def of(cls, settings: Settings) -> GPTQ:
         """Read the configuration. Raises `ModelError` for an unknown setting."""
         # GPTQModel's; "-:regex" means modules that are not quantized
-        rules = settings.values.get("dynamic") or {}
+        rules = settings.part("dynamic")
         for rule in rules:
             if not rule.startswith("-:"):
                 raise settings.refusal(f"gptq with settings of its own for {rule!r} (dynamic)")

@@ -64,12 +64,19 @@ class Settings:
             return known[value]
         raise self.refusal(f"{key} {value!r}")
 
+    def part(self, key: str) -> Mapping[str, Any]:
+        """The object at `key`, empty if there is none. Raises `ModelError` for another value."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self.refusal(f"{key} {value!r:.80}, which is no object")
+        return value
+
     def group_size(self, key: str = "group_size") -> int | None:
         """Number of inputs that share a scale; None: all of them."""
         size = self.values.get(key)
         if size is None or size == -1:
             return None
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or not 1 <= size < 2**31:
             raise self.refusal(f"{key} {size!r}")
         return size
 

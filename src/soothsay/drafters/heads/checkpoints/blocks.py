@@ -75,7 +75,7 @@ def check_block(files: DrafterFiles, raw: Mapping[str, Any], prefix: str) -> Non
     if rotated != 1:
         raise refusal(files, f"its attention rotates {rotated:.0%} of each head")
     query, output = f"{prefix}self_attn.q_proj.weight", f"{prefix}self_attn.o_proj.weight"
-    if {query, output} <= files.names and files.shape(query)[0] == 2 * files.shape(output)[1]:
+    if {query, output} <= files.names and files.rows(query) == 2 * files.shape(output)[-1]:
         raise refusal(files, "its attention has an output gate (Qwen3-Next, Qwen3.5)")
 
 

@@ -82,7 +82,7 @@ def open_head(path: str | Path, target: Target) -> Iterator[StoredHead]:
     try:
         with DrafterFiles(path) as files:
             own = target.path is not None and path.resolve() == target.path.resolve()
-            yield _opener(files, own)(files, Fit.of(target, files))
+            yield _open(files, target, own)
     except ModelError as error:
         raise DrafterError(f"{path}: {error}") from error
 
@@ -119,6 +119,17 @@ def write_head(
         save_file(tensors, writer.directory / file, metadata={"format": "pt"})
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (writer.directory / "config.json").write_text(text, encoding="utf-8")
+
+
+def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
+    """Check the head in these files. `own`: they are the target's checkpoint."""
+    try:
+        return _opener(files, own)(files, Fit.of(target, files))
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if isinstance(error, DrafterError):
+            raise
+        # sizes that fit no tensor, values of odd types: torch and Python have many errors for them
+        raise DrafterError(f"{files.path} is damaged, or of an unknown kind ({error})") from error
 
 
 def _opener(files: DrafterFiles, own: bool) -> Opened:

@@ -18,6 +18,7 @@ from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.errors import DrafterError
+from soothsay.model.config_fields import checked_fields
 
 EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
 
@@ -49,7 +50,7 @@ def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
     """Open EAGLE-1. Copies of the target's embedding and output head in the files are ignored."""
     raw = files.config
     if isinstance(raw.get("model"), dict):  # vLLM's wrapper
-        raw = {**raw["model"], "soothsay": raw.get("soothsay")}
+        raw = checked_fields({**raw["model"], "soothsay": raw.get("soothsay")}, f"{files.path}: model")
     _check_one_layer(files)
     check_block(files, raw, "layers.0.")
     block = block_config(files, raw, EAGLE, "block.")
@@ -216,9 +217,14 @@ def _taps(files: DrafterFiles, layers: int) -> tuple[int, ...]:
 
 def _vocabulary(files: DrafterFiles, block: ModelConfig, fit: Fit) -> tuple[dict[str, Tensor], int]:
     """Values of the draft vocabulary that are not in the files as we need them, and its number of tokens."""
-    draft, target = files.shape("lm_head.weight")[0], fit.config.vocab_size
+    draft, target = files.rows("lm_head.weight"), fit.config.vocab_size
     if "d2t" in files.names:
         offsets = files.read("d2t")
+        if offsets.dim() != 1 or not len(offsets) or offsets.dtype not in (torch.int64, torch.int32):
+            raise DrafterError(
+                f"{files.path}: d2t is {offsets.dtype} {list(offsets.shape)} and should be a list of "
+                "integers; it is damaged"
+            )
         ids = offsets + torch.arange(len(offsets))
         if len(ids) != draft or int(ids.min()) < 0 or int(ids.max()) >= target:
             raise DrafterError(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from soothsay.errors import DrafterError
+from soothsay.drafters.heads.checkpoints.pickles import unpickled
+from soothsay.errors import DrafterError, ModelError
+from soothsay.files import read_json_object
+from soothsay.model.config_fields import checked_fields
 
 PICKLED = ("*.bin", "*.pt")
 """Files that are read if a directory has no safetensors. Only tensors are taken: no code in them is run."""
@@ -46,7 +46,7 @@ class DrafterFiles:
         pickled = [] if files else sorted(file for pattern in PICKLED for file in path.glob(pattern))
         for file in pickled:
             if file.name not in NOT_WEIGHTS:
-                self._pickled |= _unpickled(file)
+                self._pickled |= unpickled(file)
         if not self._mapped and not self._pickled:
             raise DrafterError(f"{path} has a config.json, but no weights in .safetensors, .bin or .pt files")
 
@@ -67,6 +67,13 @@ class DrafterFiles:
             return tuple(self._pickled[name].shape)
         return tuple(self._mapped[name].get_slice(name).get_shape())
 
+    def rows(self, name: str) -> int:
+        """First size of a tensor. Raises `DrafterError` for a tensor without sizes."""
+        shape = self.shape(name)
+        if not shape:
+            raise DrafterError(f"{self.path}: {name} is a number and should be a table; it is damaged")
+        return shape[0]
+
     def dtype(self, name: str) -> torch.dtype:
         """Dtype of a tensor. A tensor of a safetensors file is mapped for it, not copied."""
         return self.read(name).dtype
@@ -75,7 +82,10 @@ class DrafterFiles:
         """A tensor as it is stored. It may be a view of the file."""
         if name in self._pickled:
             return self._pickled[name]
-        tensor: Tensor = self._mapped[name].get_tensor(name)
+        try:
+            tensor: Tensor = self._mapped[name].get_tensor(name)
+        except SafetensorError as error:
+            raise DrafterError(f"{self.path} does not give {name!r} ({error}); download it again") from error
         return tensor
 
     def _open(self, file: Path) -> Any:
@@ -97,32 +107,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         what = "holds a LoRA adapter, which is no drafter" if adapter else "has no config.json"
         raise DrafterError(f"{path} {what}: give a drafter's directory")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DrafterError(f"{file} is not valid JSON ({error}); download it again") from error
-    if not isinstance(config, dict):
-        raise DrafterError(f"{file} should hold a JSON object, not a {type(config).__name__}")
-    return config
-
-
-def _unpickled(file: Path) -> Mapping[str, Tensor]:
-    """The tensors of a pickled state dict. A file that holds code to run is refused."""
-    try:
-        content = torch.load(file, map_location="cpu", mmap=_is_zip(file), weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise DrafterError(
-            f"{file} holds more than tensors, and loading it could run anything: it is refused. Convert it "
-            "to safetensors where you trust it"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DrafterError(f"{file} is damaged or cut short ({reason}); download it again") from error
-    if not isinstance(content, Mapping):
-        raise DrafterError(f"{file} should hold tensors by name, not a {type(content).__name__}")
-    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-
-
-def _is_zip(file: Path) -> bool:
-    """Whether PyTorch can map the file. Files from before PyTorch 1.6 have a format that it cannot map."""
-    with file.open("rb") as opened:
-        return opened.read(4) == b"PK\x03\x04"
+        return checked_fields(read_json_object(file), str(file))
+    except ModelError as error:
+        raise DrafterError(str(error)) from error

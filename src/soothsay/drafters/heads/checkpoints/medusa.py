@@ -16,8 +16,8 @@ from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.errors import DrafterError
 
-ORIGINAL = r"(?P<prefix>(?:medusa_head\.)?)(?P<head>\d+)\.(?P<layer>\d+)\.linear\.weight"
-VLLM = r"(?P<prefix>(?:medusa_heads\.)?)blocks\.(?P<head>\d+)\.layers\.(?P<layer>\d+)\.weight"
+ORIGINAL = r"(?P<prefix>(?:medusa_head\.)?)(?P<head>\d{1,5})\.(?P<layer>\d{1,5})\.linear\.weight"
+VLLM = r"(?P<prefix>(?:medusa_heads\.)?)blocks\.(?P<head>\d{1,5})\.layers\.(?P<layer>\d{1,5})\.weight"
 
 
 def original_names(heads: int, layers: int, prefix: str = "") -> Names:
@@ -49,6 +49,11 @@ def open_medusa(files: DrafterFiles, fit: Fit) -> StoredHead:
     found = [m for name in files.names if (m := re.fullmatch(VLLM if in_vllm else ORIGINAL, name))]
     heads = 1 + max(int(m["head"]) for m in found)
     layers = 1 + max(int(m["layer"]) for m in found)
+    if heads * layers > 4 * len(found):
+        raise DrafterError(
+            f"{files.path} has {len(found)} layers of heads, numbered as those of {heads} heads of "
+            f"{layers}: the download is incomplete"
+        )
     prefix = found[0]["prefix"]
     names = (vllm_names if in_vllm else original_names)(heads, layers, prefix)
     if f"{prefix}token_map" in files.names:
@@ -56,11 +61,11 @@ def open_medusa(files: DrafterFiles, fit: Fit) -> StoredHead:
             f"{files.path} has a token_map: Medusa heads that can say only some tokens are not supported; "
             "take those it was made from"
         )
-    hidden, vocab = files.shape(found[0].string)[0], fit.config.vocab_size
+    hidden, vocab = files.rows(found[0].string), fit.config.vocab_size
     given: dict[str, Tensor] = {}
     output = f"{names['lm_heads.0'][0]}.weight"
     own = output in files.names and not files.config.get("original_lm_head", False)
-    rows = files.shape(output)[0] if own else int(files.config.get("vocab_size", vocab))
+    rows = files.rows(output) if own else int(files.config.get("vocab_size", vocab))
     fit.check(hidden=hidden, vocab=rows)
     fit.check_layers((files.config.get("soothsay") or {}).get("target_layers", fit.config.num_layers))
     if own and rows < vocab:

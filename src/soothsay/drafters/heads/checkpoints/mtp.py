@@ -52,7 +52,7 @@ class MTPLayout:
 
     def numbers(self, files: DrafterFiles) -> list[int]:
         """The numbers of the modules in a file. Empty if the file has another layout."""
-        pattern = re.escape(f"{self.step}{self.parts[0]}.weight").replace(r"\{\}", r"(\d+)")
+        pattern = re.escape(f"{self.step}{self.parts[0]}.weight").replace(r"\{\}", r"(\d{1,6})")
         found = [m for name in files.names if (m := re.fullmatch(pattern, name))]
         return sorted(int(m[1]) if m.groups() else 0 for m in found)
 

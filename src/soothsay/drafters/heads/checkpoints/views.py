@@ -7,7 +7,6 @@ tensors among the head's own. Their names are those of speculators for copies of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +22,9 @@ HEAD = "verifier_lm_head.weight"
 """Left out where the embedding is the output head, too."""
 
 ENDS = frozenset({EMBEDDING, NORM, HEAD})
+
+LARGEST = 1e30
+"""Limit of a view's numbers: what float32 can hold, and its square too nearly."""
 
 KEYS = ("target_hidden_size", "feature_size", "feature_scale", "norm_eps", "embedding_scale")
 
@@ -42,13 +44,13 @@ def read_view(files: DrafterFiles, target: ModelConfig) -> FeatureView | None:
             f"{files.path} reads features of {made_for} dimensions; the target's have {target.hidden_size}: "
             "take the drafter that was trained for this target"
         )
-    if size > made_for:
+    if not 1 <= size <= made_for:
         raise _damaged(files, f"reads {size} of {made_for} dimensions")
     for name in (EMBEDDING, NORM):
         if name not in files.names:
             raise _damaged(files, f"has no tensor {name!r}")
     head = HEAD if HEAD in files.names else EMBEDDING
-    vocab = files.shape(EMBEDDING)[0]
+    vocab = files.rows(EMBEDDING)
     if vocab != target.vocab_size:
         raise DrafterError(
             f"{files.path} was made for a vocabulary of {vocab:,} tokens; the target's has "
@@ -92,7 +94,7 @@ def _numbers(files: DrafterFiles, raw: object) -> dict[str, float]:
     if not isinstance(raw, Mapping) or set(raw) != set(KEYS):
         raise _damaged(files, f"should have {', '.join(KEYS)}")
     for key, value in raw.items():
-        if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        if not isinstance(value, int | float) or not 0 < value < LARGEST:
             raise _damaged(files, f"has {key}={value!r}, which should be a number above 0")
     return dict(raw)
 

@@ -1,0 +1,130 @@
+"""Tensors in PyTorch's pickles.
+
+A pickle is a program: it is read before it is run, and it may make tensors only. PyTorch's own check
+(`weights_only`) runs no foreign code, but lets a file of some bytes ask for any amount of memory: by a
+storage larger than the file, by bytes that are made and not stored, or by compression.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from soothsay.errors import DrafterError
+
+MAX_PICKLE = 2**21
+"""Size limit of the program in a file in bytes. Tensors are beside it; each takes about 150 bytes in it."""
+
+MAX_ENTRIES = 100_000
+"""Limit of entries in a file. There is one for each tensor."""
+
+ALLOWED = frozenset(
+    {
+        "collections OrderedDict",
+        "torch Size",
+        "torch._utils _rebuild_parameter",
+        "torch._utils _rebuild_tensor",
+        "torch._utils _rebuild_tensor_v2",
+        *(
+            f"torch {kind}Storage"
+            for kind in (
+                "BFloat16",
+                "Bool",
+                "Byte",
+                "Char",
+                "Double",
+                "Float",
+                "Half",
+                "Int",
+                "Long",
+                "Short",
+            )
+        ),
+    }
+)
+"""What a state dict needs. Most of what PyTorch allows besides makes tensors of any size from nothing."""
+
+NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"})
+"""Operations that make a number."""
+
+
+def unpickled(file: Path) -> Mapping[str, Tensor]:
+    """The tensors of a pickled state dict, by name.
+
+    Raises `DrafterError` for a file that holds more than tensors, is damaged, or asks for more memory than it
+    has bytes.
+    """
+    try:
+        with file.open("rb") as opened:
+            zipped = opened.read(4) == b"PK\x03\x04"  # as PyTorch decides
+        _check_zip(file) if zipped else _check_old(file)
+        content = torch.load(file, map_location="cpu", mmap=zipped, weights_only=True)
+    except DrafterError:
+        raise
+    except Exception as error:  # of damaged files, nearly any kind
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DrafterError(f"{file} is damaged or cut short ({reason}); download it again") from error
+    if not isinstance(content, Mapping):
+        raise DrafterError(f"{file} should hold tensors by name, not a {type(content).__name__}")
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    promised = 0
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise DrafterError(f"{file}: {name} is larger than what is stored of it; check the file's origin")
+        promised += tensor.nbytes
+    if promised > 2 * file.stat().st_size:  # two tensors may share what is stored
+        raise DrafterError(f"{file} makes {promised:,} bytes of tensors; check the file's origin")
+    return tensors
+
+
+def _check_zip(file: Path) -> None:
+    """Raise an error unless the entries are stored as they are, and the program makes tensors only."""
+    size = file.stat().st_size
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if len(entries) > MAX_ENTRIES:
+            raise DrafterError(f"{file} has {len(entries):,} entries, and {MAX_ENTRIES:,} is the limit")
+        packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+        if packed or sum(entry.file_size for entry in entries) > size:
+            raise DrafterError(
+                f"{file} is compressed, which PyTorch's files are not; save it again with torch.save"
+            )
+        for entry in entries:
+            if entry.filename.lower().endswith(".pkl"):
+                _check_size(file, entry.file_size)
+                _check_program(file, io.BytesIO(archive.read(entry)), size)
+
+
+def _check_old(file: Path) -> None:
+    """The same for files from before PyTorch 1.6: five pickles, of which the fourth makes the tensors."""
+    with file.open("rb") as opened:
+        content = io.BytesIO(opened.read(MAX_PICKLE))
+    for number in range(5):
+        _check_program(file, content, file.stat().st_size if number == 3 else None)
+
+
+def _check_program(file: Path, program: io.BytesIO, most: int | None) -> None:
+    """Raise an error for a name that is not allowed, or a number above `most`.
+
+    Sizes of tensors and storages are numbers in the program, and none can be above the file's size.
+    """
+    for opcode, argument, _ in pickletools.genops(program):
+        if opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST") or opcode.name.startswith("EXT"):
+            if opcode.name != "GLOBAL" or argument not in ALLOWED:
+                raise DrafterError(
+                    f"{file} holds more than tensors, and loading it could run anything: it is refused "
+                    f"({argument or opcode.name}). Convert it to safetensors where you trust it"
+                )
+        elif most is not None and isinstance(argument, int) and opcode.name in NUMBERS and argument > most:
+            raise DrafterError(f"{file} promises {argument:,} values in {most:,} bytes; it is damaged")
+
+
+def _check_size(file: Path, size: int) -> None:
+    if size > MAX_PICKLE:
+        raise DrafterError(f"{file} has a program of {size:,} bytes, and {MAX_PICKLE:,} is the limit")

@@ -1,0 +1,234 @@
+"""The values that fields of a config.json may have: the one home of these bounds, for models and drafters.
+
+A configuration comes from strangers. What passes here has the right types, and numbers with which sizes
+can be computed. Whether the weights have these sizes is checked later, by `soothsay.model.load`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from soothsay.errors import ModelError
+
+MAX_POSITIONS = 2**31 - 1
+"""Limit of a context in tokens: positions are 32-bit integers."""
+
+MAX_LAYERS = 10_000
+"""Limit of decoder blocks. Published models have up to 130."""
+
+
+class Rule(Protocol):
+    """What a field may hold."""
+
+    @property
+    def wanted(self) -> str:
+        """What it may hold, for people."""
+
+    def accept(self, value: Any) -> Any:
+        """The value as the program uses it. Raises `ValueError` if it is refused."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number. It may be written with a fraction of zero, such as 8192.0."""
+
+    least: int
+    most: int
+
+    @property
+    def wanted(self) -> str:
+        """See `Rule`."""
+        return f"a whole number from {self.least:,} to {self.most:,}"
+
+    def accept(self, value: Any) -> int:
+        """See `Rule`."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Real:
+    """A finite number."""
+
+    least: float
+    most: float
+
+    @property
+    def wanted(self) -> str:
+        """See `Rule`."""
+        return f"a number from {self.least:g} to {self.most:g}"
+
+    def accept(self, value: Any) -> float:
+        """See `Rule`."""
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError
+        if not self.least <= value <= self.most:  # false for NaN
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class OneType:
+    """A value of one type."""
+
+    kind: type
+    wanted: str
+
+    def accept(self, value: Any) -> Any:
+        """See `Rule`."""
+        if not isinstance(value, self.kind):
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list whose entries follow a rule."""
+
+    rule: Rule
+
+    @property
+    def wanted(self) -> str:
+        """See `Rule`."""
+        return f"a list of at most {MAX_LAYERS:,} entries, each {self.rule.wanted}"
+
+    def accept(self, value: Any) -> list[Any]:
+        """See `Rule`."""
+        if not isinstance(value, list | tuple) or len(value) > MAX_LAYERS:
+            raise ValueError
+        return [self.rule.accept(entry) for entry in value]
+
+
+FLAG = OneType(bool, "true or false")
+TEXT = OneType(str, "a text")
+_SIZE = Whole(1, 2**22)
+_LAYER = Whole(0, MAX_LAYERS)
+_POSITIONS = Whole(1, MAX_POSITIONS)
+_POSITIVE = Real(1e-6, 1e6)
+_BASE = Real(2, 1e15)
+
+FIELDS: Mapping[str, Rule] = {
+    "model_type": TEXT,
+    "hidden_act": TEXT,
+    "hidden_activation": TEXT,
+    "vocab_size": Whole(1, 2**24),
+    "hidden_size": _SIZE,
+    "intermediate_size": _SIZE,
+    "num_hidden_layers": Whole(1, MAX_LAYERS),
+    "num_attention_heads": Whole(1, 65_536),
+    "num_key_value_heads": Whole(1, 65_536),
+    "head_dim": Whole(2, 65_536),
+    "max_position_embeddings": _POSITIONS,
+    "rms_norm_eps": Real(0, 1),
+    "attention_bias": FLAG,
+    "mlp_bias": FLAG,
+    "tie_word_embeddings": FLAG,
+    "query_pre_attn_scalar": _POSITIVE,
+    "attn_logit_softcapping": _POSITIVE,
+    "final_logit_softcapping": _POSITIVE,
+    "sliding_window": Whole(0, MAX_POSITIONS),
+    "use_sliding_window": FLAG,
+    "sliding_window_pattern": _LAYER,
+    "max_window_layers": _LAYER,
+    "layer_types": Each(TEXT),
+    # mixtures of experts
+    "num_local_experts": Whole(1, 65_536),
+    "num_experts": Whole(1, 65_536),
+    "num_experts_per_tok": Whole(1, 65_536),
+    "moe_intermediate_size": _SIZE,
+    "norm_topk_prob": FLAG,
+    "mlp_only_layers": Each(_LAYER),
+    "decoder_sparse_step": _LAYER,
+    # rotary positions
+    "rope_type": TEXT,
+    "type": TEXT,
+    "rope_theta": _BASE,
+    "rope_local_base_freq": _BASE,
+    "partial_rotary_factor": Real(0, 1),
+    "factor": _POSITIVE,
+    "original_max_position_embeddings": _POSITIONS,
+    "low_freq_factor": _POSITIVE,
+    "high_freq_factor": _POSITIVE,
+    "beta_fast": _POSITIVE,
+    "beta_slow": _POSITIVE,
+    "attention_factor": _POSITIVE,
+    "mscale": Real(0, 1e3),
+    "mscale_all_dim": Real(0, 1e3),
+    "truncate": FLAG,
+    # drafters
+    "soothsay_method": TEXT,
+    "speculators_model_type": TEXT,
+    "target_layers": Whole(1, MAX_LAYERS),
+    "target_hidden_size": _SIZE,
+    "draft_vocab_size": Whole(1, 2**24),
+    "num_heads": Whole(1, 65_536),
+    "num_layers": _LAYER,
+    "size": Whole(1, 1024),  # tokens that a block drafter guesses in one pass
+    "markov_rank": Whole(0, 65_536),
+    "taps": Each(_LAYER),
+    "eagle_aux_hidden_state_layer_ids": Each(Whole(-1, MAX_LAYERS)),
+    "use_aux_hidden_state": FLAG,
+    "norm_before_residual": FLAG,
+    "num_nextn_predict_layers": _LAYER,
+    "original_lm_head": FLAG,
+    "zero_first": FLAG,
+}
+"""Rules by key. A key that is not here is not read, or is checked where it is read."""
+
+PARTS = frozenset(
+    {
+        "text_config",
+        "rope_scaling",
+        "rope_parameters",
+        "full_attention",
+        "sliding_attention",
+        "transformer_layer_config",
+        "block",
+        "eagle_config",
+        "soothsay",
+    }
+)
+"""Keys whose values are objects with fields of these names."""
+
+
+def checked_fields(raw: Mapping[str, Any], where: str = "config.json") -> dict[str, Any]:
+    """Check a configuration and the parts in it that are read.
+
+    Args:
+        raw: the content of a config.json, nested at most as deep as `read_json_object` allows.
+        where: names the file in messages.
+
+    Returns:
+        The configuration without the fields that are null. Whole numbers are `int`.
+
+    Raises `ModelError` for a field with a wrong type, or out of its range.
+    """
+    checked: dict[str, Any] = {}
+    for key, value in raw.items():
+        if value is None:
+            continue
+        name = f"{where}: {key}"
+        if key in PARTS:
+            if not isinstance(value, Mapping):
+                raise _refusal(name, value, "an object")
+            value = checked_fields(value, name)
+        elif key in FIELDS:
+            try:
+                value = FIELDS[key].accept(value)
+            except ValueError:
+                raise _refusal(name, value, FIELDS[key].wanted) from None
+        checked[key] = value
+    return checked
+
+
+def _refusal(name: str, value: Any, wanted: str) -> ModelError:
+    return ModelError(
+        f"{name} is {reprlib.repr(value)}, and should be {wanted}; the file is damaged, or of a model that "
+        "soothsay does not read"
+    )

@@ -1,0 +1,224 @@
+"""Reads the header of a GGUF file: its metadata, and the places of its tensors.
+
+The header states counts and lengths. None is believed before it is compared with the bytes that are left, so
+time and memory are bounded by the size of the file, and by the limits below.
+
+The layout: magic, version, number of tensors, number of metadata entries; the entries;
+the tensors' names, shapes, types and offsets; the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from soothsay.errors import ModelError
+
+VERSIONS = (2, 3)
+
+MAX_VALUES = 4_000_000
+"""Limit of values in all arrays of the metadata. A vocabulary of 260,000 tokens takes 1.3 million."""
+
+MAX_ENTRIES = 100_000
+"""Limit of metadata entries. Files have about 40."""
+
+MAX_TENSORS = 200_000
+"""Limit of tensors, experts counted one by one. A model of 61 layers with 256 experts has 48,000."""
+
+MAX_NAME = 4096
+"""Limit of a key or a tensor's name in bytes. Their writers stop at 64."""
+
+MAX_DIMENSIONS = 4
+
+_SCALARS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+"""struct's letters, which are numpy's too."""
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor is in the file."""
+
+    kind: str
+    """GGML's name of the element type."""
+
+    shape: tuple[int, ...]
+    """`[out, in]`: the file has the sizes in the other order."""
+
+    offset: int
+    """Bytes from the start of the file."""
+
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """The content of a header."""
+
+    metadata: dict[str, Any]
+    """Numbers, truth values, texts, and lists of these, by key."""
+
+    tensors: dict[str, TensorPlace]
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Read the header of a GGUF file.
+
+    Raises `ModelError`, which names the file and the part, if the file is missing or no GGUF file, or if its
+    header does not fit the rest of the file.
+    """
+    if not path.is_file():
+        raise ModelError(f"{path} is missing; check the path, or download the file")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+            if magic != b"GGUF":
+                raise ModelError(
+                    f"{path} is not a GGUF file (it starts with {magic!r}); give a GGUF or a model directory"
+                )
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return _Walk(path, content).header()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
+class _Walk:
+    """A place in the file, which moves on as values are read."""
+
+    def __init__(self, path: Path, content: mmap.mmap):
+        self.path, self.content, self.at, self.size = path, content, 4, len(content)
+        self.values = 0  # of all arrays so far
+
+    def header(self) -> GGUFHeader:
+        version: int = self._number("I", "the version")
+        if not version & 0xFFFF:
+            raise ModelError(
+                f"{self.path} is written for a machine of the other byte order; convert the model again here"
+            )
+        if version not in VERSIONS:
+            raise self._damaged(f"it is of version {version}, and versions 2 and 3 are known")
+        tensors = self._count("the number of tensors", 24, MAX_TENSORS)
+        entries = self._count("the number of metadata entries", 13, MAX_ENTRIES)
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self._text("a metadata key", MAX_NAME)
+            if key in metadata:
+                raise self._damaged(f"metadata {key!r} is there twice")
+            metadata[key] = self._value(f"metadata {key!r}")
+        return GGUFHeader(metadata, self._tensors(tensors, metadata))
+
+    def _value(self, what: str) -> Any:
+        kind = self._kind(what)
+        if kind == GGUFValueType.STRING:
+            return self._text(what)
+        return self._array(what) if kind == GGUFValueType.ARRAY else self._number(_SCALARS[kind], what)
+
+    def _array(self, what: str) -> list[Any]:
+        kind = self._kind(what)
+        if kind == GGUFValueType.ARRAY:
+            raise self._damaged(f"{what} is an array of arrays, which no model needs")
+        least = 8 if kind == GGUFValueType.STRING else struct.calcsize(_SCALARS[kind])
+        count = self._count(f"the length of {what}", least, MAX_VALUES - self.values)
+        self.values += count
+        if kind == GGUFValueType.STRING:
+            return [self._text(what) for _ in range(count)]
+        part = np.frombuffer(self._bytes(count * least, what), dtype=_SCALARS[kind])
+        values: list[Any] = part.tolist()
+        return values
+
+    def _tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, TensorPlace]:
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self._damaged(f"general.alignment is {alignment!r}, and not a power of two")
+        found: dict[str, TensorPlace] = {}
+        for _ in range(count):
+            name = self._text("a tensor's name", MAX_NAME)
+            if name in found:
+                raise self._damaged(f"tensor {name!r} is there twice")
+            found[name] = self._tensor(f"tensor {name!r}")
+        start = -(-self.at // alignment) * alignment
+        found = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in found.items()}
+        end = start  # of the tensor before
+        for name, tensor in sorted(found.items(), key=lambda item: item[1].offset):
+            if tensor.offset % alignment:
+                raise self._damaged(
+                    f"tensor {name!r} begins at {tensor.offset:,}, no multiple of {alignment}"
+                )
+            if tensor.offset < end:
+                raise self._damaged(f"tensor {name!r} overlaps another")
+            end = tensor.offset + tensor.size
+            if end > self.size:
+                raise self._damaged(f"tensor {name!r} ends at byte {end:,}, beyond the file")
+        return found
+
+    def _tensor(self, what: str) -> TensorPlace:
+        """A tensor's entry. The offset counts from the first tensor."""
+        dimensions: int = self._number("I", what)
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise self._damaged(f"{what} has {dimensions} dimensions, and 1 to {MAX_DIMENSIONS} are possible")
+        shape = tuple(self._number("Q", what) for _ in range(dimensions))[::-1]
+        number, offset = self._number("I", what), self._number("Q", what)
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise self._damaged(f"{what} is of type {number}, which is not known") from None
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        if min(shape) < 1 or shape[-1] % block:
+            raise self._damaged(f"{what} of type {kind.name} has shape {list(shape)}, which is not possible")
+        return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes)
+
+    def _kind(self, what: str) -> GGUFValueType:
+        number = self._number("I", what)
+        try:
+            return GGUFValueType(number)
+        except ValueError:
+            raise self._damaged(f"{what} is of type {number}, which is not known") from None
+
+    def _count(self, what: str, least: int, limit: int) -> int:
+        """A count of things of at least `least` bytes each."""
+        count: int = self._number("Q", what)
+        if count * least > self.size - self.at:
+            raise self._damaged(f"{what} is {count:,}, and only {self.size - self.at:,} bytes follow")
+        if count > limit:
+            raise self._damaged(f"{what} is {count:,}, beyond the limit of {limit:,}")
+        return count
+
+    def _text(self, what: str, limit: int | None = None) -> str:
+        length = self._count(f"the length of {what}", 1, self.size if limit is None else limit)
+        try:
+            return str(self._bytes(length, what), "utf-8")
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"{what} is not UTF-8 ({error.reason})") from None
+
+    def _number(self, letter: str, what: str) -> Any:
+        size = struct.calcsize(f"={letter}")
+        return struct.unpack(f"={letter}", self._bytes(size, what))[0]
+
+    def _bytes(self, count: int, what: str) -> bytes:
+        if count > self.size - self.at:
+            raise self._damaged(f"it ends within {what}")
+        self.at += count
+        return self.content[self.at - count : self.at]
+
+    def _damaged(self, why: str) -> ModelError:
+        return ModelError(
+            f"{self.path} is damaged or cut short (at byte {self.at:,}: {why}); download it again"
+        )

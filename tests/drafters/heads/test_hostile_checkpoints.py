@@ -1,0 +1,286 @@
+"""Damaged and hostile drafter directories: every one is refused by `DrafterError`, or loads."""
+
+from __future__ import annotations
+
+import collections
+import json
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from soothsay.config import EngineConfig
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.checkpoints.directory import read_head
+from soothsay.drafters.heads.checkpoints.pickles import unpickled
+from soothsay.errors import DrafterError
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.load import load_model
+
+BUNDLED = open_checkpoint("sibyl").path / "drafters"
+HEADS = ("block", "eagle", "eagle3", "hydra", "medusa", "mtp")
+HOSTILE: list[Any] = [
+    *(0, -1, 1, 10**9, 2**63, 10**400, 0.5, 1e308, float("nan"), float("inf")),
+    *("x", "", None, True, [], {}, [[]], [None], [10**9], {"x": {}}, [-1, 5, 7]),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(load_model(open_checkpoint("sibyl"), "float32"), None, EngineConfig(), num_blocks=4)
+
+
+def read(directory: Path, target: Target) -> bool:
+    """Whether a head is read; if not, it is refused by `DrafterError`."""
+    try:
+        read_head(directory, target)
+    except DrafterError as error:
+        assert str(directory) in str(error)  # noqa: PT017
+        return False
+    return True
+
+
+def copied(name: str, directory: Path) -> dict[str, Any]:
+    """Link a bundled head's weights into `directory`, and return its configuration."""
+    for file in (BUNDLED / name).glob("*.safetensors"):
+        (directory / file.name).symlink_to(file)
+    config: dict[str, Any] = json.loads((BUNDLED / name / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config))
+    return config
+
+
+def places(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, value in config.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in places(value))
+
+
+def changed(config: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    key, *rest = place
+    return {**config, key: changed(config[key], tuple(rest), value) if rest else value}
+
+
+@pytest.mark.filterwarnings("ignore:.*was made for contexts of")
+@pytest.mark.parametrize("name", HEADS)
+def test_every_field_of_a_heads_configuration(name: str, target: Target, tmp_path: Path) -> None:
+    config = copied(name, tmp_path)
+    assert read(tmp_path, target)
+    rng = random.Random(name)
+    for place in places(config):
+        for value in rng.sample(HOSTILE, 8):
+            (tmp_path / "config.json").write_text(json.dumps(changed(config, place, value)))
+            read(tmp_path, target)
+
+
+@pytest.mark.filterwarnings("ignore:.*was made for contexts of")
+@pytest.mark.parametrize("name", HEADS)
+def test_tensors_of_odd_shapes_and_types(name: str, target: Target, tmp_path: Path) -> None:
+    copied(name, tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    weights, rng = load_file(file), random.Random(name)
+    file.unlink()
+    odd = [
+        torch.zeros(()),
+        torch.zeros(0),
+        torch.zeros(3, 0),
+        torch.zeros(1, 1, 1, 1),
+        torch.zeros(2, dtype=torch.bool),
+        torch.full((8,), 2**62),
+        torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+    ]
+    for tensor in rng.sample(sorted(weights), min(6, len(weights))):
+        for value in odd:
+            save_file({**weights, tensor: value}, file)
+            assert not read(tmp_path, target) or tensor == "t2d"  # which is not used
+    save_file({**weights, "d2t": torch.zeros(3, 3)}, file)
+    read(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        (
+            "medusa",
+            {"99999.0.linear.weight": torch.zeros(384, 384), "0.99999.linear.weight": torch.zeros(384, 384)},
+        ),
+        ("medusa", {f"{'9' * 5000}.0.linear.weight": torch.zeros(384, 384)}),
+        ("mtp", {f"model.layers.{'9' * 5000}.eh_proj.weight": torch.zeros(1)}),
+        ("eagle", {f"layers.{'9' * 5000}.x": torch.zeros(1), "fc.weight": torch.zeros(1)}),
+    ],
+)
+def test_numbers_in_names_are_not_believed(
+    name: str, tensors: dict[str, torch.Tensor], target: Target, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((BUNDLED / name / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert not read(tmp_path, target)
+
+
+def test_promised_heads_are_counted(target: Target, tmp_path: Path) -> None:
+    config = copied("hydra", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_heads": 60_000}))
+    with pytest.raises(DrafterError, match="promises 120,000 modules"):
+        read_head(tmp_path, target)
+
+
+# pickles
+
+
+def zipped(file: Path, program: bytes, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+    """A file as torch.save writes it, with any program."""
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/version", b"3\n")
+        archive.writestr("archive/byteorder", b"little")
+        for name, content in entries.items():
+            archive.writestr(f"archive/{name}", content)
+    return file
+
+
+def call(module: str, name: str, arguments: bytes) -> bytes:
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + arguments + b"R."
+
+
+def integer(value: int) -> bytes:
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(raw)]) + raw
+
+
+def storage_of(count: int) -> bytes:
+    """A tensor of `count` floats, whose storage is said to hold them."""
+    name = b"X\x07\x00\x00\x00storageq\x00ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+    storage = b"(" + name + integer(count) + b"tQ"
+    shape, stride = integer(count) + b"\x85", integer(1) + b"\x85"
+    hooks = b"ccollections\nOrderedDict\n)R"
+    rebuilt = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + integer(0) + shape + stride + b"\x89" + hooks
+    )
+    return b"\x80\x02}X\x01\x00\x00\x00w" + rebuilt + b"tRs."
+
+
+BOMBS: dict[str, Callable[[Path], Any]] = {
+    "bytes that are made": lambda file: zipped(file, call("builtins", "bytearray", integer(2**40) + b"\x85")),
+    "a function": lambda file: zipped(file, call("os", "system", b"X\x02\x00\x00\x00ls\x85")),
+    "a storage that is not there": lambda file: zipped(file, storage_of(2**40), **{"data/0": b"0" * 64}),
+    "a program that is compressed": lambda file: zipped(
+        file, b"\x80\x02]" + b"K\x01a" * 10**6 + b".", zipfile.ZIP_DEFLATED
+    ),
+    "zeros that are compressed": lambda file: zipped(
+        file, b"\x80\x02}.", zipfile.ZIP_DEFLATED, **{"data/0": b"\0" * 10**7}
+    ),
+    "a long program": lambda file: zipped(file, b"\x80\x02" + b"]0" * (2**20 + 1) + b"}."),
+    "a tensor without values": lambda file: torch.save({"w": torch.zeros(1).expand(2**40)}, file),
+    "a small tensor without values": lambda file: torch.save({"w": torch.zeros(1).expand(99, 99)}, file),
+    "many tensors of one storage": lambda file: torch.save(
+        dict.fromkeys(map(str, range(99)), torch.zeros(999)), file
+    ),
+    "a tensor of another device": lambda file: torch.save({"w": torch.zeros(2**40, device="meta")}, file),
+    "a sparse tensor": lambda file: torch.save(
+        {"w": torch.sparse_coo_tensor(torch.zeros(1, 1).long(), torch.ones(1), (2**40,))}, file
+    ),
+    "a quantized tensor": lambda file: torch.save(
+        {"w": torch.quantize_per_tensor(torch.zeros(4), 1.0, 0, torch.qint8)}, file
+    ),
+    "a storage that is not there, old format": lambda file: old(file, storage_of(2**40)),
+    "bytes that are made, old format": lambda file: old(
+        file, call("builtins", "bytearray", integer(2**40) + b"\x85")
+    ),
+    "text": lambda file: file.write_text("hello"),
+    "nothing": lambda file: file.write_bytes(b""),
+    "a list": lambda file: torch.save([torch.zeros(1)], file),
+    "an object": lambda file: torch.save({"w": Path("x")}, file),
+    "a counter": lambda file: torch.save(collections.Counter("abc"), file),
+    "a deep program": lambda file: zipped(file, b"\x80\x02" + b"(" * 10**6 + b"."),
+    "the start of an archive": lambda file: file.write_bytes(b"PK\x03\x04" + b"\0" * 100),
+    "a long text in a program": lambda file: zipped(
+        file, b"\x80\x02X" + struct.pack("<I", 2**32 - 1) + b"a."
+    ),
+    "many bytes in a program": lambda file: zipped(file, b"\x80\x05\x96" + struct.pack("<Q", 2**60) + b"a."),
+    "a large place in the memo": lambda file: zipped(
+        file, b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b"."
+    ),
+}
+
+
+def old(file: Path, program: bytes) -> None:
+    """A file as PyTorch before 1.6 wrote it."""
+    start = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+    file.write_bytes(b"".join([*start, program, pickle.dumps(["0"], 2), struct.pack("<q", 2**40), b"0" * 64]))
+
+
+def test_pickles_that_ask_for_memory() -> None:
+    """All of them in a process with little memory."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc/self/statm")
+    script = """
+        import resource, sys, tempfile
+        from pathlib import Path
+        sys.path[:0] = sys.argv[1:]
+        import test_hostile_checkpoints as tests
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+        for name, write in tests.BOMBS.items():
+            with tempfile.TemporaryDirectory() as directory:
+                file = Path(directory) / "x.bin"
+                write(file)
+                try:
+                    loaded = tests.unpickled(file)
+                except tests.DrafterError as error:
+                    print(name, error)
+                else:
+                    print(name, "loaded", sum(tensor.nbytes for tensor in loaded.values()))
+                    assert not loaded
+    """
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", textwrap.dedent(script), str(here)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:] + run.stdout[-500:]
+    assert len(run.stdout.splitlines()) >= len(BOMBS)
+    assert "alloc" not in run.stdout  # refused before memory was asked for
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_honest_pickles(tmp_path: Path, new_format: bool) -> None:
+    tied = torch.randn(3, 4)
+    weights = {
+        "a": tied,
+        "b": tied,
+        "c": torch.nn.Parameter(torch.randn(2, 2).bfloat16()),
+        "d": torch.arange(5),
+        "e": torch.zeros(3, dtype=torch.bool),
+        "f": torch.randn(4, 3).t(),
+    }
+    torch.save(
+        collections.OrderedDict(weights), tmp_path / "x.bin", _use_new_zipfile_serialization=new_format
+    )
+    loaded = unpickled(tmp_path / "x.bin")
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_random_damage_of_pickles(tmp_path: Path) -> None:
+    file, rng = tmp_path / "x.bin", random.Random(0)
+    for new_format in (True, False):
+        torch.save({"w": torch.ones(4, 4)}, file, _use_new_zipfile_serialization=new_format)
+        good = file.read_bytes()
+        for _ in range(300):
+            damaged = bytearray(good)
+            for _ in range(rng.choice([1, 2, 8])):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            file.write_bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged))])])
+            try:
+                assert sum(tensor.nbytes for tensor in unpickled(file).values()) <= 2 * len(good)
+            except DrafterError:
+                continue

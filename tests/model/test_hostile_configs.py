@@ -1,0 +1,381 @@
+"""Damaged and hostile model directories: every one is refused by `ModelError`, or loads."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from soothsay.config import ModelConfig
+from soothsay.core.params import SamplingParams
+from soothsay.errors import ModelError
+from soothsay.llm import LLM
+from soothsay.model.checkpoint import bundled_models, open_checkpoint, read_model_config
+from soothsay.model.families import FAMILIES, parse_model_config
+from soothsay.model.load import load_model
+
+HOSTILE: list[Any] = [
+    *(0, -1, 1, 3, 10**9, 2**63, 10**400, -(10**400)),
+    *(0.5, 1e308, -1e308, float("nan"), float("inf"), 5e-324),
+    *("x", "", "1", [], {}, None, True, False),
+    *([[]], [None], {"x": {}}, [10**9], {"rope_type": "yarn", "factor": 1e308}, [[[[{}]]]]),
+]
+CONFIG: dict[str, Any] = {
+    **json.loads((Path(str(open_checkpoint("sibyl").path)) / "config.json").read_text()),
+    "eos_token_id": 0,
+}
+SMALL = {**CONFIG, "num_hidden_layers": 2, "vocab_size": 64}
+MORE: dict[str, Any] = {  # fields of other families
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [1],
+    "sliding_window": 64,
+    "use_sliding_window": True,
+    "sliding_window_pattern": 6,
+    "max_window_layers": 4,
+    "layer_types": ["full_attention"] * 8,
+    "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "rope_theta": 1e4,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "text_config": None,
+    "quantization_config": None,
+}
+ROPE = {
+    "rope_type": "yarn",
+    "type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "attention_factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "truncate": True,
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with two layers and a small vocabulary, so that it loads fast."""
+    source, copy = open_checkpoint("sibyl").path, tmp_path_factory.mktemp("model")
+    kept = {
+        name: tensor[:64].clone() if "embed" in name else tensor
+        for name, tensor in load_file(source / "model.safetensors").items()
+        if not any(f"layers.{i}." in name for i in range(2, 8))
+    }
+    save_file(kept, copy / "model.safetensors")
+    (copy / "config.json").write_text(json.dumps(SMALL))
+    return copy
+
+
+def loads(directory: Path, config: dict[str, Any], expected: ModelConfig | None = None) -> ModelConfig | None:
+    """The parsed configuration if the model loads and answers; None if it is refused by `ModelError`.
+
+    A model of the `expected` configuration need not answer.
+    """
+    (directory / "config.json").write_text(json.dumps(config))
+    try:
+        parsed = load_model(open_checkpoint(directory), "float32").config
+        if parsed != expected:
+            llm = LLM(directory, dtype="float32", drafter="none", kv_tokens=256)
+            result = llm.generate([1, 2], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+            assert 1 <= len(result.token_ids) <= 2
+    except ModelError:
+        return None
+    return parsed
+
+
+@pytest.mark.parametrize("field", sorted(CONFIG))
+def test_every_field_of_a_model_with_hostile_values(directory: Path, field: str) -> None:
+    expected = loads(directory, SMALL)
+    assert expected is not None
+    for value in HOSTILE:
+        loads(directory, {**SMALL, field: value}, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_field_of_every_family_is_parsed_or_refused(family: str) -> None:
+    good = {**CONFIG, **MORE, "model_type": family}
+    parse_model_config(good)
+    for field in good:
+        for value in HOSTILE:
+            if field != "model_type":
+                parse(good | {field: value})
+    for field in ROPE:
+        for kind in ("linear", "llama3", "yarn", "default"):
+            for value in HOSTILE:
+                rope = {**ROPE, "rope_type": kind, field: value}
+                parse(good | {"rope_parameters": rope})
+                parse(good | {"rope_parameters": {"full_attention": rope, "sliding_attention": value}})
+
+
+def parse(config: dict[str, Any]) -> None:
+    """Parse it. A configuration that passes has finite numbers in its rotary positions, too."""
+    from soothsay.model.rope import Rope
+
+    try:
+        parsed = parse_model_config(config)
+    except ModelError:
+        return
+    for rope in (parsed.rope, parsed.local_rope):
+        if rope is not None and parsed.head_dim <= 256:
+            assert Rope(rope, parsed.head_dim).signed.isfinite().all()
+    assert len(parsed.windows) == parsed.num_layers <= 10_000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": 0}, ["num_attention_heads", "0", "from 1 to"]),
+        ({"num_hidden_layers": -1}, ["num_hidden_layers", "-1", "from 1 to 10,000"]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers", "1000000000", "10,000"]),
+        ({"num_hidden_layers": 9_000}, ["9,000 layers", "tensors"]),
+        ({"hidden_size": 2**22, "head_dim": 64, "vocab_size": 2**24}, ["promises", "weights", "bytes"]),
+        ({"num_attention_heads": 10}, ["10", "384", "divide"]),
+        ({"head_dim": 63}, ["63", "even"]),
+        ({"rope_parameters": [1]}, ["rope_parameters", "an object"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": "x"}}, ["factor", "'x'"]),
+        ({"vocab_size": 1e308}, ["vocab_size"]),
+        ({"max_position_embeddings": 10**12}, ["max_position_embeddings"]),
+        ({"text_config": 5}, ["text_config", "an object"]),
+        ({"eos_token_id": "x"}, ["eos_token_id"]),
+        ({"eos_token_id": [0, [1]]}, ["eos_token_id"]),
+        ({"eos_token_id": -1}, ["eos_token_id"]),
+    ],
+)
+def test_messages_name_what_is_wrong(directory: Path, change: dict[str, Any], words: list[str]) -> None:
+    config = {key: value for key, value in {**CONFIG, **change}.items() if key != "head_dim" or key in change}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        read_model_config(open_checkpoint(directory))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_experts_that_the_files_do_not_have(directory: Path) -> None:
+    config = {**CONFIG, **MORE, "model_type": "mixtral", "num_local_experts": 60_000, "num_hidden_layers": 2}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="layers and experts"):
+        read_model_config(open_checkpoint(directory))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a": ' * 100_000 + "1" + "}" * 100_000,
+        '{"a": ' * 100 + "1" + "}" * 100,
+        '{"a": [' + "[]," * 2_000_001 + "[]]}",
+        '{"a": ' + "9" * 5000 + "}",
+        "[]",
+        "null",
+        '"x"',
+        "\ud800",
+        '{"a": NaN}',
+    ],
+    ids=["brackets", "objects", "deep", "many", "digits", "list", "null", "text", "surrogate", "NaN"],
+)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_json_that_is_hostile(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / file).write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ModelError, match=r"json|model_type|safetensors"):
+        load_model(open_checkpoint(tmp_path))
+
+
+def test_a_json_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**40)  # sparse
+    with pytest.raises(ModelError, match="limit"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_directory_in_the_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "",
+        "x.bin",
+        5,
+        None,
+        "a\0.safetensors",
+        ["x"],
+    ],
+)
+def test_an_index_that_names_other_places(tmp_path: Path, name: Any) -> None:
+    (tmp_path / "inside").mkdir()
+    shutil.copy(open_checkpoint("sibyl").path / "model.safetensors", tmp_path / "model.safetensors")
+    (tmp_path / "inside" / "config.json").write_text(json.dumps(CONFIG))
+    index = tmp_path / "inside" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(ModelError, match=r"index\.json names"):
+        open_checkpoint(tmp_path / "inside")
+
+
+def test_links_out_of_the_directory_are_the_users_own(tmp_path: Path, directory: Path) -> None:
+    """A hub's cache is made of links."""
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "model-00001.safetensors").symlink_to(directory / "model.safetensors")
+    (linked / "config.json").write_text(json.dumps(SMALL))
+    names = load_file(directory / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001.safetensors")}
+    (linked / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert load_model(open_checkpoint(linked), "float32").config.num_layers == 2
+
+
+QUANTIZED: list[Any] = [
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {}, "targets": 5}}},
+    {"quant_method": "compressed-tensors", "sparsity_config": "x", "config_groups": {}},
+    {"quant_method": "gptq", "bits": 4, "dynamic": [5]},
+    {"quant_method": "gptq", "bits": 4, "group_size": 10**30},
+    {"quant_method": ["gptq"]},
+    {"quant_method": "awq", "bits": [4]},
+    5,
+    [1],
+]
+
+
+@pytest.mark.parametrize("settings", QUANTIZED)
+def test_quantization_settings_of_odd_types(directory: Path, settings: Any) -> None:
+    config = {**SMALL, "quantization_config": settings}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="quantized"):
+        load_model(open_checkpoint(directory))
+
+
+@pytest.mark.parametrize("pattern", [r"(\w+\.?)+X", r"(.|\\)+X", ".*" * 20 + "X", "(", "x" * 1000, 5])
+def test_patterns_that_take_for_ever_are_refused(directory: Path, pattern: Any) -> None:
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    target = pattern if pattern == 5 else f"re:{pattern}"
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"0": {"targets": [target], "weights": weights}},
+    }
+    config = {**SMALL, "quantization_config": settings}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"pattern|target"):
+        load_model(open_checkpoint(directory))
+
+
+ODD_TENSORS = (
+    torch.zeros(()),
+    torch.zeros(0),
+    torch.zeros(3, 0),
+    torch.zeros(1, 1, 1, 1),
+    torch.zeros(2, dtype=torch.bool),
+    torch.full((8,), 2**62),
+    torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+)
+
+
+@pytest.mark.parametrize("method", ["", "compressed-tensors", "gptq", "awq"])
+def test_tensors_of_odd_shapes_and_types(directory: Path, tmp_path: Path, method: str) -> None:
+    weights = load_file(directory / "model.safetensors")
+    parts = {"gptq": ["qweight", "scales"], "awq": ["qweight", "qzeros", "scales"]}.get(method, ["weight"])
+    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": 32}
+    if method == "compressed-tensors":
+        parts = ["weight_packed", "weight_shape", "weight_scale"]
+        scheme = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+        groups = {"0": {"targets": ["Linear"], "weights": scheme}}
+        settings |= {"format": "pack-quantized", "config_groups": groups}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**SMALL, "quantization_config": settings if method else None})
+    )
+    for module in ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj", "model.norm"):
+        for tensor in ODD_TENSORS:
+            if method and module != "model.norm":
+                own = {f"{module}.{part}": tensor.clone() for part in parts}
+                kept = {name: value for name, value in weights.items() if name != f"{module}.weight"}
+            else:
+                own, kept = {f"{module}.weight": tensor}, weights
+            save_file({**kept, **own}, tmp_path / "model.safetensors")
+            with pytest.raises(ModelError, match=module):
+                load_model(open_checkpoint(tmp_path))
+
+
+def test_random_damage_of_weights(directory: Path, tmp_path: Path) -> None:
+    good, rng = (directory / "model.safetensors").read_bytes(), random.Random(0)
+    size = 8 + int.from_bytes(good[:8], "little")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    for _ in range(60):
+        damaged = bytearray(good[:size])
+        for _ in range(rng.choice([1, 3])):
+            damaged[rng.randrange(size)] = rng.randrange(256)
+        (tmp_path / "model.safetensors").write_bytes(bytes(damaged) + good[size:])
+        try:
+            load_model(open_checkpoint(tmp_path), "float32")
+        except ModelError as error:
+            assert str(tmp_path) in str(error)  # noqa: PT017
+
+
+def test_bundled_models_promise_what_they_hold() -> None:
+    for name in bundled_models():
+        checkpoint = open_checkpoint(name)
+        promised = read_model_config(checkpoint).num_parameters
+        assert 0.99 < 2 * promised / checkpoint.num_bytes() < 1  # bfloat16, with norms and a header besides
+
+
+def test_memory_and_time_of_a_promise_that_is_not_kept(directory: Path, tmp_path: Path) -> None:
+    """Every number is within its range, and together they are 10^15 weights."""
+    config = {
+        **CONFIG,
+        "num_hidden_layers": 22,
+        "hidden_size": 2**22,
+        "intermediate_size": 2**22,
+        "head_dim": 64,
+    }
+    shutil.copy(directory / "model.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    script = """
+        import resource, sys
+        from soothsay import ModelError
+        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.load import load_model
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+        try:
+            load_model(open_checkpoint(sys.argv[1]))
+        except ModelError as error:
+            print(error)
+    """
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc/self/statm")
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "promises" in run.stdout
