@@ -14,6 +14,10 @@ from serving import Running, serving
 JSON = {"content-type": "application/json"}
 
 
+HARMLESS = ("arguments in arguments",)
+"""What is served: arguments that are no JSON are a text."""
+
+
 @pytest.fixture(scope="module")
 def attacked() -> Iterator[Running]:
     with serving(engines.sibyl) as running:
@@ -24,8 +28,10 @@ def attacked() -> Iterator[Running]:
 def test_an_attack_is_refused_and_others_are_served(name: str, attacked: Running) -> None:
     path, body = ATTACKS[name]
     answer = httpx.post(f"{attacked.url}{path}", content=body, headers=JSON, timeout=20)
-    assert 400 <= answer.status_code < 500, answer.text
-    assert answer.json()["error"]["message"]
+    assert answer.status_code < 500, answer.text
+    if name not in HARMLESS:
+        assert answer.status_code >= 400
+        assert answer.json()["error"]["message"]
     with attacked.client() as client:
         assert served(client)
         assert served(client, guided_regex="yes|no")

@@ -104,7 +104,7 @@ def attack(count: int) -> tuple[Counter[int], Bystander]:
             deadline=None,
             derandomize=True,
             database=None,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
         @given(GROUPS)
