@@ -416,7 +416,7 @@ def test_the_command_finds_one_bit_of_one_logit(monkeypatch: pytest.MonkeyPatch,
         (["nope"], "no model at 'nope'"),
         (["-d", "bogus"], "drafter 'bogus' is unknown"),
         (["-t", "-1"], "temperature=-1.0 is not possible"),
-        (["-n", "0"], "max_tokens=0 is not possible"),
+        (["-n", "-1"], "max_tokens=-1 is not possible"),
     ],
 )
 def test_errors_are_one_line(args: list[str], message: str) -> None:

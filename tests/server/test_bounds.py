@@ -87,5 +87,5 @@ def test_huge_numbers_are_refused_with_their_name(running: Running, change: dict
     asked = {"model": "sibyl", "prompt": "A man", "max_tokens": 3, **change}
     reply = httpx.post(f"{running.url}/v1/completions", json=asked, timeout=60)
     assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["param"] in (next(iter(change)), None)
+    assert (reply.json()["error"]["param"] or "").partition(".")[0] in (next(iter(change)), "")
     assert len(reply.text) < 1000

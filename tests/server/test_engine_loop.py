@@ -21,7 +21,7 @@ from soothsay.server.metrics import Metrics
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.server_config import ServerConfig
 
-MODEL = LoadedModel(None, 100, 100, 8, "none", ("none",))
+MODEL = LoadedModel(None, 100, 100, 8, 16, 50, "none", ("none",))
 
 
 class Process:

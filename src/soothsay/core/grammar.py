@@ -301,7 +301,7 @@ class Constraint:
 
         Copies share what their lexer has learned. If that is full, only a new matcher has room.
         """
-        if "Lexer" in self._matcher.stop_reason():
+        if "lexer error" in self._matcher.get_error():
             self._compiled = self._grammars.fresh(self._grammar)
         self._matcher, self._ahead = self._compiled.deep_copy(), []
         self._follows = self._matcher.try_consume_tokens(self._said) == len(self._said)

@@ -239,7 +239,7 @@ class ToolSubset(_Body):
     """Some of the tools, by name, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: Items[NamedTool]
 
 
 class AllowedTools(_Body):

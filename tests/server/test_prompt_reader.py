@@ -116,7 +116,7 @@ class Counting(Tokenizer):
 def reader(max_context: int = 100) -> PromptReader:
     template = "{% for message in messages %}{{ message.content * message.times }}{% endfor %}"
     tokenizer = Counting(byte_level().backend, template)
-    return PromptReader(LoadedModel(tokenizer, 260, max_context, 1, "none", ()))
+    return PromptReader(LoadedModel(tokenizer, 260, max_context, 1, 16, 50, "none", ()))
 
 
 def refusal(work: Callable[[], Any]) -> tuple[str, str | None]:
