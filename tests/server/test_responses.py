@@ -302,9 +302,8 @@ def test_what_has_no_effect_is_accepted(client: OpenAI) -> None:
         ({"temperature": "hot"}, "temperature", ""),
         ({"seed": "x"}, "seed", ""),
         ({"top_logprobs": 21}, "top_logprobs", "20"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "text.format"),
         ({"stream": True, "speculation": {"trace": True}}, "speculation.trace", "chats"),
-        ({"input": [[]] * 100_000}, "input.0", ""),
+        ({"input": [[]] * 10_000}, "input.0", ""),
     ],
     ids=str,
 )
