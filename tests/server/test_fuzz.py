@@ -122,6 +122,7 @@ def attack(count: int) -> tuple[Counter[int], Bystander]:
     return statuses, bystander
 
 
+@pytest.mark.slow  # a minute or two; moves into the suite once it has passed there
 def test_no_body_harms_the_server_or_others() -> None:
     statuses, _ = attack(IN_CI)
     assert statuses.total() >= IN_CI
