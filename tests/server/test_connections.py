@@ -22,6 +22,7 @@ import httpx
 import pytest
 from serving import Running, serving
 
+from soothsay.server import events
 from soothsay.server.connections import RESERVED, Connections
 from soothsay.server.server_config import ServerConfig
 
@@ -131,6 +132,44 @@ def test_a_client_that_only_stops_sending_gets_its_answer(fragile: Running, stre
     assert (b"[DONE]" if stream else b'"finish_reason":"length"') in final
     if path == "slow" and not stream:  # half a second without a word
         assert final != told
+    fragile.wait_until(lambda: fragile.free)
+
+
+def test_a_client_that_stops_sending_within_a_stream_gets_all_of_it(fragile: Running) -> None:
+    with connected(fragile.url) as connection:
+        connection.sendall(request(stream=True, prompt=[engines.SLOW, 17], max_tokens=5))
+        told = connection.recv(65536)
+        while b"data: " not in told:
+            told += connection.recv(65536)
+        assert b"[DONE]" not in told
+        connection.shutdown(socket.SHUT_WR)
+        told += all_of(connection)
+    assert b"[DONE]" in told
+    fragile.wait_until(lambda: fragile.free)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/completions", "prompt"), ("/v1/responses", "input"), ("/api/generate", "prompt")],
+)
+def test_a_stream_without_news_shows_that_it_is_there(
+    fragile: Running, path: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "SILENCE", 0.05)
+    body = {"model": "sibyl", field: "A man", "stream": True}
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(connected(fragile.url)).sendall(request(**SLOW))
+        fragile.wait_until(lambda: fragile.in_engine == (4, 0))
+        sent = json.dumps(body).encode()
+        with connected(fragile.url) as connection:
+            connection.sendall(POST.replace(b"/v1/completions", path.encode()))
+            connection.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(sent), sent))
+            told = connection.recv(65536)
+            while told.count(b":\n\n") + told.count(b"\r\n \r\n") < 3:
+                told += connection.recv(65536)
+            assert fragile.in_engine == (4, 1)
+        fragile.wait_until(lambda: fragile.in_engine == (4, 0))  # the writes show that the client is gone
     fragile.wait_until(lambda: fragile.free)
 
 

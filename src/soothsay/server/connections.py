@@ -126,11 +126,12 @@ class ClientConnection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open although the client sends nothing any more.
 
-        It does if the client has sent a whole request and no part of the answer has gone out. The client may
-        only have stopped sending, or it may be gone. One that is there ignores `100 Continue`. The system of
-        one that is gone replies with a reset, so that the next write fails.
+        It does if the client has sent a whole request. The client may only have stopped sending, or it may be
+        gone. The system of one that is gone replies to a write with a reset, so that the next write fails.
+        Until the answer begins, the writes are `100 Continue`, which one that is there ignores. Later they
+        are parts of the answer.
         """
-        if self._waits or self.cycle.response_started or self.scope["http_version"] != "1.1":
+        if self._waits or self.scope["http_version"] != "1.1":
             return False
         self.cycle.keep_alive = False
         self._probe(0)

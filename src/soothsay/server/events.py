@@ -19,6 +19,10 @@ T = TypeVar("T")
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Characters that JSON text may contain, and that some clients take for the end of a line."""
 
+SILENCE = 5.0
+"""Seconds after which a stream without chunks sends text that clients skip. It keeps proxies from closing the
+connection, and it shows whether the client is still there."""
+
 
 class DisconnectedError(Exception):
     """The client has disconnected."""
@@ -37,20 +41,25 @@ class Framing:
     frame: Callable[[dict[str, Any]], str]
     """The text of a chunk."""
 
+    pause: str
+    """Text between two chunks that clients skip."""
+
     end: str = ""
     """The text after the last chunk."""
 
 
-EVENTS = Framing("text/event-stream", lambda chunk: f"data: {to_line(chunk)}\n\n", "data: [DONE]\n\n")
+EVENTS = Framing(
+    "text/event-stream", lambda chunk: f"data: {to_line(chunk)}\n\n", ":\n\n", "data: [DONE]\n\n"
+)
 """Server-sent events, ended as OpenAI's chats and completions are."""
 
 NAMED_EVENTS = Framing(
-    "text/event-stream", lambda chunk: f"event: {chunk['type']}\ndata: {to_line(chunk)}\n\n"
+    "text/event-stream", lambda chunk: f"event: {chunk['type']}\ndata: {to_line(chunk)}\n\n", ":\n\n"
 )
 """Server-sent events that name their type."""
 
-LINES = Framing("application/x-ndjson", lambda chunk: f"{to_line(chunk)}\n")
-"""One JSON value a line."""
+LINES = Framing("application/x-ndjson", lambda chunk: f"{to_line(chunk)}\n", " ")
+"""One JSON value a line. Spaces may stand before it."""
 
 
 class EventStream(Response):
@@ -74,6 +83,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._chunks, self._settle = chunks, settle
         self._framing, self._failure = framing, failure
+        self._silent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -87,13 +97,25 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         framing = self._framing
+        pauses = asyncio.create_task(self._fill_pauses(send))
         try:
             async for chunk in self._chunks:
+                self._silent = False
                 await _send_text(send, framing.frame(chunk))
         except ApiError as error:
             await _send_text(send, framing.frame(self._failure(error)))
+        finally:
+            pauses.cancel()
+            await asyncio.gather(pauses, return_exceptions=True)
         await _send_text(send, framing.end)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _fill_pauses(self, send: Send) -> None:
+        while True:
+            self._silent = True
+            await asyncio.sleep(SILENCE)
+            if self._silent:
+                await _send_text(send, self._framing.pause)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

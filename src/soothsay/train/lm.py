@@ -14,7 +14,8 @@ from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
-from soothsay.model.checkpoint import Checkpoint, read_model_config
+from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.families import parse_model_config
 from soothsay.model.load import TensorNames, load_model
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import writing
@@ -54,7 +55,7 @@ class LanguageModel:
         self.checkpoint, self.held_out, self.device = checkpoint, held_out, device
         kernels = TrainingKernels()
         self.model = (
-            Transformer(read_model_config(checkpoint), kernels)
+            Transformer(parse_model_config(checkpoint.config), kernels)
             if fresh
             else trainable(load_model(checkpoint, "float32", device, kernels))
         ).to(device)
