@@ -339,6 +339,11 @@ class TestAnswers:
         assert len({result.text for result in results}) >= 4
         assert {result.finish_reason for result in results} == {"stop"}
 
+    def test_a_choice_may_have_any_character(self, sibyl: LLM) -> None:
+        texts = [chr(code) for code in range(1, 0xA1)] + ["\u2028", "\u2029", "\ufeff", "\uffff", "\\u007f"]
+        many = [SamplingParams(grammar=Grammar.choice([text]), max_tokens=8, temperature=0) for text in texts]
+        assert [result.text for result in sibyl.generate(["Well?"] * len(many), many)] == texts
+
     def test_json_objects_and_lark(self, sibyl: LLM) -> None:
         sums = Grammar.lark('start: num ("+" num)~1..3 "=" num\nnum: /[0-9]{1,3}/')
         for seed in range(5):

@@ -115,7 +115,7 @@ class Grammar:
             raise RequestError(f"choice={texts!r} is not possible: give one text or more, in a list")
         for text in texts:
             _check_text("choice", text)
-        return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        return cls.lark("start: " + " | ".join(map(_quoted, texts)))
 
     @classmethod
     def lark(cls, rules: str) -> Grammar:
@@ -124,6 +124,11 @@ class Grammar:
         if (count := len(RULE.findall(rules))) > MAX_RULES:
             raise RequestError(f"the grammar has {count} rules; {MAX_RULES} are possible: make it shorter")
         return cls(json.dumps({"lark_grammar": rules}))
+
+
+def _quoted(text: str) -> str:
+    """A text as Lark writes it: as JSON does, but for one control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class Grammars:
