@@ -45,6 +45,8 @@ def _bodies() -> dict[str, tuple[str, dict[str, Any]]]:
         ),
         "schemas in schemas": (CHATS, {**chat, "guided_json": _nested("allOf", 4000)}),
         "a chain of rules": (CHATS, {**chat, "guided_grammar": _lark(3000)}),
+        "a line that is no rule": (CHATS, {**chat, "guided_grammar": "a" * 250_000}),
+        "a name of a drafter far too long": (CHATS, {**chat, "speculation": {"drafter": "a " * 2_000_000}}),
         "thousands of properties": (CHATS, {**chat, "guided_json": wide}),
         "a penalty beyond all": (COMPLETIONS, {**text, **sampled, "presence_penalty": 1e308}),
         "a penalty below all": (COMPLETIONS, {**text, **sampled, "frequency_penalty": -1e308}),

@@ -50,7 +50,7 @@ WHITESPACE = r" |\n {0,32}"
 bound, an uncertain model emits whitespace for ever."""
 
 
-RULE = re.compile(r"^[ \t]*[?!]?\w+[^\n:]*:", re.MULTILINE)
+RULE = re.compile(r"^[ \t]*+[?!]?\w++[^\n:]*+:", re.MULTILINE)
 """The beginning of a rule in Lark."""
 
 

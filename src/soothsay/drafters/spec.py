@@ -45,7 +45,7 @@ def parse(spec: str) -> Named | Composed:
 
 def _named(spec: str) -> Named:
     """Parse `name(key=value, ...)`. A value that is no Python literal is plain text, such as a path."""
-    matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
+    matched = re.fullmatch(r"\s*+([\w-]++)\s*+(?:\((.*)\)\s*+)?", spec, re.DOTALL)
     if matched is None:
         raise DrafterError(
             f"drafter {spec!r} is not of the form name or name(key=value, ...), or several of them with |, > "
