@@ -88,6 +88,9 @@ ORDINARY: dict[str, Any] = {
     "model": "sibyl",
     "max_tokens": 4,
     "max_completion_tokens": 4,
+    "max_output_tokens": 4,
+    "options": {"num_predict": 4},
+    "input": "Once upon a time",
     "prompt": "Once upon a time",
     "messages": [{"role": "user", "content": "Hi"}],
     "temperature": 0.7,
@@ -98,8 +101,8 @@ ORDINARY: dict[str, Any] = {
 HOSTILE_SHARE = 15
 """One field in so many has a value of any kind."""
 
-ALWAYS = ("model", "messages", "prompt", "max_tokens")
-"""Fields that are rarely left out, so that most bodies get beyond the first check."""
+ALWAYS = ("model", "messages", "prompt", "input", "max_tokens", "max_output_tokens", "options")
+"""Fields that are rarely left out, so that most bodies get beyond the first check, and answers are short."""
 
 
 def bodies(description: Mapping[str, Any]) -> st.SearchStrategy[tuple[str, Any]]:

@@ -1,14 +1,20 @@
-"""Runs a server in a thread on a free port, its engine in a process, and makes OpenAI clients for it."""
+"""Runs servers: in a thread on a free port with the engine in a process, or as a command."""
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 from openai import OpenAI
 
 from soothsay import LLM, REGISTRY
@@ -86,3 +92,42 @@ def serving(
             stop()
             thread.join(30)
             assert not thread.is_alive()
+
+
+@contextmanager
+def command(log: Path, *options: str, files: int | None = None) -> Iterator[str]:
+    """Run `soothsay serve sibyl` as a user does. Yields its address when it is ready.
+
+    Args:
+        log: the file for what it prints.
+        options: further options.
+        files: limit of open files.
+    """
+    line = ("" if files is None else f"ulimit -n {files}; ") + 'exec "$@"'
+    serve = [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "float32"]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(["sh", "-c", line, "sh", *serve, *options], stderr=stderr) as process,
+    ):
+        try:
+            for _ in range(1200):
+                found = re.search(r"http://[\d.:]+", log.read_text())
+                if found is not None and _is_ready(found[0]):
+                    break
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.1)
+            assert found is not None
+            yield found[0]
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready").status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -7,11 +7,9 @@ import re
 import resource
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 import engines
 import httpx
 import pytest
-from serving import Running, serving
+from serving import Running, command, serving
 
 from soothsay.server import events
 from soothsay.server.connections import RESERVED, Connections
@@ -296,30 +294,9 @@ def test_the_limit_of_files_limits_connections(caplog: pytest.LogCaptureFixture)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@contextmanager
-def command(files: int, log: Path) -> Iterator[str]:
-    """Run `soothsay serve sibyl` with a limit of open files. Yields its address."""
-    line = f'ulimit -n {files}; exec "$@"'
-    serve = [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "float32"]
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(["sh", "-c", line, "sh", *serve, "--drafter", "none"], stderr=stderr) as process,
-    ):
-        try:
-            for _ in range(1200):
-                if found := re.search(r"http://[\d.:]+", log.read_text()):
-                    break
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-            assert found is not None
-            yield found[0]
-        finally:
-            process.kill()
-
-
 def test_few_files_do_not_lock_honest_clients_out(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with command(100, log) as url, ExitStack() as stack:
+    with command(log, "--drafter", "none", files=100) as url, ExitStack() as stack:
         for count in range(200):
             idle = stack.enter_context(connected(url))
             if count % 3 == 0:

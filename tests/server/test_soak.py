@@ -8,18 +8,15 @@ import json
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
 from attacks import ATTACKS
+from serving import command
 
 from soothsay import LLM, SamplingParams
 
@@ -174,27 +171,6 @@ def expected() -> list[str]:
     return _expected
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
-    """A server in processes of its own, as a user starts it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", "from soothsay.cli.app import main; main()", "serve", "sibyl"]
-    options = ["--port", str(port), "--dtype", "float32", "--kv-tokens", "16384"]
-    with subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL) as process:
-        url = f"http://127.0.0.1:{port}"
-        try:
-            for _ in range(600):
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"{url}/ready").status_code == 200:
-                        break
-                time.sleep(0.1)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(90)
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/PID/status")
 @pytest.mark.parametrize(
     ("clients", "seconds", "kill_at"),
@@ -203,9 +179,10 @@ def url() -> Iterator[str]:
         pytest.param(200, 600, 150, id="long", marks=pytest.mark.slow),
     ],
 )
-def test_everybody_gets_their_answer(url: str, clients: int, seconds: float, kill_at: float) -> None:
+def test_everybody_gets_their_answer(clients: int, seconds: float, kill_at: float, tmp_path: Path) -> None:
     expected()
-    outcome = Soak(url, clients, seconds, kill_at).run()
+    with command(tmp_path / "log", "--kv-tokens", "16384") as url:
+        outcome = Soak(url, clients, seconds, kill_at).run()
     print(outcome.counts)
     assert outcome.wrong == []
     assert outcome.counts["right"] > clients
