@@ -5,11 +5,6 @@
 
 namespace {
 
-void multiply(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights& w, void* out, int out_is_bf16) {
-    soothsay_linear(x, x_is_bf16, rows, w.data, w.bits, w.scales, w.scales_are_half, w.zeros, w.bias, w.inputs, w.outputs,
-                    w.group, out, out_is_bf16);
-}
-
 // The rows of a pass, and the memory that it reads and writes.
 struct Pass {
     const float* const* ropes;  // cosines and sines, then those of local layers
@@ -22,7 +17,7 @@ struct Pass {
 
 void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inputs, int inputs_are_bf16, void* kv,
          float* out) {
-    const int hidden = b.o.outputs, half = b.is_bf16;
+    const int hidden = b.hidden, half = b.is_bf16;
     const int64_t rows = p.rows;
     if (!inputs) {
         soothsay_add_norm(x, nullptr, 0, nullptr, b.attention_norm, b.eps, rows, hidden, nullptr, p.first, half);
@@ -30,18 +25,18 @@ void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inp
     }
     const float* const* rope = p.ropes + 2 * b.is_local;
     void *qkv = p.second, *q = p.third, *attended = p.second, *delta = p.first;
-    multiply(inputs, inputs_are_bf16, rows, b.qkv, qkv, half);
+    soothsay_linear(inputs, inputs_are_bf16, rows, b.qkv, qkv, half);
     soothsay_rotate_store(qkv, half, rope[0], rope[1], b.q_norm, b.k_norm, p.slot, rows, b.queries, b.keys, b.d,
                           p.slots, b.eps, b.scale, (float*)q, kv);
     soothsay_attend((float*)q, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared,
                     p.num_paths, b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, (float*)attended);
-    multiply(attended, 0, rows, b.o, delta, half);
+    soothsay_linear(attended, 0, rows, b.o, delta, half);
 
     void *normed = p.second, *gate_up = p.third, *inner = p.first, *more = p.second;
     soothsay_add_norm(x, delta, half, b.attention_post_norm, b.mlp_norm, b.eps, rows, hidden, out, normed, half);
-    multiply(normed, half, rows, b.gate_up, gate_up, half);
-    soothsay_gated(gate_up, half, b.activation, rows, b.down.inputs, inner);
-    multiply(inner, half, rows, b.down, more, half);
+    soothsay_linear(normed, half, rows, b.gate_up, gate_up, half);
+    soothsay_gated(gate_up, half, b.activation, rows, b.down->inputs, inner);
+    soothsay_linear(inner, half, rows, b.down, more, half);
     soothsay_add_norm(out, more, half, b.mlp_post_norm, nullptr, b.eps, rows, hidden, out, nullptr, 0);
 }
 

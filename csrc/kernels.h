@@ -30,12 +30,29 @@ void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t*
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form.
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 
-// out [rows, outputs] = x [rows, inputs] times the weights, plus bias. bits: 16 (bfloat16), 8 or 4. Weights of 8 and 4 bits
-// have scales (float or half) and zeros [panels, inputs / group, PANEL]; null zeros mean the middle of the range.
-// Inputs and groups are multiples of 16.
-void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits, const void* scales,
-                     int scales_are_half, const uint8_t* zeros, const float* bias, int inputs, int outputs, int group,
-                     void* out, int out_is_bf16);
+// Numbers of the groups of a weight's inputs, [panels, groups, PANEL]: float or half. With `units`, half
+// [panels, groups / span, PANEL], they are int8 times the unit of `span` groups. Null values: there are none.
+struct soothsay_factors {
+    const void *values, *units;
+    int are_half, span;
+};
+
+// The weights of a linear layer [outputs, inputs]. bits: 16 (bfloat16), or integers of 8, 6, 5, 4 or 2. A weight is
+// scale * (integer - zero), and a minimum more if there are minimums. Null zeros [panels, groups, PANEL] are 0 if there are
+// minimums, else the middle of the range. A table [16] has the integers that integers of 4 bits stand for, plus 128.
+// Inputs are a multiple of groups. Groups are multiples of 16, with 5 bits of 32. `next` has outputs after these, or is null.
+struct soothsay_weights {
+    const void* data;
+    soothsay_factors scales, minimums;
+    const uint8_t *zeros, *table;
+    const float* bias;
+    const soothsay_weights* next;
+    int bits, inputs, outputs, group;
+};
+
+// out [rows, all outputs] = x [rows, inputs] times the weights, plus their bias [outputs] or null.
+void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
+                     int out_is_bf16);
 
 // Uniform numbers: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
@@ -69,24 +86,15 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
                             int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
                             double* scores);
 
-// The weights of a linear layer; see `soothsay_linear`.
-struct soothsay_weights {
-    const void* data;
-    const void* scales;
-    const uint8_t* zeros;
-    const float* bias;
-    int bits, scales_are_half, inputs, outputs, group;
-};
-
 // A decoder block.
 struct soothsay_parts {
-    soothsay_weights qkv, o, gate_up, down;
+    const soothsay_weights *qkv, *o, *gate_up, *down;
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
     const float *q_norm, *k_norm;                                                  // both or none
     int64_t window;                                                                // 0: none
     float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
     int is_bf16;                                                                   // of layers' outputs and the pool
-    int queries, keys, d, activation, is_local;                                    // is_local: uses the second rope
+    int hidden, queries, keys, d, activation, is_local;                                    // is_local: uses the second rope
 };
 
 // Runs blocks one after the other. Block i reads streams[i] [rows, hidden] and writes its output to streams[i + 1], which

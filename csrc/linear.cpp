@@ -1,5 +1,5 @@
-// Products of a few rows with weights that are read once: bfloat16, or integers of 8 or 4 bits times activations that
-// are quantized here to 8 bits, for each row and group.
+// Products of a few rows with weights that are read once: bfloat16, or integers of 2 to 8 bits times activations that are
+// quantized here to 8 bits, for each row and group.
 //
 // One thread sums each output over its inputs, in order. So its bits do not depend on the other rows.
 #include "kernels.h"
@@ -20,7 +20,7 @@ template <class Out>
 void write_panel(const Weights& w, int panel, int64_t row, int64_t count, const floats* values, Out* out) {
     const int valid = w.outputs - panel * PANEL < PANEL ? w.outputs - panel * PANEL : PANEL;
     for (int64_t r = 0; r < count; ++r, values += COLUMNS) {
-        Out* target = out + (row + r) * w.outputs + panel * PANEL;
+        Out* target = out + (row + r) * w.stride + panel * PANEL;
         for (int c = 0; c < COLUMNS; ++c) {
             floats v = values[c];
             for (int i = 0; w.bias && i < LANES && c * LANES + i < valid; ++i)
@@ -149,16 +149,31 @@ void multiply(const void* x, int x_is_bf16, int64_t rows, const Weights& w, void
     else run((const float*)x, (float*)out);
 }
 
+Factors factors(const soothsay_factors& f, int groups) {
+    return {f.values, (const fp16*)f.units, groups, f.units ? f.span : 1, f.are_half != 0};
+}
+
 }  // namespace
 
-extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const void* weights, int bits,
-                                const void* scales, int scales_are_half, const uint8_t* zeros, const float* bias,
-                                int inputs, int outputs, int group, void* out, int out_is_bf16) {
-    const Weights w{(const uint8_t*)weights, scales, zeros, bias, inputs, outputs, group, 1 << (bits - 1),
-                    scales_are_half != 0};
-    if (bits == 4) multiply<Int4>(x, x_is_bf16, rows, w, out, out_is_bf16);
-    else if (bits == 8) multiply<Int8>(x, x_is_bf16, rows, w, out, out_is_bf16);
+extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
+                                int out_is_bf16) {
+    int64_t stride = 0;
+    for (const auto* part = weights; part; part = part->next) stride += part->outputs;
+    for (const auto* part = weights; part; part = part->next) {
+        const auto& p = *part;
+        const int groups = p.inputs / p.group, zero = p.minimums.values ? 0 : 1 << ((p.table ? 8 : p.bits) - 1);
+        const Weights w{(const uint8_t*)p.data, factors(p.scales, groups), factors(p.minimums, groups), p.zeros, p.bias,
+                        p.table, p.inputs, p.outputs, p.group, zero, stride};
+        auto run = [&](auto format) { multiply<decltype(format)>(x, x_is_bf16, rows, w, out, out_is_bf16); };
+        if (p.table) run(Int<4, true>());
+        else if (p.bits == 2) run(Int<2>());
+        else if (p.bits == 4) run(Int<4>());
+        else if (p.bits == 5) run(Int<5>());
+        else if (p.bits == 6) run(Int<6>());
+        else if (p.bits == 8) run(Int<8>());
 #if defined(__AVX512BF16__)
-    else multiply<Bf16>(x, x_is_bf16, rows, w, out, out_is_bf16);
+        else run(Bf16());
 #endif
+        out = (char*)out + p.outputs * (out_is_bf16 ? sizeof(bf16) : sizeof(float));
+    }
 }

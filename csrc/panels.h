@@ -1,7 +1,8 @@
 // The layout of weights, and a thread's sums while it reads a panel.
 //
-// Weights are stored in panels of PANEL outputs. A step of a panel is 4 bytes an output: 2 bfloat16, 4 integers of 8 bits, or 8
-// of 4 bits (inputs 0-3 in the low halves of the bytes, 4-7 in the high halves).
+// Weights are stored in panels of PANEL outputs, and a panel in steps of 4 bytes an output. A step has 2 bfloat16, 4 integers
+// of 8 bits, 8 of 4 bits or 16 of 2 bits. Byte k of an output has inputs k, 4 + k and so on, the first in the lowest bits.
+// Integers of 5 and 6 bits are cut: a unit has steps with their lower 4 bits, then a step with the upper bits of all of them.
 #pragma once
 #include "simd.h"
 #include <vector>
@@ -11,7 +12,7 @@ namespace {
 constexpr int PANEL = 64;                  // outputs
 constexpr int COLUMNS = PANEL / LANES;     // registers for one value of each output
 constexpr int64_t STEP = 4 * PANEL;        // bytes
-constexpr int CHUNK = 64;                  // steps that all rows read before the next chunk: they stay in the first cache
+constexpr int CHUNK = 64;                  // steps, at most, that all rows read before the next chunk: they stay in the first cache
 
 inline ints bytes(const uint8_t* p) {
     ints v;
@@ -28,16 +29,42 @@ inline ints splat(const int8_t* x) {
     return splat(four);
 }
 
-struct Weights {
-    const uint8_t* data;   // [panels, steps, PANEL, 4]
-    const void* scales;    // [panels, groups, PANEL], float or half
-    const uint8_t* zeros;  // [panels, groups, PANEL], or null: `zero` everywhere
-    const float* bias;     // [outputs] or null
-    int inputs, outputs, group, zero;
+// Numbers of the groups of inputs, for all outputs of a panel.
+struct Factors {
+    const void* values;  // [panels, groups, PANEL]: float or half, or int8 if there are units; null: no such numbers
+    const fp16* units;   // [panels, groups / span, PANEL], or null
+    int groups, span;
     bool half;
 
+    // Those of the outputs from `column` on.
+    floats load(int panel, int group, int column) const {
+        const int64_t at = (int64_t(panel) * groups + group) * PANEL + column * LANES;
+        if (!units) return half ? ::load((const fp16*)values + at) : ::load((const float*)values + at);
+        const int64_t unit = (int64_t(panel) * (groups / span) + group / span) * PANEL + column * LANES;
+        return widen<int8_t>((const int8_t*)values + at) * ::load(units + unit);
+    }
+
+    // LANES small integers.
+    template <class T>
+    static floats widen(const T* values) {
+        typedef T chars __attribute__((vector_size(LANES)));
+        chars small;
+        std::memcpy(&small, values, sizeof small);
+        return __builtin_convertvector(__builtin_convertvector(small, ints), floats);
+    }
+};
+
+// A weight is scale * (integer - zero) + minimum.
+struct Weights {
+    const uint8_t* data;  // [panels, steps, PANEL, 4]
+    Factors scales, minimums;
+    const uint8_t* zeros;  // [panels, groups, PANEL], or null: `zero` everywhere
+    const float* bias;     // [outputs] or null
+    const uint8_t* table;  // the integers of 16 codes, or null
+    int inputs, outputs, group, zero;
+    int64_t stride;  // distance between rows of the output
+
     int groups() const { return inputs / group; }
-    floats scale(int64_t at) const { return half ? load((const fp16*)scales + at) : load((const float*)scales + at); }
 };
 
 template <class Input>
@@ -45,7 +72,7 @@ struct Inputs {
     const Input* data;    // [rows, inputs], or [rows / height, inputs / width, height, width] in the layout of tiles
     int height, width;
     const float* scales;  // [rows, groups]
-    const int32_t* sums;  // [rows, groups]
+    const int32_t* sums;  // [rows, groups], of the integers
 
     // The beginning of the tile whose rows begin at `rows`.
     const Input* tile(int64_t rows, int input) const {
@@ -60,7 +87,7 @@ struct Partial {
     std::vector<floats> totals;  // [rows, COLUMNS]
 };
 
-// Steps [begin, end) of a panel, and cache lines to prefetch meanwhile.
+// Units [begin, end) of a panel, and cache lines to prefetch meanwhile.
 struct Chunk {
     int panel, begin, end;
     const uint8_t* data;  // from `begin` on
@@ -72,18 +99,22 @@ struct Chunk {
 template <int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
                                                        int g, int column, const ints (*sums)[C], floats* totals) {
-    const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + column * LANES;
     for (int c = 0; c < C; ++c) {
-        const floats scale = w.scale(at + c * LANES);
+        const floats scale = w.scales.load(panel, g, column + c);
+        const floats minimum = w.minimums.values ? w.minimums.load(panel, g, column + c) : floats{};
         ints zero = {};
-        if (w.zeros)
-            for (int i = 0; i < LANES; ++i) zero[i] = w.zeros[at + c * LANES + i];
+        if (w.zeros) {
+            const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + (column + c) * LANES;
+            zero = __builtin_convertvector(Factors::widen(w.zeros + at), ints);
+        }
         for (int r = 0; r < R; ++r) {
             const int64_t group = (row + r) * w.groups() + g;
             const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
             const floats exact = __builtin_convertvector(sums[r][c] - offset, floats);
             floats& total = totals[r * COLUMNS + c];
-            total = fused(exact, scale * x.scales[group], g ? total : floats{});
+            floats before = g ? total : floats{};
+            if (w.minimums.values) before = fused(minimum, splat(x.scales[group] * float(x.sums[group])), before);
+            total = fused(exact, scale * x.scales[group], before);
         }
     }
 }

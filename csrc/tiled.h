@@ -2,6 +2,7 @@
 #pragma once
 #include "panels.h"
 #include "tiles.h"
+#include "vectors.h"
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -11,7 +12,7 @@ namespace {
 
 // Minimum number of rows for tiles; for fewer, vectors are faster. Sums of integers are exact in both. Sums of bfloat16
 // differ between tiles and vectors, so a single row uses tiles too.
-template <class F> constexpr int64_t TILED_FROM = F::INPUTS == 8 ? 3 : 1;
+template <class F> constexpr int64_t TILED_FROM = F::INPUTS > 4 ? 3 : 1;
 
 // Number of rows that read a chunk together before the next chunk, if a panel is too long for the nearest caches. The sums
 // of more rows would not stay in those caches either.
@@ -36,15 +37,21 @@ struct Tiling {
     }
 };
 
-// Unpacks integers of 4 bits to bytes: 8 inputs of an output in two steps. Each step prefetches a cache line.
-inline void spread(const uint8_t* packed, int steps, uint8_t* out, const uint8_t* ahead) {
-    for (; steps > 0; --steps, packed += STEP, out += 2 * STEP, ahead += 64) {
-        __builtin_prefetch(ahead, 0, 2);
-        for (int i = 0; i < STEP; i += 4 * LANES) {
-            const ints v = bytes(packed + i), low = v & 0x0f0f0f0f, high = v >> 4 & 0x0f0f0f0f;
-            std::memcpy(out + i, &low, sizeof low);
-            std::memcpy(out + STEP + i, &high, sizeof high);
-        }
+// Unpacks units to bytes. Each unit prefetches a cache line for each of its steps.
+template <class F, int I = 0>
+void spread_one(const uint8_t* unit, const Table& table, uint8_t* out) {
+    for (int i = 0; i < STEP; i += 4 * LANES) {
+        const ints v = F::template four<I>(unit + i, table);
+        std::memcpy(out + I * STEP + i, &v, sizeof v);
+    }
+    if constexpr (4 * (I + 1) < F::INPUTS) spread_one<F, I + 1>(unit, table, out);
+}
+
+template <class F>
+void spread(const uint8_t* packed, const Table& table, int units, uint8_t* out, const uint8_t* ahead) {
+    for (; units > 0; --units, packed += F::STEPS * STEP, out += F::INPUTS / 4 * STEP) {
+        for (int s = 0; s < F::STEPS; ++s, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        spread_one<F>(packed, table, out);
     }
 }
 
@@ -69,12 +76,14 @@ __attribute__((noinline)) void sum_tiles(const Input* tile, const Input* others,
 // A thread's buffers for the products of a panel: unpacked weights, and the sums of rows that run together.
 template <class F>
 struct Place {
-    static constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in one of packed weights
+    static constexpr int EACH = F::INPUTS * sizeof(typename F::Input) / 4;  // steps of tiles in a unit of packed weights
+    const Table table;
     std::unique_ptr<floats[]> plain;
     typename F::Sums sums[TOGETHER * COLUMNS];
     floats totals[F::INPUTS > 2 ? TOGETHER * COLUMNS : 1];
 
-    explicit Place(const Weights& w) : plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
+    explicit Place(const Weights& w)
+        : table(w.table), plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
 };
 
 // Multiplies a panel with all rows and passes sums of some rows to `write(row, count, sums)`. Rows that read the panel once,
@@ -85,25 +94,26 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
     typedef typename F::Input Input;
     constexpr bool GROUPED = F::INPUTS > 2;
     constexpr int INPUTS = 4 / sizeof(Input), EACH = Place<F>::EACH;  // of a step
+    constexpr int64_t UNIT = F::STEPS * STEP;
     constexpr bool NEAREST = !PAIRS && EACH == 1;  // the first cache has room for weights that are read once, without unpacking
     const int steps = w.inputs / INPUTS, group = GROUPED ? w.group / INPUTS : steps;
-    const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * STEP;
+    const int64_t stride = x.width * sizeof(Input), bytes = steps / EACH * UNIT;
     const int64_t next = t.steps * INPUTS * (x.width < w.inputs ? t.height : 1);  // distance to the tile of the next inputs
     const int64_t each = t.height * (1 + PAIRS), times = (t.rows + each - 1) / each;
     const int64_t most = t.chunked ? TOGETHER / each * each : each;
     const uint8_t* packed = w.data + panel * bytes;
     const uint8_t* ahead = packed + (PAIRS && (!t.chunked || t.rows > most) ? bytes : CHUNK * STEP);
-    const int64_t passes = times * steps / t.steps * (1 + PAIRS), left = bytes / 64 - (EACH > 1 ? steps / EACH : 0);
+    const int64_t passes = times * steps / t.steps * (1 + PAIRS), left = bytes / 64 - (EACH > 1 ? steps / EACH * F::STEPS : 0);
     const int64_t lines = (left + passes - 1) / passes;
     for (int64_t first = 0; first < t.rows; first += most) {
         const int64_t together = std::min(most, t.rows - first);
         for (int begin = 0, end; begin < steps; begin = end) {
             end = begin / group * group + group;
             if (PAIRS && t.chunked) end = std::min(end, begin + TILED_CHUNK);
-            const uint8_t* data = packed + begin / EACH * STEP;
+            const uint8_t* data = packed + begin / EACH * UNIT;
             if constexpr (EACH > 1) {
                 uint8_t* plain = (uint8_t*)place.plain.get() + (times > 1 ? begin * STEP : 0);
-                if (!first) spread(data, group / EACH, plain, ahead), ahead += group / EACH * 64;
+                if (!first) spread<F>(data, place.table, group / EACH, plain, ahead), ahead += group / EACH * F::STEPS * 64;
                 data = plain;
             }
             for (int64_t row = 0; row < together; row += each) {

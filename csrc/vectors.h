@@ -51,35 +51,84 @@ inline ints dot(ints acc, ints w, ints x) {
 #endif
 }
 
-struct Int8 {
-    typedef ints Sums;
-    typedef int8_t Input;
-    static constexpr int INPUTS = 4;  // of a step
-    template <int R, int C>
-    static void step(ints (*sums)[C], const uint8_t* w, const int8_t* x, int64_t stride) {
-        ints v[C];
-        for (int c = 0; c < C; ++c) v[c] = bytes(w + 4 * LANES * c);
-        for (int r = 0; r < R; ++r) {
-            ints four = splat(x + r * stride);
-            for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], v[c], four);
-        }
+// The integers of 16 codes, in every 16 bytes of a register.
+struct Table {
+    ints values;
+
+    explicit Table(const uint8_t* table) {
+        for (size_t i = 0; table && i < sizeof values; i += 16) std::memcpy((char*)&values + i, table, 16);
+    }
+
+    // The integers of four codes, which are below 16, in each lane.
+    ints operator[](ints codes) const {
+#if defined(__AVX512BW__)
+        return (ints)_mm512_shuffle_epi8((__m512i)values, (__m512i)codes);
+#elif defined(__AVX2__)
+        return (ints)_mm256_shuffle_epi8((__m256i)values, (__m256i)codes);
+#else
+        uint8_t all[sizeof values], code[sizeof codes];
+        std::memcpy(all, &values, sizeof all);
+        std::memcpy(code, &codes, sizeof code);
+        for (uint8_t& c : code) c = all[c];
+        std::memcpy(&codes, code, sizeof code);
+        return codes;
+#endif
     }
 };
 
-struct Int4 {
+// Integers of B bits below `1 << B`: the layout of a unit, and its inputs 4 I to 4 I + 3 as bytes, in each lane for an output.
+template <int B> struct Integers;
+
+template <> struct Integers<8> {
+    static constexpr int INPUTS = 4, STEPS = 1;  // of a unit
+    template <int I> static ints four(const uint8_t* unit) { return bytes(unit); }
+};
+
+template <> struct Integers<4> {
+    static constexpr int INPUTS = 8, STEPS = 1;
+    template <int I> static ints four(const uint8_t* unit) { return bytes(unit) >> 4 * I & 0x0f0f0f0f; }
+};
+
+template <> struct Integers<2> {
+    static constexpr int INPUTS = 16, STEPS = 1;
+    template <int I> static ints four(const uint8_t* unit) { return bytes(unit) >> 2 * I & 0x03030303; }
+};
+
+template <> struct Integers<6> {
+    static constexpr int INPUTS = 16, STEPS = 3;
+    template <int I> static ints four(const uint8_t* unit) {
+        return Integers<4>::four<I % 2>(unit + I / 2 * STEP) | Integers<2>::four<I>(unit + 2 * STEP) << 4;
+    }
+};
+
+template <> struct Integers<5> {
+    static constexpr int INPUTS = 32, STEPS = 5;
+    template <int I> static ints four(const uint8_t* unit) {
+        return Integers<4>::four<I % 2>(unit + I / 2 * STEP) | (bytes(unit + 4 * STEP) >> I & 0x01010101) << 4;
+    }
+};
+
+// Products with integers, or with those that a table has for integers of 4 bits.
+template <int B, bool TABLE = false>
+struct Int : Integers<B> {
     typedef ints Sums;
     typedef int8_t Input;
-    static constexpr int INPUTS = 8;
-    template <int R, int C>
-    static void step(ints (*sums)[C], const uint8_t* w, const int8_t* x, int64_t stride) {
-        for (int half = 0; half < 2; ++half) {
-            ints v[C];
-            for (int c = 0; c < C; ++c) v[c] = bytes(w + 4 * LANES * c) >> 4 * half & 0x0f0f0f0f;
-            for (int r = 0; r < R; ++r) {
-                const ints four = splat(x + r * stride + 4 * half);
-                for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], v[c], four);
-            }
+    using Integers<B>::INPUTS;
+
+    template <int I> static ints four(const uint8_t* unit, const Table& table) {
+        const ints v = Integers<B>::template four<I>(unit);
+        return TABLE ? table[v] : v;
+    }
+
+    template <int R, int C, int I = 0>
+    static void unit(ints (*sums)[C], const uint8_t* w, const Table& table, const int8_t* x, int64_t stride) {
+        ints v[C];
+        for (int c = 0; c < C; ++c) v[c] = four<I>(w + 4 * LANES * c, table);
+        for (int r = 0; r < R; ++r) {
+            const ints inputs = splat(x + r * stride + 4 * I);
+            for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], v[c], inputs);
         }
+        if constexpr (4 * (I + 1) < INPUTS) unit<R, C, I + 1>(sums, w, table, x, stride);
     }
 };
 
@@ -87,9 +136,9 @@ struct Int4 {
 struct Bf16 {
     typedef floats Sums;
     typedef bf16 Input;
-    static constexpr int INPUTS = 2;
+    static constexpr int INPUTS = 2, STEPS = 1;
     template <int R, int C>
-    static void step(floats (*sums)[C], const uint8_t* w, const bf16* x, int64_t stride) {
+    static void unit(floats (*sums)[C], const uint8_t* w, const Table&, const bf16* x, int64_t stride) {
         __m512bh v[C];
         for (int c = 0; c < C; ++c) v[c] = (__m512bh)_mm512_loadu_si512(w + 4 * LANES * c);
         for (int r = 0; r < R; ++r) {
@@ -105,6 +154,7 @@ template <class F, int R, int C>
 void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chunk, int64_t row, int column,
           Partial<typename F::Sums>& partial) {
     constexpr bool GROUPED = F::INPUTS > 2;
+    const Table table(w.table);
     const int group = (GROUPED ? w.group : w.inputs) / F::INPUTS, length = chunk.end - chunk.begin;
     const int each = chunk.lines / length, more = chunk.begin + chunk.lines % length;
     const uint8_t *data = chunk.data + column * LANES * 4, *ahead = chunk.ahead;
@@ -115,9 +165,9 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
         for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
     for (int s = chunk.begin; s < chunk.end;) {
         const int border = (s / group + 1) * group, stop = border < chunk.end ? border : chunk.end;
-        for (; s < stop; ++s, data += STEP) {
+        for (; s < stop; ++s, data += F::STEPS * STEP) {
             for (int i = each + (s < more); i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, NEARNESS);
-            F::template step<R, C>(sums, data, input + s * F::INPUTS, w.inputs);
+            F::template unit<R, C>(sums, data, table, input + s * F::INPUTS, w.inputs);
         }
         if constexpr (GROUPED)
             if (stop == border) {
@@ -160,12 +210,14 @@ template <class F>
 void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
                Partial<typename F::Sums>& partial) {
     std::fill(partial.sums.begin(), partial.sums.end(), typename F::Sums{});
-    const int steps = w.inputs / F::INPUTS;
+    constexpr int64_t UNIT = F::STEPS * STEP;
+    constexpr int LENGTH = CHUNK / F::STEPS;
+    const int units = w.inputs / F::INPUTS;
     const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are divided evenly among them
-    const uint8_t* data = w.data + int64_t(panel) * steps * STEP;
-    for (int begin = 0; begin < steps; begin += CHUNK) {
-        const int end = begin + CHUNK < steps ? begin + CHUNK : steps, lines = int((end - begin) * STEP / 64);
-        const Chunk chunk{panel, begin, end, data + begin * STEP, data + end * STEP, lines};
+    const uint8_t* data = w.data + int64_t(panel) * units * UNIT;
+    for (int begin = 0; begin < units; begin += LENGTH) {
+        const int end = begin + LENGTH < units ? begin + LENGTH : units, lines = int((end - begin) * UNIT / 64);
+        const Chunk chunk{panel, begin, end, data + begin * UNIT, data + end * UNIT, lines};
         multiply_chunk<F>(w, x, rows, chunk, tiles, partial);
     }
 }

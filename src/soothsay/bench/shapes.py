@@ -95,6 +95,9 @@ class RandomCheckpoint:
         for shape in self._shapes.values():
             yield "bfloat16", math.prod(shape)
 
+    def weight_format(self) -> None:
+        """None: all weights are plain."""
+
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(2 * count for _, count in self.stored())

@@ -21,7 +21,8 @@ from soothsay.errors import ModelError
 from soothsay.files import read_json_object, user_path
 from soothsay.model.config_fields import Each, Whole
 from soothsay.model.families import parse_model_config
-from soothsay.model.formats.weight_format import Reader
+from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.tokenizer import Tokenizer
 
 _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
@@ -49,6 +50,9 @@ class Checkpoint(Protocol):
 
     def stored(self) -> Iterable[tuple[str, int]]:
         """For each tensor, the stored type of its elements and their number."""
+
+    def weight_format(self) -> WeightFormat | None:
+        """How weights in integers are stored; None: there are none. Raises `ModelError` if unknown."""
 
     def num_bytes(self) -> int:
         """Bytes of all files with weights."""
@@ -112,6 +116,10 @@ class SafetensorsCheckpoint:
             for name in self._files:
                 tensor = read(name)
                 yield str(tensor.dtype).removeprefix("torch."), tensor.numel()
+
+    def weight_format(self) -> WeightFormat | None:
+        """See `Checkpoint`."""
+        return open_format(self.config, self.path)
 
     def num_bytes(self) -> int:
         """Bytes of all files with weights."""

@@ -18,7 +18,7 @@ from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch
 from soothsay.model.attention import attend
 from soothsay.model.linear import stock_linear
-from soothsay.model.quantized import Quantized
+from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,7 +102,7 @@ class Kernels(Protocol):
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype."""
 
-    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.linear`.
 
         `dtype` is that of the output, if the layer can choose. Some layers output the weight's dtype.
@@ -196,7 +196,7 @@ class StockKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate) * up
 
-    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
         return stock_linear(weight, bias, dtype)
 

@@ -7,12 +7,14 @@ returns `[M, out]` in its own `dtype`. A row-invariant layer computes the same b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.model.quantized import Quantized
+from soothsay.model.quantized import Integers, Mixed, Quantized
 
 
 def normal(*shape: int, std: float) -> Tensor:
@@ -91,13 +93,16 @@ class Integer(nn.Module):
 
     def __init__(self, weight: Quantized, bias: Tensor | None, dtype: torch.dtype):
         super().__init__()
+        weight = weight.in_small_groups()
         self.dtype, self.bias, self.group_size = dtype, bias, weight.group_size
-        out, groups = weight.scales.shape
-        centre = 2 ** (weight.bits - 1)
-        values = (weight.values.short() - centre).to(torch.int8)
-        self.weight = values.view(out, groups, -1).permute(1, 2, 0).contiguous()  # [groups, group_size, out]
-        self.scales = weight.scales.t().contiguous()  # [groups, out]
-        self.zeros = None if weight.zeros is None else weight.zeros.t().int() - centre  # [groups, out]
+        scales, minimums = weight.factors()
+        integers = weight.integers().view(*scales.shape, -1)
+        zeros = integers.amin(-1) + 128  # bring the integers of a group into 8 bits
+        centred = (integers - zeros[..., None]).to(torch.int8)
+        self.weight = centred.permute(1, 2, 0).contiguous()  # [groups, group_size, out]
+        self.scales = scales.t().contiguous()  # [groups, out]
+        self.zeros = -zeros.t().int()  # [groups, out]
+        self.minimums = None if minimums is None else minimums.t().contiguous()  # [groups, out]
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
@@ -105,11 +110,34 @@ class Integer(nn.Module):
         out = torch.zeros(len(x), self.scales.shape[1], device=x.device)
         for g, weight in enumerate(self.weight):
             row = values[:, g].contiguous()
-            sums = torch._int_mm(row, weight)
-            if self.zeros is not None:
-                sums = sums - row.sum(-1, keepdim=True, dtype=torch.int32) * self.zeros[g]
+            total = row.sum(-1, keepdim=True, dtype=torch.int32)
+            sums = torch._int_mm(row, weight) - total * self.zeros[g]
+            if self.minimums is not None:
+                out += self.minimums[g] * (scales[:, g, None] * total)
             out += sums * (self.scales[g] * scales[:, g, None])
         return (out if self.bias is None else out + self.bias.float()).to(self.dtype)
+
+
+class Parts(nn.Module):
+    """Layers with the same inputs, whose outputs stand beside each other."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the output."""
+        return cast(torch.dtype, self.parts[0].dtype)
+
+    @property
+    def name(self) -> str:
+        """See the parts."""
+        return cast(str, self.parts[0].name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[M, in] -> [M, out]`."""
+        return torch.cat([part(x) for part in self.parts], -1)
 
 
 def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -125,10 +153,12 @@ def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     return (groups * inverse[..., None]).round().to(torch.int8), largest / 127.0
 
 
-def stock_linear(weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+def stock_linear(weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """The fastest layer in stock operations; on a CPU, a row-invariant one if possible."""
-    if isinstance(weight, Quantized):
-        return Integer(weight, bias, dtype)
-    if weight.device.type == "cpu" and Packed.available(weight.dtype):
-        return Packed(weight, bias)
-    return Dense(weight, bias)
+    if isinstance(weight, Tensor):
+        if weight.device.type == "cpu" and Packed.available(weight.dtype):
+            return Packed(weight, bias)
+        return Dense(weight, bias)
+    if isinstance(weight, Mixed):
+        return Parts([stock_linear(part, own, dtype) for part, own in weight.with_biases(bias)])
+    return Integer(weight.rows(0, weight.shape[0]), bias, dtype)

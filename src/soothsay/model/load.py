@@ -14,13 +14,20 @@ from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, return_freed_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
-from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.native.kernels import load_native
-from soothsay.model.quantized import Quantized, round_to_nearest
-from soothsay.model.transformer import Embedding, RMSNorm, Transformer, fuse
+from soothsay.model.quantized import (
+    Integers,
+    Quantized,
+    QuantizedRows,
+    dequantized,
+    joined,
+    round_to_nearest,
+)
+from soothsay.model.transformer import Embedding, IntegerEmbedding, RMSNorm, Transformer, fuse
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
@@ -36,16 +43,19 @@ class NumericMode:
     """The number formats of a model's linear layers."""
 
     dtype: torch.dtype  # of activations, the KV pool and plain weights
-    bits: int | None = None  # of integer weights; None: weights are plain
-    stored: WeightFormat | None = None  # the checkpoint's format of quantized weights; None: plain
+    bits: int | None = None  # to which plain weights are rounded; None: they stay plain
+    stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
+    keeps_integers: bool = False  # whether weights in integers stay so, or become plain
 
     @property
     def name(self) -> str:
         """A description for people."""
         dtype = str(self.dtype).removeprefix("torch.")
-        if self.bits is None:
-            return dtype
-        return f"int{self.bits} weights, int8 activations, {dtype} between"
+        if self.bits is not None:
+            return f"int{self.bits} weights, int8 activations, {dtype} between"
+        if self.keeps_integers and self.stored is not None:
+            return f"{self.stored.name} weights, int8 activations, {dtype} between"
+        return dtype
 
     def bits_of(self, module: str) -> int | None:
         """Bits of a linear layer's integers; None: plain. The head always has 8, and a router stays plain."""
@@ -61,11 +71,11 @@ class NumericMode:
             return out * size * self.dtype.itemsize
         return out * size * bits // 8 + out * size // (group_size(bits, size) or size) * 2
 
-    def convert(self, module: str, weight: Tensor | Quantized) -> Tensor | Quantized:
+    def convert(self, module: str, weight: Tensor | Integers) -> Tensor | Integers:
         """A weight in the format of its layer."""
         bits = self.bits_of(module)
-        if isinstance(weight, Quantized):
-            return weight if bits is not None else weight.dequantize().to(self.dtype)
+        if not isinstance(weight, Tensor):
+            return weight if self.keeps_integers else dequantized(weight, self.dtype)
         if bits is None:
             return weight.to(self.dtype)
         return round_to_nearest(weight, bits, group_size(bits, weight.shape[1]))
@@ -112,7 +122,7 @@ def load_model(
         for name, module in list(model.named_modules()):
             _fill(model, name, module, source)
             source.release()
-    model.bits = mode.bits
+    model.bits = 8 if mode.keeps_integers and mode.bits is None else mode.bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
 
@@ -123,7 +133,7 @@ def numeric_mode(
     """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`."""
     on_cpu = torch.device(device).type == "cpu"
     fast = not on_cpu or Packed.available(torch.bfloat16)
-    stored = open_format(names.checkpoint.config, names.checkpoint.path)
+    stored = names.checkpoint.weight_format()
     if dtype not in ("auto", *DTYPES, *BITS):
         raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
     if dtype == "bfloat16" and not fast:
@@ -139,10 +149,10 @@ def numeric_mode(
                 "further loss; leave dtype at auto, or quantize the model that it was made from"
             )
         bits = stored.bits
-    if bits is not None:
+    if bits is not None or stored is not None:
         if not on_cpu:
             raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
-        return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored)
+        return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None)
     with names.checkpoint.open() as read:
         first = read(names.require("blocks.0.attention.o")[0])
     return NumericMode(torch.bfloat16 if first.dtype.itemsize == 2 and fast else torch.float32)
@@ -150,6 +160,8 @@ def numeric_mode(
 
 def weight_bytes(model: Transformer, mode: NumericMode) -> int:
     """Memory that the linear layers of a model will take once loaded, in bytes."""
+    if mode.keeps_integers and isinstance(mode.stored, GGUFFormat):
+        return mode.stored.num_bytes
     return sum(mode.bytes_of(name, m) for name, m in model.named_modules() if isinstance(m, Dense))
 
 
@@ -268,7 +280,7 @@ class _Source:
         self._check(names, parts, expected)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def weight(self, module: str, expected: Tensor) -> Tensor | Quantized:
+    def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
         """The weight of a linear layer, in the layer's format."""
         stored, parts = self.mode.stored, self.names.of(module)
         quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
@@ -285,7 +297,7 @@ class _Source:
         for name in (name for part in parts for name in stored.tensors(part)):
             self.names.check(name)
         try:
-            weights = [stored.read(self.read, part) for part in parts]
+            weights: list[QuantizedRows] = [stored.read(self.read, part) for part in parts]
         except (
             RuntimeError,
             ValueError,
@@ -297,9 +309,17 @@ class _Source:
                 f"{stored.name} ({error}); the file is damaged, or config.json belongs to another model"
             ) from error
         self._check(parts, weights, expected)
-        return self.mode.convert(module, Quantized.cat(weights))
+        return self.mode.convert(module, joined(weights))
 
-    def _check(self, names: list[str], parts: Sequence[Tensor | Quantized], expected: Tensor) -> None:
+    def blocks(self, module: str) -> BlockRows | None:
+        """The rows of a table in blocks, if they stay so."""
+        stored, (name,) = self.mode.stored, self.names.of(module)
+        if not self.mode.keeps_integers or stored is None or not stored.holds(self.names.all, name):
+            return None
+        rows = stored.read(self.read, name)
+        return rows if isinstance(rows, BlockRows) else None
+
+    def _check(self, names: list[str], parts: Sequence[Tensor | QuantizedRows], expected: Tensor) -> None:
         shapes = [tuple(part.shape) for part in parts]
         rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
         if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
@@ -317,12 +337,12 @@ class _Source:
                 )
 
 
-def _joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
-    """Weights of one kind, joined along their rows."""
-    if len(parts) == 1:
-        return parts[0]
-    integers = [part for part in parts if isinstance(part, Quantized)]
-    return Quantized.cat(integers) if integers else torch.cat([p for p in parts if isinstance(p, Tensor)])
+def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:
+    """Plain or rounded weights, joined along their rows."""
+    plain = [part for part in parts if isinstance(part, Tensor)]
+    if plain:
+        return plain[0] if len(plain) == 1 else torch.cat(plain)
+    return joined([part for part in parts if isinstance(part, Quantized)])
 
 
 def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> None:
@@ -336,6 +356,8 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
     elif isinstance(module, RMSNorm):
         scale = source.tensor(name, "weight", module.weight).float()
         module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
+    elif isinstance(module, Embedding) and (rows := source.blocks(name)) is not None:
+        model.set_submodule(name, IntegerEmbedding(rows, module.scale))
     elif isinstance(module, Embedding):  # remains a view of the file: only the rows in use are read
         table = source.tensor(name, "weight", module.weight)
         module.weight = nn.Parameter(table, requires_grad=False)

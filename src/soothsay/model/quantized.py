@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 SLAB = 2**20
-"""Number of weights that are rounded at a time, to save memory."""
+"""Number of weights that are read or rounded at a time, to save memory."""
+
+MAX_GROUP = 64
+"""Limit of inputs that share a scale in a product: activations are rounded to 8 bits in the same groups."""
+
+
+Kind = tuple[object, ...]
+
+
+class QuantizedRows(Protocol):
+    """A weight `[out, in]` in integers, of which rows are had when they are needed."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+
+    @property
+    def kind(self) -> Kind:
+        """Bits, groups and so on: what weights have in common that can be one."""
+
+    def rows(self, begin: int, end: int) -> Quantized:
+        """The rows from `begin` to `end`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight `[out, in]` in integers: `weight[o, i] = scales[o, g] * (values[o, i] - zeros[o, g])`.
+    """A weight `[out, in]` in integers, as one of its rows is quantized in groups of inputs.
 
-    Groups are runs of `group_size` inputs; a single group is a scale per output channel.
+    `weight[o, i] = scale[o, g] * (integer[o, i] - zero[o, g]) + minimum[o, g]`. Groups are runs of
+    `group_size` inputs; a single group is a scale per output channel.
     """
 
-    bits: int  # 4 or 8
+    bits: int  # 2, 4, 5, 6 or 8
     values: Tensor  # [out, in] uint8, below 2 ** bits
-    scales: Tensor  # [out, groups] float32
-    zeros: Tensor | None = None  # [out, groups] uint8; None: symmetric, 2 ** (bits - 1) everywhere
+    scales: Tensor  # [out, groups] float32, or int8 if there are units
+    zeros: Tensor | None = None  # [out, groups] uint8; None: 0 with minimums, else 2 ** (bits - 1) everywhere
+    minimums: Tensor | None = None  # as the scales; None: there are none
+    units: tuple[Tensor, Tensor | None] | None = (
+        None  # [out, blocks] float32: factors of scales, and of minimums
+    )
+    table: Tensor | None = None  # [16] int8: the integers that the values stand for, which have no zeros
 
     @property
     def shape(self) -> torch.Size:
@@ -34,28 +63,179 @@ class Quantized:
         """Inputs that share a scale."""
         return self.values.shape[1] // self.scales.shape[1]
 
+    @property
+    def kind(self) -> Kind:
+        """See `QuantizedRows`."""
+        table = None if self.table is None else tuple(self.table.tolist())
+        parts = self.zeros is None, self.minimums is None, self.units and self.units[0].shape[1]
+        return self.bits, self.group_size, *parts, table
+
+    def rows(self, begin: int, end: int) -> Quantized:
+        """See `QuantizedRows`."""
+
+        def part(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[begin:end]
+
+        return replace(
+            self,
+            values=self.values[begin:end],
+            scales=self.scales[begin:end],
+            zeros=part(self.zeros),
+            minimums=part(self.minimums),
+            units=self.units and (self.units[0][begin:end], part(self.units[1])),
+        )
+
+    def without_values(self) -> Quantized:
+        """The factors alone."""
+        return replace(self, values=self.values[:, :0])
+
+    def integers(self) -> Tensor:
+        """Integers between -128 and 255, without their zeros: `[out, in]` int16."""
+        if self.table is not None:
+            return self.table.short()[self.values.int()]
+        zero = 0 if self.minimums is not None else 2 ** (self.bits - 1)
+        if self.zeros is None:
+            return self.values.short() - zero
+        out, groups = self.scales.shape
+        return (self.values.view(out, groups, -1).short() - self.zeros.short()[..., None]).view(self.shape)
+
+    def factors(self) -> tuple[Tensor, Tensor | None]:
+        """Scales and minimums, `[out, groups]` float32."""
+        units = self.units or (None, None)
+        return _times(self.scales, units[0]), None if self.minimums is None else _times(
+            self.minimums, units[1]
+        )
+
     def dequantize(self) -> Tensor:
         """The weight in float32."""
-        out, groups = self.scales.shape
-        zeros = 2 ** (self.bits - 1) if self.zeros is None else self.zeros[..., None].float()
-        values = self.values.view(out, groups, -1).float() - zeros
-        return (values * self.scales[..., None]).view(self.values.shape)
+        scales, minimums = self.factors()
+        weight = self.integers().float().view(*scales.shape, -1) * scales[..., None]
+        return (weight if minimums is None else weight + minimums[..., None]).view(self.shape)
+
+    def in_small_groups(self) -> Quantized:
+        """The same weight in groups of at most `MAX_GROUP` inputs, if its inputs can be divided so.
+
+        In a product, the largest activation of a group decides how finely the others are rounded.
+        """
+        size = next((n for n in (MAX_GROUP, 32, 16) if self.group_size % n == 0), self.group_size)
+        times = self.group_size // size
+        if times == 1:
+            return self
+
+        def repeated(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.repeat_interleave(times, 1)
+
+        return replace(
+            self,
+            scales=self.scales.repeat_interleave(times, 1),
+            zeros=repeated(self.zeros),
+            minimums=repeated(self.minimums),
+        )
 
     @staticmethod
     def cat(parts: Sequence[Quantized]) -> Quantized:
-        """Weights joined along their rows. Raises `ValueError` if bits, groups or zero points differ."""
-        if len(parts) == 1:
-            return parts[0]
-        kinds = {(part.bits, part.group_size, part.zeros is None) for part in parts}
-        if len(kinds) != 1:
-            raise ValueError(f"weights that are quantized differently cannot be joined: {sorted(kinds)}")
-        zeros = [part.zeros for part in parts if part.zeros is not None]
-        return Quantized(
-            parts[0].bits,
-            torch.cat([part.values for part in parts]),
-            torch.cat([part.scales for part in parts]),
-            torch.cat(zeros) if zeros else None,
+        """Weights joined along their rows. Raises `ValueError` if they are of different kinds."""
+        if len({part.kind for part in parts}) != 1:
+            kinds = sorted(f"{part.bits} bits in groups of {part.group_size}" for part in parts)
+            raise ValueError(f"weights that are quantized differently cannot be joined: {kinds}")
+        units = [part.units or (None, None) for part in parts]
+        scale_units = _cat([scale for scale, _ in units])
+        return replace(
+            parts[0],
+            values=torch.cat([part.values for part in parts]),
+            scales=torch.cat([part.scales for part in parts]),
+            zeros=_cat([part.zeros for part in parts]),
+            minimums=_cat([part.minimums for part in parts]),
+            units=None if scale_units is None else (scale_units, _cat([minimum for _, minimum in units])),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Weights of one kind, one below the other."""
+
+    parts: tuple[QuantizedRows, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+        return torch.Size([sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]])
+
+    @property
+    def kind(self) -> Kind:
+        """See `QuantizedRows`."""
+        return self.parts[0].kind
+
+    def rows(self, begin: int, end: int) -> Quantized:
+        """See `QuantizedRows`."""
+        cut, first = [], 0
+        for part in self.parts:
+            rows = part.shape[0]
+            if begin < first + rows and first < end:
+                cut.append(part.rows(max(begin - first, 0), min(end - first, rows)))
+            first += rows
+        return Quantized.cat(cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Weights of different kinds, one below the other."""
+
+    parts: tuple[QuantizedRows, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+        return torch.Size([sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]])
+
+    def with_biases(self, bias: Tensor | None) -> list[tuple[QuantizedRows, Tensor | None]]:
+        """The parts, each with its part of a bias `[out]`."""
+        made: list[tuple[QuantizedRows, Tensor | None]] = []
+        first = 0
+        for part in self.parts:
+            made.append((part, None if bias is None else bias[first : first + part.shape[0]]))
+            first += part.shape[0]
+        return made
+
+
+Integers = QuantizedRows | Mixed
+"""A weight in integers."""
+
+
+def joined(parts: Sequence[QuantizedRows]) -> Integers:
+    """Weights one below the other, in order."""
+    runs = [list(run) for _, run in groupby(parts, lambda part: part.kind)]
+    made = tuple(run[0] if len(run) == 1 else Joined(tuple(run)) for run in runs)
+    return made[0] if len(made) == 1 else Mixed(made)
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """All tensors along their rows; None if there is none."""
+    held = [part for part in parts if part is not None]
+    return torch.cat(held) if held else None
+
+
+def _times(factors: Tensor, units: Tensor | None) -> Tensor:
+    if units is None:
+        return factors
+    return (factors.float().view(*units.shape, -1) * units[..., None]).view(factors.shape)
+
+
+def slabs(weight: Tensor | QuantizedRows, multiple: int = 1) -> list[tuple[int, int]]:
+    """Where to cut a weight so that a part has about `SLAB` weights, in multiples of some rows."""
+    out, size = weight.shape
+    each = max(SLAB // size // multiple, 1) * multiple
+    return [(begin, min(begin + each, out)) for begin in range(0, out, each)]
+
+
+def dequantized(weight: Integers, dtype: torch.dtype) -> Tensor:
+    """The whole weight in a float dtype."""
+    if isinstance(weight, Mixed):
+        return torch.cat([dequantized(part, dtype) for part in weight.parts])
+    out = torch.empty(weight.shape, dtype=dtype)
+    for begin, end in slabs(weight):
+        out[begin:end] = weight.rows(begin, end).dequantize()
+    return out
 
 
 def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -> Quantized:

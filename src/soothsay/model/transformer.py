@@ -7,7 +7,7 @@ Linear layers and the KV pool have the model's dtype.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.linear import Dense, normal
+from soothsay.model.quantized import Quantized
 from soothsay.model.rope import Rope
 
 
@@ -224,6 +225,35 @@ class Embedding(nn.Module):
         return rows * self.scale if self.scale != 1.0 else rows
 
 
+class Table(Protocol):
+    """A table of which rows are had when they are needed."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[rows, size]`."""
+
+    def take(self, rows: Tensor) -> Quantized:
+        """Some rows: `[n]` int64, their numbers."""
+
+
+class IntegerEmbedding(Embedding):
+    """Token embeddings from a table in integers."""
+
+    def __init__(self, table: Table, scale: float):
+        nn.Module.__init__(self)
+        self.table, self.scale = table, scale
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """A tensor of the table's shape, without values."""
+        return torch.empty(self.table.shape, device="meta")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[N] -> [N, hidden]`."""
+        rows = self.table.take(tokens).dequantize()
+        return rows * self.scale if self.scale != 1.0 else rows
+
+
 class Transformer(nn.Module):
     """A decoder with random float32 weights. `soothsay.model.load.load_model` makes one from a checkpoint.
 
@@ -245,7 +275,7 @@ class Transformer(nn.Module):
         self.rope = Rope(config.rope, config.head_dim)
         self.local_rope = None if config.local_rope is None else Rope(config.local_rope, config.head_dim)
         self.bits: int | None = None
-        """Bits of the loaded weights if they are integers; None: plain weights."""
+        """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,7 @@ from soothsay.core.batch import Batch
 from soothsay.errors import TrainingError
 from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
-from soothsay.model.quantized import Quantized
+from soothsay.model.quantized import Integers, dequantized
 from soothsay.model.rope import rotate
 from soothsay.model.transformer import Block
 from soothsay.train.examples import Example
@@ -157,9 +157,9 @@ class TrainingKernels(StockKernels):
             out = _attend_to_levels(q, k, v, own, batch.anchors)
         return out.transpose(1, 2).reshape(b * t, -1)
 
-    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """Return a layer with a trainable weight. See `Kernels`."""
-        plain = weight.dequantize() if isinstance(weight, Quantized) else weight
+        plain = weight if isinstance(weight, Tensor) else dequantized(weight, torch.float32)
         return Dense(plain.clone(), None if bias is None else bias.clone())
 
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import checked_fields
+from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat
 from soothsay.model.formats.gguf_config import ROPE_DIVISORS, Header, read_config, read_rope_scaling
 from soothsay.model.formats.gguf_header import MAX_TENSORS, read_header
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
-from soothsay.model.formats.weight_format import Reader
+from soothsay.model.formats.weight_format import Reader, WeightFormat
+from soothsay.model.quantized import dequantized
 from soothsay.tokenizer import Tokenizer
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -67,7 +67,7 @@ _FAMILY_NAMES = {  # {} stands for the expert
 
 
 class GGUFCheckpoint:
-    """One `.gguf` file with weights in F32, F16, BF16 or Q8_0.
+    """One `.gguf` file with weights in F32, F16, BF16 or blocks of integers.
 
     Raises `ModelError` if the file is missing or damaged, or if soothsay cannot compute its model.
     """
@@ -95,7 +95,7 @@ class GGUFCheckpoint:
     def open(self) -> Iterator[Reader]:
         """A function from a name to its tensor `[out, in]`, a view of the mapped file where possible.
 
-        It is a copy if values are computed (Q8_0, Gemma's norms) or rows are reordered (q and k of Llama).
+        It is a copy if values are computed (blocks, Gemma's norms) or rows are reordered (q and k of Llama).
         """
         mapped = [_map(self.path)]
 
@@ -111,6 +111,15 @@ class GGUFCheckpoint:
         """For each tensor, GGML's name of its element type and its number of elements."""
         for tensor in self._tensors.values():
             yield tensor.kind, math.prod(tensor.shape)
+
+    def weight_format(self) -> WeightFormat | None:
+        """See `Checkpoint`."""
+        blocks = {name: tensor for name, tensor in self._tensors.items() if tensor.kind in DECODERS}
+        if not blocks:
+            return None
+        types = {name: tensor.kind for name, tensor in blocks.items()}
+        size = sum(tensor.size for tensor in blocks.values())
+        return GGUFFormat(types, lambda name: blocks[name].blocks(_map(self.path)), size)
 
     def num_bytes(self) -> int:
         """Size of the file in bytes."""
@@ -139,15 +148,18 @@ class _Stored:
 
     def read(self, file: npt.NDArray[np.uint8]) -> Tensor:
         """The tensor, from the bytes of the whole file."""
+        if self.kind in DECODERS:
+            return dequantized(self.blocks(file), torch.float32)
         data = file[self.offset : self.offset + self.size]
-        if self.kind in DTYPES:
-            tensor = torch.from_numpy(data).view(DTYPES[self.kind]).view(self.shape)
-        else:
-            rows = data.reshape(math.prod(self.shape[:-1]), -1)
-            tensor = torch.from_numpy(dequantize(rows, GGMLQuantizationType[self.kind])).view(self.shape)
+        tensor = torch.from_numpy(data).view(DTYPES[self.kind]).view(self.shape)
         if self.heads:  # rows (head, d/2, 2) -> (head, 2, d/2)
             tensor = tensor.view(self.heads, -1, 2, *self.shape[1:]).transpose(1, 2).reshape(self.shape)
         return tensor.float() - 1 if self.centred else tensor
+
+    def blocks(self, file: npt.NDArray[np.uint8]) -> BlockRows:
+        """The tensor in integers, from the bytes of the whole file."""
+        data = file[self.offset : self.offset + self.size].reshape(self.shape[0], -1)
+        return BlockRows(self.kind, torch.Size(self.shape), data, self.heads)
 
 
 def _map(path: Path) -> npt.NDArray[np.uint8]:
@@ -166,10 +178,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, _Stored]]:
             f"llama-gguf-split --merge {path.name} merged.gguf"
         )
     for name, place in header.tensors.items():
-        if place.kind not in DTYPES and place.kind != "Q8_0":
+        if place.kind not in DTYPES and place.kind not in DECODERS:
             raise ModelError(
-                f"{path}: tensor {name!r} is of type {place.kind}; only {', '.join(DTYPES)} and Q8_0 are "
-                "supported, so take another file of this model or convert it with --outtype q8_0"
+                f"{path}: tensor {name!r} is of type {place.kind}, which soothsay does not compute; take "
+                "this model's file in Q4_K_M or Q8_0, or make one from its F16 file with llama-quantize. The "
+                f"types that are computed: {', '.join((*DTYPES, *DECODERS))}"
             )
     return metadata, {name: _Stored(*place) for name, place in header.tensors.items()}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.quantized import Quantized
+from soothsay.model.quantized import Quantized, QuantizedRows
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ class WeightFormat(Protocol):
         """Bits, group size and origin of the format, for people."""
 
     @property
-    def bits(self) -> int:
-        """Bits of most of its integers: 4 or 8."""
+    def bits(self) -> int | None:
+        """Bits to which weights that are stored plain are rounded, 4 or 8; None: they stay plain."""
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """Whether a checkpoint with tensors `names` stores `module` quantized. If not, it has a `.weight`."""
@@ -43,7 +43,7 @@ class WeightFormat(Protocol):
     def tensors(self, module: str) -> list[str]:
         """Names of the tensors that `read` reads."""
 
-    def read(self, read: Reader, module: str) -> Quantized:
+    def read(self, read: Reader, module: str) -> QuantizedRows:
         """The weight of `module`.
 
         Raises `ModelError` if shapes do not fit each other, or if a group is not a run of inputs.

@@ -17,25 +17,16 @@ from soothsay.model.transformer import Block, FeedForward
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
-class _Weights(Structure):
-    """`soothsay_weights` of csrc/kernels.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("data", "scales", "zeros", "bias")),
-        *((name, c_int) for name in ("bits", "scales_are_half", "inputs", "outputs", "group")),
-    ]
-
-
 class _Parts(Structure):
     """`soothsay_parts` of csrc/kernels.h."""
 
     _fields_ = [
-        *((name, _Weights) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "attention_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm")),
         ("window", c_int64),
         *((name, c_float) for name in ("eps", "scale", "softcap")),
-        *((name, c_int) for name in ("is_bf16", "queries", "keys", "d", "activation", "is_local")),
+        *((name, c_int) for name in ("is_bf16", "hidden", "queries", "keys", "d", "activation", "is_local")),
     ]
 
 
@@ -131,14 +122,9 @@ def _norms(block: Block) -> list[Norm | None]:
 def _parts(block: Block) -> _Parts:
     attention, c = block.attention, block.attention.config
     return _Parts(
-        *(_weights(layer) for layer in _layers(block)),
+        *(layer.address for layer in _layers(block)),
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
-        *(block.dtype == torch.bfloat16, c.num_heads, c.num_kv_heads, c.head_dim),
+        *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
         *(ACTIVATIONS[c.activation], block.local),
     )
-
-
-def _weights(layer: NativeLinear) -> _Weights:
-    data, bits, scales, scales_are_half, zeros, bias, *sizes = layer.weights
-    return _Weights(data, scales, zeros, bias, bits, scales_are_half, *sizes)

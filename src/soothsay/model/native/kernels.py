@@ -19,7 +19,7 @@ from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.fused import ACTIVATIONS, NativeBlocks
 from soothsay.model.native.linear import NativeLinear, address
-from soothsay.model.quantized import Quantized
+from soothsay.model.quantized import Integers
 from soothsay.model.transformer import Block
 
 VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
@@ -52,11 +52,13 @@ SIGNATURES = {
     "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
     "soothsay_largest": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, ...
     "soothsay_linear": [
-        *(c_void_p, c_int, c_int64),  # x, x_is_bf16, rows
-        *(c_void_p, c_int, c_void_p, c_int),  # weights, bits, scales, scales_are_half
-        *(c_void_p, c_void_p),  # zeros, bias
-        *(c_int, c_int, c_int, c_void_p, c_int),  # inputs, outputs, group, out, out_is_bf16
-    ],
+        c_void_p,
+        c_int,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int,
+    ],  # x, x_is_bf16, rows, weights, out, ...
     "soothsay_blocks": [
         *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
         *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
@@ -240,7 +242,7 @@ class NativeKernels:
         """See `Kernels`."""
         return NativeAutomaton(self._library, counted, widest, least)
 
-    def linear(self, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
         if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
             return NativeLinear(self, weight, bias, dtype)
@@ -252,11 +254,11 @@ class NativeKernels:
         whole = len(fitting) == len(blocks)
         return NativeBlocks(self._library.soothsay_blocks, fitting) if whole else None
 
-    def multiply(self, x: Tensor, weights: tuple[int | None, ...], out: Tensor) -> None:
-        """`x` `[M, in]` times the weights of a `NativeLinear` into `out` `[M, out]`."""
+    def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
         bfloat16 = torch.bfloat16
         self._library.soothsay_linear(
-            x.data_ptr(), x.dtype is bfloat16, x.shape[0], *weights, out.data_ptr(), out.dtype is bfloat16
+            x.data_ptr(), x.dtype is bfloat16, x.shape[0], weights, out.data_ptr(), out.dtype is bfloat16
         )
 
 

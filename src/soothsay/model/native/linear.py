@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import Structure, addressof, c_int, c_void_p
 from typing import Protocol
 
 import torch
@@ -9,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.machine import mapped_zeros
-from soothsay.model.quantized import Quantized
+from soothsay.model.quantized import Integers, Mixed, Quantized, QuantizedRows, slabs
 
 PANEL = 64
 """Number of outputs whose weights are stored together."""
 
-INPUTS = {16: 2, 8: 4, 4: 8}
-"""Bits of a weight -> inputs in a step, which is four bytes for each output."""
+PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 2: (2,)}
+"""Bits of an integer -> how many bits of it stand together, the lower bits first."""
 
 
 class Multiplier(Protocol):
@@ -23,8 +24,25 @@ class Multiplier(Protocol):
 
     name: str
 
-    def multiply(self, x: Tensor, weights: tuple[int | None, ...], out: Tensor) -> None:
-        """`x` `[M, in]` times the weights of a `NativeLinear` into `out` `[M, out]`."""
+    def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
+
+
+class _Factors(Structure):
+    """`soothsay_factors` of csrc/kernels.h."""
+
+    _fields_ = [("values", c_void_p), ("units", c_void_p), ("are_half", c_int), ("span", c_int)]
+
+
+class _Weights(Structure):
+    """`soothsay_weights` of csrc/kernels.h."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        *((name, _Factors) for name in ("scales", "minimums")),
+        *((name, c_void_p) for name in ("zeros", "table", "bias", "next")),
+        *((name, c_int) for name in ("bits", "inputs", "outputs", "group")),
+    ]
 
 
 class NativeLinear(nn.Module):
@@ -41,48 +59,98 @@ class NativeLinear(nn.Module):
     """
 
     def __init__(
-        self, kernels: Multiplier, weight: Tensor | Quantized, bias: Tensor | None, dtype: torch.dtype
+        self, kernels: Multiplier, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype
     ):
         super().__init__()
         self.kernels, self.dtype, self.name = kernels, dtype, kernels.name
         self.out_features, self.in_features = weight.shape
-        self.bias = None if bias is None else bias.float().contiguous()
-        self.scales = self.zeros = None
-        if isinstance(weight, Quantized):
-            self.bits, self.group_size = weight.bits, weight.group_size
-            self.scales = panels(_narrow(weight.scales))
-            if weight.zeros is not None:
-                self.zeros = panels(weight.zeros)
-        else:
-            self.bits, self.group_size = 16, self.in_features
-        self.weight = pack(weight)
-        self.weights = (  # arguments of the library; addresses stay valid with the tensors above
-            self.weight.data_ptr(),
-            self.bits,
-            *(address(self.scales), self.scales is not None and self.scales.dtype == torch.float16),
-            *(address(self.zeros), address(self.bias)),
-            *(self.in_features, self.out_features, self.group_size),
-        )
+        parts = weight.with_biases(bias) if isinstance(weight, Mixed) else [(weight, bias)]
+        self.parts = [PackedWeight(part, own) for part, own in parts]
+        for part, after in zip(self.parts, self.parts[1:], strict=False):
+            part.struct.next = after.address
+        self.address = self.parts[0].address
 
     @staticmethod
-    def fit(weight: Tensor | Quantized, *, bfloat16: bool) -> bool:
+    def fit(weight: Tensor | Integers, *, bfloat16: bool) -> bool:
         """Whether the library multiplies this weight. `bfloat16`: whether it has that product."""
-        if isinstance(weight, Quantized):
-            return weight.group_size % 16 == 0
-        return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
+        if isinstance(weight, Tensor):
+            return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
+        parts = weight.parts if isinstance(weight, Mixed) else (weight,)
+        return all(_fits(part.rows(0, 1)) for part in parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
         x = x.contiguous()
         out = torch.empty(x.shape[0], self.out_features, dtype=self.dtype)
-        self.kernels.multiply(x, self.weights, out)
+        self.kernels.multiply(x, self.address, out)
         return out
 
 
-def _narrow(scales: Tensor) -> Tensor:
-    """Scales in half precision if that is exact, as in most formats: fewer bytes to read."""
-    half = scales.half()
-    return half if torch.equal(half.float(), scales) and half.isfinite().all() else scales
+class PackedWeight:
+    """A weight in the order in which products read it, `[panels, steps, PANEL, 4]` uint8, and its factors.
+
+    It is packed slab by slab, so that it needs no second copy of the weight.
+    """
+
+    def __init__(self, weight: Tensor | QuantizedRows, bias: Tensor | None):
+        out, size = weight.shape
+        kept: list[Quantized] = []
+        data: Tensor | None = None
+        for begin, end in slabs(weight, PANEL):
+            if isinstance(weight, Tensor):
+                steps = weight[begin:end].contiguous().view(torch.uint8).view(end - begin, -1, 4)
+            else:
+                rows = weight.rows(begin, end).in_small_groups()
+                steps = _steps(rows.values, rows.bits)
+                kept.append(rows.without_values())
+            if data is None:
+                data = mapped_zeros(
+                    (-(-out // PANEL), steps.shape[1], PANEL, 4), torch.uint8, large_pages=True
+                )
+            for first in range(0, end - begin, PANEL):
+                panel = steps[first : first + PANEL]
+                data[(begin + first) // PANEL, :, : len(panel)] = panel.transpose(0, 1)
+        assert data is not None
+        self.data, self.bias = data, None if bias is None else bias.float().contiguous()
+        self.scales = self.minimums = self.scale_units = self.minimum_units = self.zeros = self.table = None
+        bits, group = 16, size
+        if kept:
+            whole = Quantized.cat(kept)
+            bits, group = whole.bits, size // whole.scales.shape[1]
+            self.scales, self.minimums = _factors(whole.scales), _factors(whole.minimums)
+            self.scale_units, self.minimum_units = (
+                None if unit is None else panels(unit.half()) for unit in whole.units or (None, None)
+            )
+            self.zeros = None if whole.zeros is None else panels(whole.zeros)
+            self.table = None if whole.table is None else (whole.table.short() + 128).to(torch.uint8)
+        self.struct = _Weights(
+            self.data.data_ptr(),
+            _pointers(self.scales, self.scale_units),
+            _pointers(self.minimums, self.minimum_units),
+            *(address(self.zeros), address(self.table), address(self.bias), None),
+            *(bits, size, out, group),
+        )
+
+    @property
+    def address(self) -> int:
+        """Where the library finds it."""
+        return addressof(self.struct)
+
+
+def _factors(values: Tensor | None) -> Tensor | None:
+    """Numbers of groups, in half precision if that is exact, as in most formats: fewer bytes to read."""
+    if values is None or values.dtype == torch.int8:
+        return None if values is None else panels(values)
+    half = values.half()
+    exact = torch.equal(half.float(), values) and half.isfinite().all()
+    return panels(half if exact else values)
+
+
+def _pointers(values: Tensor | None, units: Tensor | None) -> _Factors:
+    if values is None:
+        return _Factors(None, None, False, 1)
+    span = 1 if units is None else values.shape[1] // units.shape[1]
+    return _Factors(values.data_ptr(), address(units), values.dtype == torch.float16, span)
 
 
 def address(part: Tensor | None) -> int | None:
@@ -96,19 +164,24 @@ def panels(values: Tensor) -> Tensor:
     return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous()
 
 
-def pack(weight: Tensor | Quantized) -> Tensor:
-    """Weights in the order in which products read them: `[panels, steps, PANEL, 4]` uint8.
+def _fits(weight: Quantized) -> bool:
+    group = weight.in_small_groups().group_size
+    return group % 16 == 0 and group % (32 // PLANES[weight.bits][-1]) == 0
 
-    It packs panel by panel, so that it needs no second copy of the weight.
+
+def _steps(values: Tensor, bits: int) -> Tensor:
+    """Integers in steps of four bytes: `[rows, in]` uint8 -> `[rows, steps, 4]`.
+
+    The bits of a plane stand in words of four bytes. Byte k of a word has inputs k, 4 + k and so on, the
+    first in the lowest bits. A unit has as many inputs as a word of the last plane.
     """
-    values, bits = (weight.values, weight.bits) if isinstance(weight, Quantized) else (weight, 16)
-    out, size = values.shape
-    steps = size // INPUTS[bits]
-    packed = mapped_zeros((-(-out // PANEL), steps, PANEL, 4), torch.uint8, large_pages=True)
-    for panel, begin in zip(packed, range(0, out, PANEL), strict=True):
-        rows = values[begin : begin + PANEL]
-        step = rows.reshape(len(rows), steps, INPUTS[bits])
-        if bits == 4:  # inputs 0 to 3 in the low halves of the bytes, 4 to 7 in the high halves
-            step = step[..., :4] | step[..., 4:] << 4
-        panel[:, : len(rows)] = step.view(torch.uint8).transpose(0, 1)
-    return packed
+    rows, planes = len(values), PLANES[bits]
+    units, cut = values.view(rows, -1, 32 // planes[-1]), []
+    for plane in planes:
+        fields = (units & (1 << plane) - 1).view(*units.shape[:2], -1, 8 // plane, 4)
+        word = fields[..., 0, :]
+        for field in range(1, 8 // plane):
+            word = word | fields[..., field, :] << plane * field
+        cut.append(word)
+        units = units >> plane
+    return torch.cat(cut, 2).view(rows, -1, 4)
