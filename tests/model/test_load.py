@@ -20,8 +20,9 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.linear import Dense, Packed
+from soothsay.model.linear import Dense, Integer, Packed
 from soothsay.model.load import NumericMode, load_model, weight_bytes
+from soothsay.model.native.linear import NativeLinear
 from soothsay.model.transformer import Transformer
 
 CONFIG: dict[str, Any] = {
@@ -313,7 +314,7 @@ def test_stored_integers_are_kept(tmp_path: Path) -> None:
     for dtype in ("auto", "int8", "float32"):
         down = load_model(checkpoint, dtype).get_submodule("blocks.0.mlp.down")
         assert torch.allclose(down(x).float(), stored.t() * 0.01, rtol=2**-8)
-        assert hasattr(down, "group_size") == (dtype != "float32")
+        assert isinstance(down, NativeLinear | Integer) == (dtype != "float32")
 
 
 @pytest.mark.parametrize(

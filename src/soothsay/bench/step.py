@@ -65,7 +65,8 @@ def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
 
 def held_bytes(layer: nn.Module) -> int:
     """Return the bytes of all tensors of a linear layer: weights, scales, zeros, bias."""
-    attributes = [value for value in vars(layer).values() if isinstance(value, Tensor)]
+    holders = layer, *getattr(layer, "parts", ())
+    attributes = [value for one in holders for value in vars(one).values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers(), *attributes))
 
 

@@ -127,15 +127,14 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
 def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
     import torch
 
-    from soothsay.model.load import TensorNames, best_kernels, numeric_mode, weight_bytes
+    from soothsay.model.load import TensorNames, best_kernels, numeric_mode, table_bytes, weight_bytes
 
     names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
     mode = numeric_mode(names, dtype)
     probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
     yield "runs here", f"{mode.name}; linear layers {probe.name}"
     yield "kernels", kernels.name
-    with checkpoint.open() as read:
-        embeddings = read(names.require("embedding")[0]).nbytes
+    embeddings = table_bytes(names, mode)
     weights = decimal(weight_bytes(model, mode))
     yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
     token = model.config.kv_bytes_per_token(mode.dtype.itemsize)

@@ -165,6 +165,13 @@ def weight_bytes(model: Transformer, mode: NumericMode) -> int:
     return sum(mode.bytes_of(name, m) for name, m in model.named_modules() if isinstance(m, Dense))
 
 
+def table_bytes(names: TensorNames, mode: NumericMode) -> int:
+    """Bytes of the table of embeddings, which stays a mapped file."""
+    with _Source(names, mode) as source:
+        blocks = source.blocks("embedding")
+        return source.read(names.require("embedding")[0]).nbytes if blocks is None else blocks.data.nbytes
+
+
 def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint) -> None:
     """Raises `ModelError` if the weights do not fit into free memory."""
     needed, free = weight_bytes(model, mode), available_memory()

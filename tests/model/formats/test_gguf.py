@@ -501,12 +501,12 @@ class TestErrors:
 
     def test_unsupported_type(self, tmp_path: Path) -> None:
         def more(writer: GGUFWriter) -> None:
-            data = quantize(np.ones((64, 64), np.float32), GGMLQuantizationType.Q4_0)
-            writer.add_tensor("output.weight", data, raw_dtype=GGMLQuantizationType.Q4_0)
+            data = quantize(np.ones((64, 256), np.float32), GGMLQuantizationType.TQ1_0)
+            writer.add_tensor("output.weight", data, raw_dtype=GGMLQuantizationType.TQ1_0)
 
         self.fails(
             tiny(tmp_path / "model.gguf", more=more),
-            r"'output.weight' is of type Q4_0; only F32, F16, BF16 and Q8_0 are supported",
+            r"'output.weight' is of type TQ1_0, which soothsay does not compute; take this model's file in",
         )
 
     def test_unknown_tensor(self, tmp_path: Path) -> None:

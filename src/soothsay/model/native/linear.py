@@ -64,6 +64,7 @@ class NativeLinear(nn.Module):
         super().__init__()
         self.kernels, self.dtype, self.name = kernels, dtype, kernels.name
         self.out_features, self.in_features = weight.shape
+        self.bias = bias = None if bias is None else bias.float().contiguous()
         parts = weight.with_biases(bias) if isinstance(weight, Mixed) else [(weight, bias)]
         self.parts = [PackedWeight(part, own) for part, own in parts]
         for part, after in zip(self.parts, self.parts[1:], strict=False):
@@ -89,7 +90,7 @@ class NativeLinear(nn.Module):
 class PackedWeight:
     """A weight in the order in which products read it, `[panels, steps, PANEL, 4]` uint8, and its factors.
 
-    It is packed slab by slab, so that it needs no second copy of the weight.
+    It is packed slab by slab, so that it needs no second copy of the weight. `bias` is float32.
     """
 
     def __init__(self, weight: Tensor | QuantizedRows, bias: Tensor | None):
@@ -111,7 +112,7 @@ class PackedWeight:
                 panel = steps[first : first + PANEL]
                 data[(begin + first) // PANEL, :, : len(panel)] = panel.transpose(0, 1)
         assert data is not None
-        self.data, self.bias = data, None if bias is None else bias.float().contiguous()
+        self.data, self.bias = data, bias
         self.scales = self.minimums = self.scale_units = self.minimum_units = self.zeros = self.table = None
         bits, group = 16, size
         if kept:

@@ -1,0 +1,83 @@
+"""GGML's blocks: against gguf's own reading of them, and their products on every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from blocks import HALVES, random_blocks
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode
+from soothsay.model.linear import Integer, quantize_rows
+from soothsay.model.native.kernels import VARIANTS, NativeKernels
+from soothsay.model.native.linear import NativeLinear
+
+OUT, IN = 150, 768
+
+
+def test_all_types_are_tested() -> None:
+    assert set(HALVES) == set(DECODERS)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_bits_equal_those_of_gguf(kind: str) -> None:
+    data = random_blocks(kind, OUT, IN)
+    expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType[kind]))
+    assert expected.abs().amax() > 0.05
+    assert torch.equal(decode(kind, data).dequantize().view(torch.int32), expected.view(torch.int32))
+
+
+def test_scales_of_any_exponent() -> None:
+    data = random_blocks("MXFP4", 1, 32 * 250)
+    data.view(250, 17)[:, 0] = torch.arange(250)
+    expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType.MXFP4))
+    assert torch.equal(decode("MXFP4", data).dequantize().view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("heads", [0, 5])
+def test_rows_are_those_of_the_tensor(heads: int) -> None:
+    data = random_blocks("Q4_K", OUT, 256)
+    table = BlockRows("Q4_K", torch.Size([OUT, 256]), data.numpy(), heads)
+    whole = decode("Q4_K", data).dequantize()
+    if heads:  # as llama.cpp's converter interleaves the halves of a head
+        whole = whole.view(heads, -1, 2, 256).transpose(1, 2).reshape(OUT, 256)
+    assert torch.equal(table.rows(0, OUT).dequantize(), whole)
+    assert torch.equal(table.rows(31, 77).dequantize(), whole[31:77])
+    some = torch.tensor([3, 149, 3, 0])
+    assert torch.equal(table.take(some).dequantize(), whole[some])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", DECODERS)
+def test_products(kind: str, variant: str) -> None:
+    """The product's error is that of activations in 8 bits, and a row's bits are its own."""
+    try:
+        kernels = NativeKernels(variant)
+    except OSError as error:
+        pytest.skip(f"no {variant} kernels: {error}")
+    torch.manual_seed(0)
+    weight = decode(kind, random_blocks(kind, OUT, IN))
+    x, bias = torch.randn(64, IN) * torch.logspace(-3, 3, 64)[:, None], torch.randn(OUT)
+    layer = kernels.linear(weight, bias, torch.float32)
+    assert isinstance(layer, NativeLinear)
+    made, twin = layer(x), Integer(weight, bias, torch.float32)(x)
+    assert ((made - twin).abs() <= 1e-6 * twin.abs().amax(-1, keepdim=True)).all()
+    values, scales = quantize_rows(x, min(weight.group_size, 64))
+    rounded = (values.double() * scales[..., None]).view(64, IN)
+    exact = rounded @ weight.dequantize().double().t() + bias
+    assert ((made - exact).abs() <= 2e-6 * exact.abs().amax(-1, keepdim=True)).all()
+    true = x.double() @ weight.dequantize().double().t() + bias
+    assert (made - true).abs().amax() <= 0.02 * true.abs().amax()
+    for count in (1, 2, 3, 4, 7, 16, 17, 33):
+        assert torch.equal(layer(x[:count]), made[:count]), count
+        assert torch.equal(layer(x[-count:]), made[-count:]), count
+
+
+def test_blocks_of_numbers_that_are_none_are_read() -> None:
+    """A damaged file gives no more than wrong numbers."""
+    for kind in DECODERS:
+        data = torch.full_like(random_blocks(kind, 64, 256), 255)
+        assert decode(kind, data).dequantize().shape == (64, 256)
+        assert np.isnan(decode(kind, data).dequantize().numpy()).any() or kind == "MXFP4"

@@ -1,0 +1,154 @@
+"""Files whose tensors are of all types of blocks: their logits, their guarantee, and their memory."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from blocks import HALVES, random_blocks
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
+from torch import Tensor
+
+from soothsay import LLM, SamplingParams
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.load import TensorNames, load_model, numeric_mode, weight_bytes
+from soothsay.model.native.linear import NativeLinear
+from soothsay.model.transformer import IntegerEmbedding
+
+HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS = 256, 512, 320, 4, 4, 2
+MATRICES = {
+    "attn_q": ("self_attn.q_proj", HIDDEN, HIDDEN),
+    "attn_k": ("self_attn.k_proj", HIDDEN // 2, HIDDEN),
+    "attn_v": ("self_attn.v_proj", HIDDEN // 2, HIDDEN),
+    "attn_output": ("self_attn.o_proj", HIDDEN, HIDDEN),
+    "ffn_gate": ("mlp.gate_proj", INNER, HIDDEN),
+    "ffn_up": ("mlp.up_proj", INNER, HIDDEN),
+    "ffn_down": ("mlp.down_proj", HIDDEN, INNER),
+}
+
+
+def write_mixed(path: Path, arch: str) -> transformers.PreTrainedModel:
+    """Write a random model, each matrix of another type. Returns transformers' model of the same weights."""
+    settings = dict(
+        **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "rms_norm_eps": 1e-5},
+        **{"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
+        **{"max_position_embeddings": 128, "tie_word_embeddings": False},
+    )
+    config = transformers.AutoConfig.for_model(arch, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    writer = GGUFWriter(path, arch)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    kinds, seeds = cycle(HALVES), iter(range(1000))
+    torch.manual_seed(0)
+
+    def add(stored: str, name: str, out: int, size: int, heads: int = 0) -> None:
+        kind = next(kinds)
+        data = random_blocks(kind, out, size, next(seeds), size**-0.5).numpy()
+        writer.add_tensor(f"{stored}.weight", data, raw_dtype=GGMLQuantizationType[kind])
+        weight = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
+        if heads:  # the file has the halves of a head interleaved
+            weight = weight.view(heads, -1, 2, size).transpose(1, 2).reshape(out, size)
+        model.get_parameter(f"{name}.weight").data = weight
+
+    def add_plain(stored: str, name: str, tensor: Tensor) -> None:
+        writer.add_tensor(stored, tensor.numpy())
+        model.get_parameter(name).data = tensor
+
+    add("token_embd", "model.embed_tokens", VOCAB, HIDDEN)
+    add("output", "lm_head", VOCAB, HIDDEN)
+    add_plain("output_norm.weight", "model.norm.weight", 1 + 0.1 * torch.randn(HIDDEN))
+    for layer in range(LAYERS):
+        for part, (name, out, size) in MATRICES.items():
+            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(part, 0) if arch == "llama" else 0
+            add(f"blk.{layer}.{part}", f"model.layers.{layer}.{name}", out, size, heads)
+            bias = f"model.layers.{layer}.{name}.bias"
+            if arch == "qwen2" and part in ("attn_q", "attn_k", "attn_v"):
+                add_plain(f"blk.{layer}.{part}.bias", bias, 0.3 * torch.randn(out))
+        for stored, name in (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")):
+            weight = 1 + 0.1 * torch.randn(HIDDEN)
+            add_plain(f"blk.{layer}.{stored}.weight", f"model.layers.{layer}.{name}.weight", weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def mixed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, transformers.PreTrainedModel]:
+    path = tmp_path_factory.mktemp(request.param) / "mixed.gguf"
+    return path, write_mixed(path, request.param)
+
+
+PROMPT = [int(token) for token in np.random.default_rng(5).integers(VOCAB, size=60)]
+
+
+def log_probs(llm: LLM) -> Tensor:
+    """Of each token of the prompt but the first."""
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    given = llm.generate(PROMPT, params).prompt_logprobs
+    return torch.tensor([one.logprob for one in given])
+
+
+def expected_log_probs(model: transformers.PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    return logits[:-1].gather(1, torch.tensor(PROMPT)[1:, None])[:, 0]
+
+
+def test_log_probabilities_equal_those_of_transformers(
+    mixed: tuple[Path, transformers.PreTrainedModel],
+) -> None:
+    """In float32 to rounding; in integers to that of activations in 8 bits and bfloat16."""
+    path, model = mixed
+    expected = expected_log_probs(model)
+    assert expected.std() > 0.9  # the model does not say the same of all tokens
+    assert (log_probs(LLM(path, dtype="float32", drafter="none")) - expected).abs().max() < 1e-3
+    assert (log_probs(LLM(path, drafter="none")) - expected).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_do_not_depend_on_the_drafter(
+    mixed: tuple[Path, transformers.PreTrainedModel], temperature: float
+) -> None:
+    llm = LLM(mixed[0], drafter="none", kv_tokens=2048)
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=40, logprobs=2, ignore_eos=True)
+    plain = llm.generate(PROMPT * 2, params)
+    for drafter in ("prompt-lookup", "suffix", "lookahead", f"draft-model(model={mixed[0]})"):
+        other = llm.generate([PROMPT * 2, PROMPT], params, drafter=drafter)[0]
+        assert other.token_ids == plain.token_ids
+        assert other.logprobs == plain.logprobs
+
+
+def test_weights_stay_the_integers_that_they_are(mixed: tuple[Path, transformers.PreTrainedModel]) -> None:
+    checkpoint = open_checkpoint(mixed[0])
+    model = load_model(checkpoint)
+    assert isinstance(model.embedding, IntegerEmbedding)
+    layers = [m for m in model.modules() if isinstance(m, NativeLinear)]
+    if not layers:
+        pytest.skip("no native kernels run here")
+    held = sum(
+        tensor.nbytes
+        for layer in layers
+        for part in layer.parts
+        for tensor in vars(part).values()
+        if isinstance(tensor, Tensor)
+    )
+    embedding = model.embedding.table.data.nbytes
+    assert held < 1.3 * (checkpoint.num_bytes() - embedding)
+    mode = numeric_mode(TensorNames(model.config, checkpoint))
+    assert weight_bytes(model, mode) <= checkpoint.num_bytes()
