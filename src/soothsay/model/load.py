@@ -31,8 +31,11 @@ from soothsay.model.transformer import Embedding, IntegerEmbedding, RMSNorm, Tra
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
-GROUP_SIZES = (128, 64, 32, 16)
-"""Group sizes of int4 weights that are rounded on loading: the first that divides a layer's inputs."""
+GROUP_SIZES = (32, 16)
+"""Group sizes of weights that are rounded on loading: the first that divides a layer's inputs.
+
+Activations are rounded in the same groups. Real models have channels of large activations, and those in the
+same group lose their precision (docs/log.md)."""
 
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
@@ -69,7 +72,7 @@ class NumericMode:
         bits = self.bits_of(module)
         if bits is None:
             return out * size * self.dtype.itemsize
-        return out * size * bits // 8 + out * size // (group_size(bits, size) or size) * 2
+        return out * size * bits // 8 + out * size // (group_size(size) or size) * 2
 
     def convert(self, module: str, weight: Tensor | Integers) -> Tensor | Integers:
         """A weight in the format of its layer."""
@@ -78,13 +81,11 @@ class NumericMode:
             return weight if self.keeps_integers else dequantized(weight, self.dtype)
         if bits is None:
             return weight.to(self.dtype)
-        return round_to_nearest(weight, bits, group_size(bits, weight.shape[1]))
+        return round_to_nearest(weight, bits, group_size(weight.shape[1]))
 
 
-def group_size(bits: int, size: int) -> int | None:
+def group_size(size: int) -> int | None:
     """Group size for rounding a weight of `size` inputs on loading; None: all inputs share a scale."""
-    if bits == 8:
-        return None
     return next((group for group in GROUP_SIZES if size % group == 0), None)
 
 
