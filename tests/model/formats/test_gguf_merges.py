@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from soothsay.model.formats.gguf_merges import find_merges
+from soothsay.model.formats.gguf_merges import Merges
 
 
 def by_definition(tokens: list[str]) -> list[tuple[str, str]]:
@@ -24,18 +24,20 @@ def test_all_cuts_into_tokens(alphabet: str, count: int) -> None:
     rng.shuffle(tokens)
     expected = by_definition(tokens)
     assert count < 2000 or len(expected) > 100
-    assert find_merges(tokens) == expected
+    found = Merges(tokens)
+    assert list(found) == expected
+    assert [found[i] for i in range(len(found))] == expected
 
 
 def test_no_tokens_and_no_merges() -> None:
-    assert find_merges([]) == []
-    assert find_merges(["a"]) == []
-    assert find_merges(["ab", "abc"]) == []
+    assert list(Merges([])) == []
+    assert list(Merges(["a"])) == []
+    assert list(Merges(["ab", "abc"])) == []
 
 
 def test_long_tokens() -> None:
     tokens = ["a" * length for length in range(1, 1025)]
-    found = find_merges(tokens)
+    found = Merges(tokens)
     assert len(found) == 1024 * 1023 // 2
     assert {(len(left) + len(right)) for left, right in found} == set(range(2, 1025))
     assert all(len(left) + len(right) <= 1024 for left, right in found)

@@ -6,7 +6,8 @@ too many for a loop in Python, so numpy compares hashes of all parts at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,36 +18,55 @@ _Numbers = npt.NDArray[np.int64]
 _Hashes = npt.NDArray[np.uint64]
 
 
-def find_merges(tokens: Sequence[str]) -> list[tuple[str, str]]:
+class Merges(Sequence[tuple[str, str]]):
     """All pairs of `tokens` that make another of them, in the order of the tokens that they make.
 
-    Takes about 100 bytes of memory for each character. Texts with the same hash of 64 bits are taken for
-    equal. By chance one vocabulary of Gemma's size in 50 million has two of them.
+    A sequence that makes a pair when it is asked for: a million tuples would keep the garbage collector busy.
+
+    Finding them takes about 100 bytes of memory for each character. Texts with the same hash of 64 bits are
+    taken for equal. By chance one vocabulary of Gemma's size in 50 million has two of them.
 
     Args:
         tokens: different texts, none empty.
 
     Example:
-        >>> find_merges(["abc", "ab", "a", "b", "bc", "c"])
+        >>> list(Merges(["abc", "ab", "a", "b", "bc", "c"]))
         [('a', 'bc'), ('ab', 'c'), ('a', 'b'), ('b', 'c')]
     """
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    parts = _Parts("".join(tokens))
-    index = _Index(parts.hashes(starts, ends))
 
-    inside = np.ones(int(lengths.sum()), bool)
-    inside[starts] = False
-    cuts = np.flatnonzero(inside)  # places in the joined text where a token can be cut in two
-    owner = np.repeat(np.arange(len(tokens)), lengths - 1)  # the token at each cut
-    left, is_token = index.find(parts.hashes(starts[owner], cuts))
-    left, cuts, owner = left[is_token], cuts[is_token], owner[is_token]
-    right, is_token = index.find(parts.hashes(cuts, ends[owner]))
-    left, right = left[is_token], right[is_token]
-    return list(
-        zip(map(tokens.__getitem__, left.tolist()), map(tokens.__getitem__, right.tolist()), strict=True)
-    )
+    def __init__(self, tokens: Sequence[str]):
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        parts = _Parts("".join(tokens))
+        index = _Index(parts.hashes(starts, ends))
+
+        inside = np.ones(int(lengths.sum()), bool)
+        inside[starts] = False
+        cuts = np.flatnonzero(inside)  # places in the joined text where a token can be cut in two
+        owner = np.repeat(np.arange(len(tokens)), lengths - 1)  # the token at each cut
+        left, is_token = index.find(parts.hashes(starts[owner], cuts))
+        left, cuts, owner = left[is_token], cuts[is_token], owner[is_token]
+        right, is_token = index.find(parts.hashes(cuts, ends[owner]))
+        self._tokens, self._left, self._right = tokens, left[is_token].tolist(), right[is_token].tolist()
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[str, str]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, str] | Sequence[tuple[str, str]]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return self._tokens[self._left[index]], self._tokens[self._right[index]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        token = self._tokens.__getitem__
+        return zip(map(token, self._left), map(token, self._right), strict=True)
 
 
 class _Parts:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
-from soothsay.model.formats.gguf_merges import find_merges
+from soothsay.model.formats.gguf_merges import Merges
 from soothsay.tokenizer import Tokenizer, backend_errors
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
@@ -199,7 +199,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
     backend = Backend(
         models.BPE(
             vocab=vocabulary.ids,
-            merges=find_merges([tokens[i] for i in normal.tolist()]),
+            merges=Merges([tokens[i] for i in normal.tolist()]),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
