@@ -108,9 +108,9 @@ def _files(checkpoint: Checkpoint) -> Rows:
     total = sum(stored.values())
     kinds = ", ".join(f"{count / total:.1%} {kind}" for kind, count in stored.most_common())
     yield "parameters", f"{_short(total)}, stored as {kinds if len(stored) > 1 else next(iter(stored))}"
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    size = decimal(sum(file.stat().st_size for file in files))
-    yield "on disk", f"{size}, {path if len(files) == 1 else f'{len(files)} files in {path}'}"
+    files = checkpoint.files
+    where = path if len(files) == 1 else f"{len(files)} files in {files[0].parent}"
+    yield "on disk", f"{decimal(checkpoint.num_bytes())}, {where}"
 
 
 def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:

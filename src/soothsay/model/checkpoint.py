@@ -38,6 +38,10 @@ class Checkpoint(Protocol):
     config: dict[str, Any]  # the keys of a Hugging Face config.json
     eos_ids: tuple[int, ...]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files with weights."""
+
     def names(self) -> frozenset[str]:
         """Names of all tensors, as Hugging Face writes them."""
 
@@ -78,11 +82,16 @@ class SafetensorsCheckpoint:
                 f"{path} has no model.safetensors and no model.safetensors.index.json "
                 "(pickled weights are not loaded; convert them with transformers' save_pretrained)"
             )
-        for shard in sorted(set(self._files.values())):
+        for shard in self.files:
             if not shard.is_file():
                 raise ModelError(
                     f"the index of {path} names {shard.name}, which is missing; download it again"
                 )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files with weights."""
+        return tuple(sorted(set(self._files.values())))
 
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
@@ -115,7 +124,7 @@ class SafetensorsCheckpoint:
 
     def num_bytes(self) -> int:
         """Bytes of all files with weights."""
-        return sum(file.stat().st_size for file in set(self._files.values()))
+        return sum(file.stat().st_size for file in self.files)
 
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None without a tokenizer file."""

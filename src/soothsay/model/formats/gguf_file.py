@@ -22,7 +22,8 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import checked_fields
 from soothsay.model.formats.gguf_config import ROPE_DIVISORS, Header, read_config, read_rope_scaling
-from soothsay.model.formats.gguf_header import MAX_TENSORS, read_header
+from soothsay.model.formats.gguf_header import MAX_TENSORS
+from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
@@ -67,20 +68,20 @@ _FAMILY_NAMES = {  # {} stands for the expert
 
 
 class GGUFCheckpoint:
-    """One `.gguf` file with weights in F32, F16, BF16 or Q8_0.
+    """A `.gguf` file with weights in F32, F16, BF16 or Q8_0, or one in parts. `path` is any of the parts.
 
-    Raises `ModelError` if the file is missing or damaged, or if soothsay cannot compute its model.
+    Raises `ModelError` if a file is missing or damaged, or if soothsay cannot compute its model.
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        self._metadata, stored = _read(path)
+        self.files, self._metadata, stored = _read(path)
+        self.path = path = self.files[0]
         check_types(self._metadata, path)
         header = Header(path, self._metadata)
         divisors = stored.pop(ROPE_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in stored.items()}
         self.config: dict[str, Any] = checked_fields(read_config(header, shapes), str(path))
-        divided_by = None if divisors is None else divisors.read(_map(path))
+        divided_by = None if divisors is None else divisors.read(_map(divisors.path))
         scaling = read_rope_scaling(header, divided_by, self.config)
         if scaling:
             self.config["rope_scaling"] = scaling
@@ -97,15 +98,18 @@ class GGUFCheckpoint:
 
         It is a copy if values are computed (Q8_0, Gemma's norms) or rows are reordered (q and k of Llama).
         """
-        mapped = [_map(self.path)]
+        mapped: dict[Path, npt.NDArray[np.uint8]] = {}
 
         def read(name: str) -> Tensor:
-            return self._tensors[name].read(mapped[0])
+            tensor = self._tensors[name]
+            if tensor.path not in mapped:
+                mapped[tensor.path] = _map(tensor.path)
+            return tensor.read(mapped[tensor.path])
 
         try:
             yield read
         finally:
-            mapped.clear()  # a caller may keep `read`, which must not keep the file mapped
+            mapped.clear()  # a caller may keep `read`, which must not keep files mapped
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """For each tensor, GGML's name of its element type and its number of elements."""
@@ -113,8 +117,8 @@ class GGUFCheckpoint:
             yield tensor.kind, math.prod(tensor.shape)
 
     def num_bytes(self) -> int:
-        """Size of the file in bytes."""
-        return self.path.stat().st_size
+        """Size of all parts in bytes."""
+        return sum(file.stat().st_size for file in self.files)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer inside the file, if any."""
@@ -129,6 +133,7 @@ class _Stored:
     shape: tuple[int, ...]  # [out, in]
     offset: int  # bytes
     size: int  # bytes
+    path: Path
     heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
     centred: bool = False  # a norm's weight w, stored as 1 + w
 
@@ -155,23 +160,16 @@ def _map(path: Path) -> npt.NDArray[np.uint8]:
     return np.memmap(path, dtype=np.uint8, mode="c")
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, _Stored]]:
-    """Metadata, and places of the tensors by GGUF's names."""
-    header = read_header(path)
-    metadata = header.metadata
-    parts = metadata.get("split.count", 1)
-    if parts != 1 and parts != 0:
-        raise ModelError(
-            f"{path} is one of {parts} parts; join them with: "
-            f"llama-gguf-split --merge {path.name} merged.gguf"
-        )
-    for name, place in header.tensors.items():
+def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, _Stored]]:
+    """The files, the metadata, and places of the tensors by GGUF's names."""
+    files, metadata, tensors = read_parts(path)
+    for name, place in tensors.items():
         if place.kind not in DTYPES and place.kind != "Q8_0":
             raise ModelError(
                 f"{path}: tensor {name!r} is of type {place.kind}; only {', '.join(DTYPES)} and Q8_0 are "
                 "supported, so take another file of this model or convert it with --outtype q8_0"
             )
-    return metadata, {name: _Stored(*place) for name, place in header.tensors.items()}
+    return files, metadata, {name: _Stored(*place) for name, place in tensors.items()}
 
 
 def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]) -> dict[str, _Stored]:

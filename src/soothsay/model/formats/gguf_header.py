@@ -58,7 +58,7 @@ _LENGTH = struct.Struct("=Q")
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor is in the file."""
+    """Where a tensor is."""
 
     kind: str
     """GGML's name of the element type."""
@@ -71,6 +71,9 @@ class TensorPlace(NamedTuple):
 
     size: int
     """Bytes."""
+
+    path: Path
+    """The file."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ class _Walk:
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if min(shape) < 1 or shape[-1] % block:
             raise self._damaged(f"{what} of type {kind.name} has shape {list(shape)}, which is not possible")
-        return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes)
+        return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes, self.path)
 
     def _kind(self, what: str) -> GGUFValueType:
         number = self._number("I", what)
