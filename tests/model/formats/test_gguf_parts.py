@@ -6,53 +6,18 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from gguf import GGUFValue, GGUFValueType, GGUFWriter
+from gguf_files import LAYERS, TENSORS, write_gguf
 from typer.testing import CliRunner
 
 from soothsay.cli.app import app
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats import gguf_parts
-from soothsay.model.formats.gguf_parts import part_names, read_parts
+from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.load import load_model
-
-HIDDEN, LAYERS = 32, 2
-SHAPES = {
-    "attn_norm": (HIDDEN,),
-    "ffn_norm": (HIDDEN,),
-    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (HIDDEN, HIDDEN)),
-    **dict.fromkeys(("ffn_gate", "ffn_up"), (64, HIDDEN)),
-    "ffn_down": (HIDDEN, 64),
-}
-COUNT = 2 + LAYERS * len(SHAPES)
-
-
-def write(
-    path: Path, in_part: int = 0, seed: int = 0, more: dict[str, GGUFValue] | None = None
-) -> list[Path]:
-    """A model in parts of `in_part` tensors."""
-    rng = np.random.default_rng(seed)
-    writer = GGUFWriter(path, "llama", split_max_tensors=in_part)
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    shapes = {f"blk.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in SHAPES.items()}
-    for name, shape in {"token_embd": (48, HIDDEN), "output_norm": (HIDDEN,), **shapes}.items():
-        writer.add_tensor(f"{name}.weight", rng.standard_normal(shape, np.float32))
-    if not in_part:  # the header, which is next, has their number
-        writer.kv_data[0].update(more or {})
-    writer.write_header_to_file()
-    writer.kv_data[-1].update(more or {})
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return sorted(path.parent.glob(f"{path.stem}*.gguf"))
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -63,7 +28,7 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
-    return write(tmp_path / "model.gguf", in_part=6)
+    return write_gguf(tmp_path / "model.gguf", in_part=6)
 
 
 def refused(path: Path, words: str) -> None:
@@ -73,7 +38,7 @@ def refused(path: Path, words: str) -> None:
 
 
 def test_each_part_opens_all(parts: list[Path], tmp_path: Path) -> None:
-    (whole,) = write(tmp_path / "whole.gguf")
+    (whole,) = write_gguf(tmp_path / "whole.gguf")
     expected = tensors(whole)
     assert [part.name for part in parts] == [f"model-0000{i}-of-00004.gguf" for i in (1, 2, 3, 4)]
     for part in parts:
@@ -93,21 +58,21 @@ def test_a_first_part_without_tensors(tmp_path: Path) -> None:
     first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
     split = {
         "split.count": GGUFValue(2, GGUFValueType.UINT16),
-        "split.tensors.count": GGUFValue(COUNT, GGUFValueType.INT32),
+        "split.tensors.count": GGUFValue(TENSORS, GGUFValueType.INT32),
     }
-    write(second, more={**split, "split.no": GGUFValue(1, GGUFValueType.UINT16)})
+    write_gguf(second, more={**split, "split.no": GGUFValue(1, GGUFValueType.UINT16)})
     writer = GGUFWriter(first, "llama")
     writer.kv_data[0] = dict(write_metadata(second))
     writer.kv_data[0].update({**split, "split.no": GGUFValue(0, GGUFValueType.UINT16)})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    (whole,) = write(tmp_path / "whole.gguf")
+    (whole,) = write_gguf(tmp_path / "whole.gguf")
     assert tensors(first).keys() == tensors(whole).keys()
 
 
 def write_metadata(path: Path) -> dict[str, GGUFValue]:
-    """The metadata of a file that `write` makes, to be written into another."""
+    """The metadata of a file that `write_gguf` makes, to be written into another."""
     kinds = {str: GGUFValueType.STRING, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
     metadata = gguf_parts.read_header(path).metadata
     return {key: GGUFValue(value, kinds[type(value)]) for key, value in metadata.items()}
@@ -127,7 +92,7 @@ def test_missing_parts_are_named(parts: list[Path]) -> None:
 
 def test_not_all_of_many_missing_parts_are_named(tmp_path: Path) -> None:
     part = tmp_path / "m-00001-of-00900.gguf"
-    write(part, more={"split.count": GGUFValue(900, GGUFValueType.UINT16)})
+    write_gguf(part, more={"split.count": GGUFValue(900, GGUFValueType.UINT16)})
     refused(part, r"m-00011-of-00900\.gguf and 889 more$")
 
 
@@ -144,7 +109,7 @@ def test_a_part_with_the_name_of_another(parts: list[Path]) -> None:
 
 def test_a_part_of_a_model_with_other_parts(parts: list[Path], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    other = write(tmp_path / "other" / "model.gguf", in_part=8)
+    other = write_gguf(tmp_path / "other" / "model.gguf", in_part=8)
     shutil.copy(other[1], parts[1])
     refused(parts[0], r"model-00002-of-00004\.gguf belongs to another model .* part 2 of 3; download")
 
@@ -161,18 +126,18 @@ def test_a_tensor_in_two_parts(parts: list[Path]) -> None:
     refused(parts[0], rf"model-00002-of-00004\.gguf belongs .* '{re.escape(there)}', as model-00001-of-00004")
 
 
-@pytest.mark.parametrize("stated", [COUNT - 1, COUNT + 1, 0])
+@pytest.mark.parametrize("stated", [TENSORS - 1, TENSORS + 1, 0])
 def test_a_number_of_tensors_that_does_not_fit(tmp_path: Path, stated: int) -> None:
     more = {"split.tensors.count": GGUFValue(stated, GGUFValueType.INT32)}
-    parts = write(tmp_path / "model.gguf", in_part=6, more=more)
-    refused(parts[0], rf"00004-of-00004\.gguf belongs .* {stated} tensors, and the parts have {COUNT}")
+    parts = write_gguf(tmp_path / "model.gguf", in_part=6, more=more)
+    refused(parts[0], rf"00004-of-00004\.gguf belongs .* {stated} tensors, and the parts have {TENSORS}")
 
 
 def test_more_tensors_than_the_limit_together(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_parts, "MAX_TENSORS", COUNT)
+    monkeypatch.setattr(gguf_parts, "MAX_TENSORS", TENSORS)
     read_parts(parts[0])
-    monkeypatch.setattr(gguf_parts, "MAX_TENSORS", COUNT - 1)
-    refused(parts[0], f"more than {COUNT - 1} tensors")
+    monkeypatch.setattr(gguf_parts, "MAX_TENSORS", TENSORS - 1)
+    refused(parts[0], f"more than {TENSORS - 1} tensors")
 
 
 @pytest.mark.parametrize(
@@ -187,35 +152,19 @@ def test_more_tensors_than_the_limit_together(parts: list[Path], monkeypatch: py
 def test_numbers_of_parts_have_a_limit(tmp_path: Path, count: int, number: int, words: str) -> None:
     more = {"split.count": count, "split.no": number}
     values = {key: GGUFValue(value, GGUFValueType.UINT32) for key, value in more.items()}
-    (path,) = write(tmp_path / "m-00001-of-00003.gguf", more=values)
+    (path,) = write_gguf(tmp_path / "m-00001-of-00003.gguf", more=values)
     refused(path, words)
 
 
 @pytest.mark.parametrize("key", ["split.count", "split.no", "split.tensors.count"])
 def test_numbers_that_are_none(tmp_path: Path, key: str) -> None:
     for value in (GGUFValue("x", GGUFValueType.STRING), GGUFValue(-1, GGUFValueType.INT32)):
-        parts = write(tmp_path / "model.gguf", in_part=6, more={key: value})
+        parts = write_gguf(tmp_path / "model.gguf", in_part=6, more={key: value})
         refused(parts[0], f"00004.gguf: {key} is .* should be a number")
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_merged_file_is_whole(tmp_path: Path, count: int) -> None:
     values = {"split.count": GGUFValue(count, GGUFValueType.UINT16)}
-    (path,) = write(tmp_path / "model-00001-of-00003.gguf", more=values)
+    (path,) = write_gguf(tmp_path / "model-00001-of-00003.gguf", more=values)
     assert open_checkpoint(path).files == (path,)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a-00002-of-00002.gguf", ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf")),
-        ("a\nb-00001-of-00001.GGUF", ("a\nb-00001-of-00001.GGUF",)),
-        ("a-00003-of-00002.gguf", ("a-00003-of-00002.gguf",)),
-        ("a-00000-of-00002.gguf", ("a-00000-of-00002.gguf",)),
-        ("a-00001-of-99999.gguf", ("a-00001-of-99999.gguf",)),
-        ("a-1-of-2.gguf", ("a-1-of-2.gguf",)),
-        ("a.gguf", ("a.gguf",)),
-    ],
-)
-def test_names_of_parts(name: str, expected: tuple[str, ...]) -> None:
-    assert part_names(name) == expected

@@ -6,20 +6,15 @@ Only the first has the metadata of the model.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_header import MAX_TENSORS, GGUFHeader, TensorPlace, read_header
-
-MAX_PARTS = 1000
-"""Limit of parts. The largest models have about 50."""
+from soothsay.model.formats.gguf_names import MAX_PARTS, part_names
 
 MAX_NAMED = 10
 """Limit of missing parts that a message names."""
-
-_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
 
 
 class GGUFParts(NamedTuple):
@@ -33,23 +28,6 @@ class GGUFParts(NamedTuple):
 
     tensors: dict[str, TensorPlace]
     """Of all parts."""
-
-
-def part_names(name: str) -> tuple[str, ...]:
-    """Names of all parts of the model to which a file belongs, by its name. A whole file is its only part.
-
-    Example:
-        >>> part_names("a-00002-of-00003.gguf")
-        ('a-00001-of-00003.gguf', 'a-00002-of-00003.gguf', 'a-00003-of-00003.gguf')
-    """
-    matched = _NAME.fullmatch(name)
-    if matched is None:
-        return (name,)
-    stem, number, count = matched[1], int(matched[2]), int(matched[3])
-    if not 1 <= number <= count <= MAX_PARTS:
-        return (name,)
-    suffix = name[-len(".gguf") :]
-    return tuple(f"{stem}-{part:05d}-of-{count:05d}{suffix}" for part in range(1, count + 1))
 
 
 def read_parts(path: Path) -> GGUFParts:
