@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import DTypeOption
+from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice
 from soothsay.config import DType, EngineConfig, ModelConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name."),
+        typer.Argument(help=MODEL_HELP),
     ] = "sibyl",
     context: Annotated[
         int | None,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from soothsay.cli.options import DrafterOption, DTypeOption, MaxContextOption
+from soothsay.cli.options import MODEL_HELP, DrafterOption, DTypeOption, MaxContextOption
 from soothsay.cli.terminal import notice
 from soothsay.files import user_path
 
@@ -22,9 +22,7 @@ _LIMITS = "Limits"
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model.")
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     host: Annotated[
         str,
         typer.Option(
