@@ -31,8 +31,9 @@ class LLM:
     """A language model with its engine and its drafters.
 
     Args:
-        model: a Hugging Face directory, a `.gguf` file, the name of a bundled model or of one on the hub, or
-            a `Transformer`.
+        model: a Hugging Face directory, a `.gguf` file, the name of a bundled model, `owner/name` on the hub,
+            or a `Transformer`. `directory:TYPE` and `owner/name:TYPE` choose a GGUF file by its type, such as
+            `Q4_K_M`.
         drafter: proposes draft tokens, unless a request names another. It never changes the output. It is a
             name of the registry with options, such as `"suffix"` or `"draft-model(model=path)"`, or several
             of them composed, or a class of drafters. "auto" chooses at each step whatever is fastest, plain

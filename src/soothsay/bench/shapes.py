@@ -66,6 +66,7 @@ class RandomCheckpoint:
 
     def __init__(self, shape: LlamaShape, seed: int = 0):
         self.path = Path(f"random-{shape.layers}x{shape.hidden}")
+        self.files: tuple[Path, ...] = ()
         self.eos_ids: tuple[int, ...] = ()
         self.config: dict[str, Any] = {
             "model_type": "llama",

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import DTypeOption
+from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice
 from soothsay.config import DType, EngineConfig, ModelConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name."),
+        typer.Argument(help=MODEL_HELP),
     ] = "sibyl",
     context: Annotated[
         int | None,
@@ -108,9 +108,9 @@ def _files(checkpoint: Checkpoint) -> Rows:
     total = sum(stored.values())
     kinds = ", ".join(f"{count / total:.1%} {kind}" for kind, count in stored.most_common())
     yield "parameters", f"{_short(total)}, stored as {kinds if len(stored) > 1 else next(iter(stored))}"
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    size = decimal(sum(file.stat().st_size for file in files))
-    yield "on disk", f"{size}, {path if len(files) == 1 else f'{len(files)} files in {path}'}"
+    files = checkpoint.files
+    where = path if len(files) == 1 else f"{len(files)} files in {files[0].parent}"
+    yield "on disk", f"{decimal(checkpoint.num_bytes())}, {where}"
 
 
 def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:

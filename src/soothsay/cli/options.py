@@ -10,12 +10,17 @@ from soothsay.config import DType
 
 _SAMPLING = "Sampling"
 
+MODEL_HELP = (
+    "A Hugging Face directory, a .gguf file, a bundled model's name, or a name on the hub, OWNER/NAME. "
+    "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
+)
+
 ModelOption = Annotated[
     str,
     typer.Option(
         "--model",
         "-m",
-        help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name.",
+        help=MODEL_HELP,
     ),
 ]
 DrafterOption = Annotated[

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from soothsay.cli.options import DrafterOption, DTypeOption, MaxContextOption
+from soothsay.cli.options import MODEL_HELP, DrafterOption, DTypeOption, MaxContextOption
 from soothsay.cli.terminal import notice
+from soothsay.files import user_path
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -21,9 +22,7 @@ _LIMITS = "Limits"
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model.")
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     host: Annotated[
         str,
         typer.Option(
@@ -240,7 +239,7 @@ def serve(
             )
             engine = stack.enter_context(EngineProcess(factory))
         config = ServerConfig(
-            name=name or (Path(model).resolve().name if Path(model).exists() else model),
+            name=name or served_name(model),
             drafters=engine.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
             share_between_keys=share_between_keys,
@@ -264,6 +263,14 @@ def serve(
             console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
         log_to_stderr()
         make_runner(Server(engine, config, keys), host, port).run()
+
+
+def served_name(model: str) -> str:
+    """The default name of a model in requests: the model as given, without its folder."""
+    if user_path(model).exists():
+        return user_path(model).resolve().name
+    folder, _, kind = model.rpartition(":")
+    return f"{served_name(folder)}:{kind}" if folder and user_path(folder).exists() else model
 
 
 def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
-from soothsay.cli.options import DTypeOption, MaxTokensOption, SeedOption, TemperatureOption
+from soothsay.cli.options import MODEL_HELP, DTypeOption, MaxTokensOption, SeedOption, TemperatureOption
 from soothsay.cli.progress import answer_bar
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tasks import TASKS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def verify(
     model: Annotated[
         str,
-        typer.Argument(help="A Hugging Face directory, a .gguf file, a hub name, or a bundled model's name."),
+        typer.Argument(help=MODEL_HELP),
     ] = "sibyl",
     drafter: Annotated[
         list[str] | None,

@@ -22,7 +22,9 @@ from soothsay.files import read_json_object, user_path
 from soothsay.model.config_fields import Each, Whole
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.gguf_names import choose
 from soothsay.model.formats.weight_format import Reader, WeightFormat
+from soothsay.model.hub import download, has_safetensors
 from soothsay.tokenizer import Tokenizer
 
 _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
@@ -38,6 +40,10 @@ class Checkpoint(Protocol):
     path: Path
     config: dict[str, Any]  # the keys of a Hugging Face config.json
     eos_ids: tuple[int, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files with weights."""
 
     def names(self) -> frozenset[str]:
         """Names of all tensors, as Hugging Face writes them."""
@@ -82,11 +88,16 @@ class SafetensorsCheckpoint:
                 f"{path} has no model.safetensors and no model.safetensors.index.json "
                 "(pickled weights are not loaded; convert them with transformers' save_pretrained)"
             )
-        for shard in sorted(set(self._files.values())):
+        for shard in self.files:
             if not shard.is_file():
                 raise ModelError(
                     f"the index of {path} names {shard.name}, which is missing; download it again"
                 )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files with weights."""
+        return tuple(sorted(set(self._files.values())))
 
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
@@ -123,7 +134,7 @@ class SafetensorsCheckpoint:
 
     def num_bytes(self) -> int:
         """Bytes of all files with weights."""
-        return sum(file.stat().st_size for file in set(self._files.values()))
+        return sum(file.stat().st_size for file in self.files)
 
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None without a tokenizer file."""
@@ -133,22 +144,40 @@ class SafetensorsCheckpoint:
 
 
 def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
-    """Open a model: a directory, a `.gguf` file, a bundled model's name, or a name on the Hugging Face hub.
+    """Open a model.
 
-    Raises `ModelError` if there is no model, or if its files are missing or damaged.
+    Args:
+        model: one of
+            a directory with safetensors, or with one GGUF model;
+            a `.gguf` file, or any part of one in parts;
+            a bundled model's name;
+            `owner/name`, a repository on the Hugging Face hub;
+            `directory:TYPE` or `owner/name:TYPE`, the GGUF model there whose name has that type of weights,
+            such as `Q4_K_M`, in any case.
+
+    Raises `ModelError` if there is no model, if there are several, or if its files are missing or damaged.
     """
     path = user_path(model)
-    if path.suffix == ".gguf":  # imported when needed: the gguf package takes half a second
-        from soothsay.model.formats.gguf_file import GGUFCheckpoint
-
-        return GGUFCheckpoint(path)
     if path.is_dir():
-        return SafetensorsCheckpoint(path)
+        gguf = not has_safetensors(path) and any(path.glob("*.gguf"))
+        return _open(_gguf_in(path, "", str(model)) if gguf else path)
+    if path.suffix == ".gguf":
+        return _open(path)
     if path.exists():
         raise ModelError(f"{path} is neither a directory nor a .gguf file")
     if str(model) in bundled_models():
-        return SafetensorsCheckpoint(_bundled() / str(model))
-    return SafetensorsCheckpoint(_download(str(model)))
+        return _open(_bundled() / str(model))
+    name, _, kind = str(model).rpartition(":")
+    if name and user_path(name).is_dir():
+        return _open(_gguf_in(user_path(name), kind, name))
+    name, _, kind = str(model).partition(":")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        bundled = ", ".join(bundled_models())
+        raise ModelError(
+            f"no model at {str(model)!r}: give a directory, a .gguf file, a bundled model ({bundled}) or a "
+            "hub name 'owner/name', with ':TYPE' after it to choose among GGUF files"
+        )
+    return _open(download(name, kind))
 
 
 def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -189,22 +218,19 @@ def _bundled() -> Path:
     return Path(str(resources.files("soothsay"))) / "bundled"
 
 
-def _download(name: str) -> Path:
-    bundled = ", ".join(bundled_models())
-    choices = f"a directory, a .gguf file, a bundled model ({bundled}) or a hub name 'owner/name'"
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"no model at {name!r}: give {choices}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _open(path: Path) -> Checkpoint:
+    """Open a directory with safetensors, or a GGUF file."""
+    if path.suffix != ".gguf" or path.is_dir():
+        return SafetensorsCheckpoint(path)
+    from soothsay.model.formats.gguf_file import GGUFCheckpoint  # imports the gguf package, which takes time
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{name!r} is not a local path and could not be downloaded ({reason}): give {choices}"
-        ) from error
+    return GGUFCheckpoint(path)
+
+
+def _gguf_in(directory: Path, kind: str, place: str) -> Path:
+    """The GGUF model in a directory, its first part. `place` is the directory as the user wrote it."""
+    names = (file.name for file in directory.iterdir())
+    return directory / choose(names, kind, place, usual=False)[0]
 
 
 def _open_safetensors(file: Path) -> Any:

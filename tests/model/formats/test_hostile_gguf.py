@@ -19,7 +19,7 @@ from gguf import GGUFValueType, GGUFWriter, TokenType
 
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import read_model_config
-from soothsay.model.formats import gguf_header
+from soothsay.model.formats import gguf_header, gguf_tokenizer
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_header import read_header
 from soothsay.model.load import load_model
@@ -61,6 +61,18 @@ CRAFTED: dict[str, tuple[bytes, str]] = {
     "the same key twice": (
         header(*[text("a") + struct.pack("<IB", U8, 1)] * 2, b"0" * 9, entries=2),
         "'a' is there twice",
+    ),
+    "a text in an array that is longer than the file": (
+        header(array(STRING, 2, text("x") + struct.pack("<Q", 2**63) + b"0" * 99)),
+        "ends within metadata 'a'",
+    ),
+    "texts in an array that end with the file": (
+        header(array(STRING, 2, text("x" * 8))),
+        "ends within metadata 'a'",
+    ),
+    "a text in an array that is not UTF-8": (
+        header(array(STRING, 2, text("x") + text(b"\xff"))),
+        "metadata 'a' is not UTF-8",
     ),
     "a key that is not UTF-8": (header(text(b"\xff\xff") + struct.pack("<IB", U8, 1)), "not UTF-8"),
     "version 1": (header(version=1, entries=0), "version 1"),
@@ -262,6 +274,40 @@ def test_a_long_token_is_refused(tmp_path: Path) -> None:
     tokens = [*TOKENS["tokenizer.ggml.tokens"][:-1], "a" * 5000]
     with pytest.raises(ModelError, match="a token of 5,000 characters"):
         GGUFCheckpoint(whole(tmp_path / "model.gguf", {"tokenizer.ggml.tokens": tokens}))
+
+
+def test_many_characters_of_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding merges takes memory for each."""
+    path = whole(tmp_path / "model.gguf")
+    characters = sum(map(len, TOKENS["tokenizer.ggml.tokens"]))
+    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARACTERS", characters)
+    GGUFCheckpoint(path)
+    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARACTERS", characters - 1)
+    with pytest.raises(ModelError, match=rf"model\.gguf has tokens of {characters:,} characters together"):
+        GGUFCheckpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("token_type", [1] * 9, "9 types of tokens for 262 tokens"),
+        ("scores", [0.0] * 263, "263 scores for 262 tokens"),
+        ("tokens", ["a"] * 262, "several tokens have the same text"),
+    ],
+)
+def test_lists_of_tokens_that_do_not_fit(tmp_path: Path, key: str, value: list[Any], words: str) -> None:
+    checkpoint = GGUFCheckpoint(whole(tmp_path / "model.gguf", {f"tokenizer.ggml.{key}": value}))
+    with pytest.raises(ModelError, match=rf"model\.gguf: .*{words}"):
+        checkpoint.tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tokens", [1]), ("merges", [1]), ("scores", ["x"]), ("token_type", [0.5]), ("token_type", ["x"])],
+)
+def test_lists_of_tokens_of_wrong_types(tmp_path: Path, key: str, value: list[Any]) -> None:
+    with pytest.raises(ModelError, match=rf"tokenizer\.ggml\.{key} has entries of a wrong type"):
+        GGUFCheckpoint(whole(tmp_path / "model.gguf", {f"tokenizer.ggml.{key}": value}))
 
 
 @pytest.mark.parametrize(("count", "shape"), [(4, (3, 8, 32)), (60_000, (60_000, 1, 2)), (4, (128, 32))])

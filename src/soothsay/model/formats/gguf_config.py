@@ -45,11 +45,14 @@ class Header:
     def get(self, key: str, default: Any = None) -> Any:
         """A value, or `default`. Raises `ModelError` for a list whose values differ between layers."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if not isinstance(value, list):
+        if not isinstance(value, list | np.ndarray):
             return value
-        if len(set(value)) != 1:
-            raise ModelError(f"{self.path}: {self.architecture}.{key} differs from layer to layer: {value}")
-        return value[0]
+        values = list(value) if isinstance(value, list) else value.tolist()
+        if len(set(values)) != 1:
+            raise ModelError(
+                f"{self.path}: {self.architecture}.{key} differs from layer to layer: {values!r:.80}"
+            )
+        return values[0]
 
     def number(self, key: str, default: Any = None) -> Any:
         """A value that is a number above 0, or `default`. Raises `ModelError` for another one."""
@@ -132,14 +135,14 @@ def _gemma_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     if not gemma2:
         own["rope_local_base_freq"] = get("rope.freq_base_swa", 1e4)
     pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
-    if pattern is not None:  # a list of booleans, or n: every n-th layer is global
-        if not isinstance(pattern, list | int) or layers > MAX_LAYERS:
+    if pattern is not None:  # an array of booleans, or n: every n-th layer is global
+        if not isinstance(pattern, np.ndarray | int) or layers > MAX_LAYERS:
             raise ModelError(
                 f"{header.path}: sliding_window_pattern {pattern!r:.80} of {layers} layers is damaged"
             )
         local = (
-            pattern
-            if isinstance(pattern, list)
+            pattern.tolist()
+            if isinstance(pattern, np.ndarray)
             else [not pattern or (i + 1) % pattern for i in range(layers)]
         )
         own["layer_types"] = ["sliding_attention" if is_local else "full_attention" for is_local in local]

@@ -21,7 +21,8 @@ from soothsay.errors import ModelError
 from soothsay.model.config_fields import checked_fields
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat
 from soothsay.model.formats.gguf_config import ROPE_DIVISORS, Header, read_config, read_rope_scaling
-from soothsay.model.formats.gguf_header import MAX_TENSORS, read_header
+from soothsay.model.formats.gguf_header import MAX_TENSORS
+from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.quantized import dequantized
@@ -67,20 +68,20 @@ _FAMILY_NAMES = {  # {} stands for the expert
 
 
 class GGUFCheckpoint:
-    """One `.gguf` file with weights in F32, F16, BF16 or blocks of integers.
+    """A `.gguf` file with floats or blocks of integers, or one in parts. `path` is any of the parts.
 
-    Raises `ModelError` if the file is missing or damaged, or if soothsay cannot compute its model.
+    Raises `ModelError` if a file is missing or damaged, or if soothsay cannot compute its model.
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        self._metadata, stored = _read(path)
+        self.files, self._metadata, stored = _read(path)
+        self.path = path = self.files[0]
         check_types(self._metadata, path)
         header = Header(path, self._metadata)
         divisors = stored.pop(ROPE_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in stored.items()}
         self.config: dict[str, Any] = checked_fields(read_config(header, shapes), str(path))
-        divided_by = None if divisors is None else divisors.read(_map(path))
+        divided_by = None if divisors is None else divisors.read(_map(divisors.path))
         scaling = read_rope_scaling(header, divided_by, self.config)
         if scaling:
             self.config["rope_scaling"] = scaling
@@ -97,15 +98,18 @@ class GGUFCheckpoint:
 
         It is a copy if values are computed (blocks, Gemma's norms) or rows are reordered (q and k of Llama).
         """
-        mapped = [_map(self.path)]
+        mapped: dict[Path, npt.NDArray[np.uint8]] = {}
 
         def read(name: str) -> Tensor:
-            return self._tensors[name].read(mapped[0])
+            tensor = self._tensors[name]
+            if tensor.path not in mapped:
+                mapped[tensor.path] = _map(tensor.path)
+            return tensor.read(mapped[tensor.path])
 
         try:
             yield read
         finally:
-            mapped.clear()  # a caller may keep `read`, which must not keep the file mapped
+            mapped.clear()  # a caller may keep `read`, which must not keep files mapped
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """For each tensor, GGML's name of its element type and its number of elements."""
@@ -119,11 +123,11 @@ class GGUFCheckpoint:
             return None
         types = {name: tensor.kind for name, tensor in blocks.items()}
         size = sum(tensor.size for tensor in blocks.values())
-        return GGUFFormat(types, lambda name: blocks[name].blocks(_map(self.path)), size)
+        return GGUFFormat(types, lambda name: blocks[name].blocks(_map(blocks[name].path)), size)
 
     def num_bytes(self) -> int:
-        """Size of the file in bytes."""
-        return self.path.stat().st_size
+        """Size of all parts in bytes."""
+        return sum(file.stat().st_size for file in self.files)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer inside the file, if any."""
@@ -138,6 +142,7 @@ class _Stored:
     shape: tuple[int, ...]  # [out, in]
     offset: int  # bytes
     size: int  # bytes
+    path: Path
     heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
     centred: bool = False  # a norm's weight w, stored as 1 + w
 
@@ -149,17 +154,19 @@ class _Stored:
     def read(self, file: npt.NDArray[np.uint8]) -> Tensor:
         """The tensor, from the bytes of the whole file."""
         if self.kind in DECODERS:
-            return dequantized(self.blocks(file), torch.float32)
-        data = file[self.offset : self.offset + self.size]
-        tensor = torch.from_numpy(data).view(DTYPES[self.kind]).view(self.shape)
-        if self.heads:  # rows (head, d/2, 2) -> (head, 2, d/2)
-            tensor = tensor.view(self.heads, -1, 2, *self.shape[1:]).transpose(1, 2).reshape(self.shape)
+            tensor = dequantized(self.blocks(file), torch.float32).view(self.shape)
+        else:
+            data = file[self.offset : self.offset + self.size]
+            tensor = torch.from_numpy(data).view(DTYPES[self.kind]).view(self.shape)
+            if self.heads:  # rows (head, d/2, 2) -> (head, 2, d/2)
+                tensor = tensor.view(self.heads, -1, 2, *self.shape[1:]).transpose(1, 2).reshape(self.shape)
         return tensor.float() - 1 if self.centred else tensor
 
     def blocks(self, file: npt.NDArray[np.uint8]) -> BlockRows:
         """The tensor in integers, from the bytes of the whole file."""
-        data = file[self.offset : self.offset + self.size].reshape(self.shape[0], -1)
-        return BlockRows(self.kind, torch.Size(self.shape), data, self.heads)
+        rows = math.prod(self.shape[:-1])
+        data = file[self.offset : self.offset + self.size].reshape(rows, -1)
+        return BlockRows(self.kind, torch.Size((rows, self.shape[-1])), data, self.heads)
 
 
 def _map(path: Path) -> npt.NDArray[np.uint8]:
@@ -167,24 +174,17 @@ def _map(path: Path) -> npt.NDArray[np.uint8]:
     return np.memmap(path, dtype=np.uint8, mode="c")
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, _Stored]]:
-    """Metadata, and places of the tensors by GGUF's names."""
-    header = read_header(path)
-    metadata = header.metadata
-    parts = metadata.get("split.count", 1)
-    if parts != 1 and parts != 0:
-        raise ModelError(
-            f"{path} is one of {parts} parts; join them with: "
-            f"llama-gguf-split --merge {path.name} merged.gguf"
-        )
-    for name, place in header.tensors.items():
+def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, _Stored]]:
+    """The files, the metadata, and places of the tensors by GGUF's names."""
+    files, metadata, tensors = read_parts(path)
+    for name, place in tensors.items():
         if place.kind not in DTYPES and place.kind not in DECODERS:
             raise ModelError(
                 f"{path}: tensor {name!r} is of type {place.kind}, which soothsay does not compute; take "
                 "this model's file in Q4_K_M or Q8_0, or make one from its F16 file with llama-quantize. The "
                 f"types that are computed: {', '.join((*DTYPES, *DECODERS))}"
             )
-    return metadata, {name: _Stored(*place) for name, place in header.tensors.items()}
+    return files, metadata, {name: _Stored(*place) for name, place in tensors.items()}
 
 
 def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]) -> dict[str, _Stored]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from soothsay.errors import ModelError
@@ -52,9 +53,12 @@ _SCALARS = {
 }
 """struct's letters, which are numpy's too."""
 
+_LENGTH = struct.Struct("=Q")
+"""The length of a text, before it."""
+
 
 class TensorPlace(NamedTuple):
-    """Where a tensor is in the file."""
+    """Where a tensor is."""
 
     kind: str
     """GGML's name of the element type."""
@@ -68,13 +72,16 @@ class TensorPlace(NamedTuple):
     size: int
     """Bytes."""
 
+    path: Path
+    """The file."""
+
 
 @dataclass(frozen=True)
 class GGUFHeader:
     """The content of a header."""
 
     metadata: dict[str, Any]
-    """Numbers, truth values, texts, and lists of these, by key."""
+    """Numbers, truth values, texts, lists of texts, and numpy's arrays of numbers, by key."""
 
     tensors: dict[str, TensorPlace]
 
@@ -131,7 +138,7 @@ class _Walk:
             return self._text(what)
         return self._array(what) if kind == GGUFValueType.ARRAY else self._number(_SCALARS[kind], what)
 
-    def _array(self, what: str) -> list[Any]:
+    def _array(self, what: str) -> list[str] | npt.NDArray[Any]:
         kind = self._kind(what)
         if kind == GGUFValueType.ARRAY:
             raise self._damaged(f"{what} is an array of arrays, which no model needs")
@@ -139,10 +146,25 @@ class _Walk:
         count = self._count(f"the length of {what}", least, MAX_VALUES - self.values)
         self.values += count
         if kind == GGUFValueType.STRING:
-            return [self._text(what) for _ in range(count)]
-        part = np.frombuffer(self._bytes(count * least, what), dtype=_SCALARS[kind])
-        values: list[Any] = part.tolist()
-        return values
+            return self._texts(count, what)
+        return np.frombuffer(self._bytes(count * least, what), dtype=_SCALARS[kind])
+
+    def _texts(self, count: int, what: str) -> list[str]:
+        """Texts, each after its length. A vocabulary has 500,000 of them, so the loop does the least."""
+        content, at, size, texts = self.content, self.at, self.size, []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + _LENGTH.unpack_from(content, at)[0]
+                if at > size:
+                    raise self._damaged(f"it ends within {what}")
+                texts.append(str(content[start:at], "utf-8"))
+        except struct.error:
+            raise self._damaged(f"it ends within {what}") from None
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"{what} is not UTF-8 ({error.reason})") from None
+        self.at = at
+        return texts
 
     def _tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, TensorPlace]:
         alignment = metadata.get("general.alignment", 32)
@@ -183,7 +205,7 @@ class _Walk:
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if min(shape) < 1 or shape[-1] % block:
             raise self._damaged(f"{what} of type {kind.name} has shape {list(shape)}, which is not possible")
-        return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes)
+        return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes, self.path)
 
     def _kind(self, what: str) -> GGUFValueType:
         number = self._number("I", what)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
+from soothsay.model.formats.gguf_merges import Merges
 from soothsay.tokenizer import Tokenizer, backend_errors
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
@@ -57,16 +60,16 @@ _DEFAULT_IDS = {
 _TEMPLATE_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 MAX_TOKEN = 1024
-"""Limit of a token's text in characters. SentencePiece's merges need all ways to cut a token in two."""
+"""Limit of a token's text in characters."""
+
+MAX_CHARACTERS = 2**24
+"""Limit of all tokens' texts together, in characters: finding merges takes 100 bytes for each. Gemma's have
+1.5 million."""
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "tokens": list,
-    "scores": list,
-    "token_type": list,
-    "merges": list,
+_KINDS: Mapping[str, type] = {
     "model": str,
     "pre": str,
     "add_bos_token": int,
@@ -74,6 +77,9 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "add_space_prefix": int,
 }
 """Types of the metadata below `tokenizer.ggml`. Truth values are `int`, as in Python."""
+
+_ENTRIES = {"tokens": "O", "merges": "O", "scores": "fiu", "token_type": "iu"}
+"""Arrays below `tokenizer.ggml`, with numpy's letters for the types of entries; "O": texts."""
 
 
 def check_types(metadata: Mapping[str, Any], path: Path) -> None:
@@ -84,15 +90,23 @@ def check_types(metadata: Mapping[str, Any], path: Path) -> None:
     for key, kind in kinds.items():
         if key in metadata and not isinstance(metadata[key], kind):
             raise ModelError(f"{path}: {key} is a {type(metadata[key]).__name__}; convert the model again")
-    lists = {"tokens": str, "merges": str, "scores": int | float, "token_type": int}
-    for name, entries in lists.items():
-        if not all(isinstance(entry, entries) for entry in metadata.get(f"tokenizer.ggml.{name}", [])):
+    for name, letters in _ENTRIES.items():
+        value = metadata.get(f"tokenizer.ggml.{name}", [])
+        if not isinstance(value, list | np.ndarray):
+            raise ModelError(
+                f"{path}: tokenizer.ggml.{name} is a {type(value).__name__}; convert the model again"
+            )
+        if len(value) and ("O" if isinstance(value, list) else value.dtype.kind) not in letters:
             raise ModelError(
                 f"{path}: tokenizer.ggml.{name} has entries of a wrong type; convert the model again"
             )
-    longest = max(map(len, metadata.get("tokenizer.ggml.tokens", [])), default=0)
-    if longest > MAX_TOKEN:
-        raise ModelError(f"{path} has a token of {longest:,} characters, and {MAX_TOKEN:,} is the limit")
+    lengths = [*map(len, metadata.get("tokenizer.ggml.tokens", []))]
+    if max(lengths, default=0) > MAX_TOKEN:
+        raise ModelError(f"{path} has a token of {max(lengths):,} characters, and {MAX_TOKEN:,} is the limit")
+    if sum(lengths) > MAX_CHARACTERS:
+        raise ModelError(
+            f"{path} has tokens of {sum(lengths):,} characters together, and {MAX_CHARACTERS:,} is the limit"
+        )
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -103,7 +117,8 @@ def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     ids = _special_ids(metadata)
     named = [ids[key] for key in ("eos", "eot", "eom") if key in ids]
-    return tuple(dict.fromkeys([*named, *(tokens.index(text) for text in _ENDS if text in tokens)]))
+    there = frozenset(_ENDS).intersection(tokens)
+    return tuple(dict.fromkeys([*named, *(tokens.index(text) for text in _ENDS if text in there)]))
 
 
 def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
@@ -121,21 +136,44 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
         if f"tokenizer.ggml.{needed}" not in metadata:
             raise ModelError(f"{path} has no metadata 'tokenizer.ggml.{needed}'; convert the model again")
     try:
-        # an empty text cannot be found in the vocabulary
-        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(metadata["tokenizer.ggml.tokens"])]
-        if len(set(tokens)) != len(tokens):
-            raise ModelError("several tokens have the same text; convert the model again")
-        types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+        vocabulary = _vocabulary(metadata)
         with backend_errors(
             lambda why: ModelError(f"the tokenizer is damaged ({why}); convert the model again")
         ):
-            backend = builders[kind](metadata, tokens, types)
-            _add_special(backend, tokens, types)
+            backend = builders[kind](metadata, vocabulary)
+            _add_special(backend, vocabulary)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     ids = _special_ids(metadata)
-    special = {name: tokens[ids[key]] for key, name in _TEMPLATE_NAMES.items() if key in ids}
+    special = {name: vocabulary.tokens[ids[key]] for key, name in _TEMPLATE_NAMES.items() if key in ids}
     return Tokenizer(backend, metadata.get("tokenizer.chat_template"), special)
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The tokens by id, their ids, and their types (`TokenType`)."""
+
+    tokens: Sequence[str]
+    ids: dict[str, int]
+    types: npt.NDArray[np.integer[Any]]
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
+    """Raises `ModelError` if a text is there twice, or if there are too few or too many types."""
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    if "" in tokens:  # it cannot be found in the vocabulary
+        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        raise ModelError("several tokens have the same text; convert the model again")
+    types = np.asarray(metadata.get("tokenizer.ggml.token_type", []))
+    if not len(types):
+        types = np.full(len(tokens), TokenType.NORMAL)
+    if len(types) != len(tokens):
+        raise ModelError(
+            f"there are {len(types):,} types of tokens for {len(tokens):,} tokens; convert the model again"
+        )
+    return _Vocabulary(tokens, ids, types)
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
@@ -148,23 +186,20 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     }  # 2^32 - 1 means that there is none
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backend:
+def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
     """SentencePiece's BPE: the neighbours that form the token with the best score merge first."""
-    scores = metadata["tokenizer.ggml.scores"]
-    normal = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
-    merges = [
-        (score, token[:cut], token[cut:])
-        for token, score in zip(tokens, scores, strict=True)
-        if token in normal
-        for cut in range(1, len(token))
-        if token[:cut] in normal and token[cut:] in normal
-    ]
-    merges.sort(key=lambda merge: -merge[0])
+    tokens, scores = vocabulary.tokens, np.asarray(metadata["tokenizer.ggml.scores"])
+    if len(scores) != len(tokens):
+        raise ModelError(
+            f"there are {len(scores):,} scores for {len(tokens):,} tokens; convert the model again"
+        )
+    best_first = np.argsort(-scores.astype(np.float64), kind="stable")
+    normal = best_first[vocabulary.types[best_first] == TokenType.NORMAL]
     unknown = _special_ids(metadata).get("unknown")
     backend = Backend(
         models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=[(left, right) for _, left, right in merges],
+            vocab=vocabulary.ids,
+            merges=Merges([tokens[i] for i in normal.tolist()]),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -175,11 +210,11 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Se
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if prefix else steps)
-    _add_template(backend, metadata, tokens, add_bos=True)
+    _add_template(backend, metadata, vocabulary.tokens, add_bos=True)
     return backend
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backend:
+def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
     """GPT-2's BPE over bytes, with the merges that the file lists."""
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in _WORDS:
@@ -190,7 +225,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seque
     words = _WORDS[name]
     backend = Backend(
         models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
+            vocab=vocabulary.ids,
             merges=[tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]],
             ignore_merges=words.ignore_merges,
         )
@@ -201,19 +236,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seque
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
     backend.decoder = decoders.ByteLevel()
-    _add_template(backend, metadata, tokens, add_bos=words.add_bos)
+    _add_template(backend, metadata, vocabulary.tokens, add_bos=words.add_bos)
     return backend
 
 
-def _add_special(backend: Backend, tokens: Sequence[str], types: Sequence[int]) -> None:
+def _add_special(backend: Backend, vocabulary: _Vocabulary) -> None:
     """Add tokens that are found in a text before it is cut. Control tokens are left out in decoding."""
 
     def added(*kinds: int) -> list[AddedToken]:
-        return [
-            AddedToken(token, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in kinds
-        ]
+        ids = np.flatnonzero(np.isin(vocabulary.types, kinds)).tolist()
+        return [AddedToken(vocabulary.tokens[i], normalized=False) for i in ids]
 
     backend.add_special_tokens(added(TokenType.CONTROL, TokenType.UNKNOWN))
     backend.add_tokens(added(TokenType.USER_DEFINED))

@@ -1,0 +1,73 @@
+"""Downloads models from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from soothsay.errors import ModelError
+from soothsay.model.formats.gguf_names import choose
+
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+"""Files of which a directory with safetensors has one."""
+
+
+def download(name: str, kind: str = "") -> Path:
+    """Download a model, and return its directory, or its `.gguf` file.
+
+    Files that were downloaded before are not downloaded again, and are found without a network too.
+
+    Args:
+        name: `owner/name` of a repository.
+        kind: the type of weights of a GGUF file in it, such as "Q4_K_M". Empty: the safetensors; if there are
+            none, the only GGUF model, or that of type Q4_K_M.
+
+    Raises `ModelError` if the repository cannot be downloaded, or has no such model.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    with _readable_errors(name):
+        if not kind:
+            wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+            directory = Path(snapshot_download(name, allow_patterns=wanted))
+            names = [] if has_safetensors(directory) else _files(name)
+            if not any(file.endswith(".gguf") for file in names):
+                return directory
+        files = choose(_files(name) if kind else names, kind, name, usual=True)
+        paths = [Path(hf_hub_download(name, file)) for file in files]
+        return paths[0]
+
+
+def has_safetensors(directory: Path) -> bool:
+    """Whether a directory has a model's weights in safetensors."""
+    return any((directory / file).is_file() for file in SAFETENSORS)
+
+
+def _files(name: str) -> list[str]:
+    """Names of a repository's files; without a network, of those that have been downloaded."""
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    try:
+        return list(list_repo_files(name))
+    except Exception:  # of whichever HTTP library the hub's own uses
+        here = None
+        with suppress(OSError):
+            here = Path(snapshot_download(name, allow_patterns=[], local_files_only=True))
+        if here is None:
+            raise
+    return [file.relative_to(here).as_posix() for file in here.rglob("*.gguf")]
+
+
+@contextmanager
+def _readable_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # of whichever HTTP library the hub's own uses
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{name!r} is not a local path and could not be downloaded ({reason}); check the name, or give a "
+            "directory or a .gguf file"
+        ) from error

@@ -1,0 +1,253 @@
+"""What a model may be: a folder, a file, one of several files, a repository on the hub."""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from gguf_files import write_gguf
+
+from soothsay import LLM
+from soothsay.cli.serve import served_name
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
+from soothsay.model.formats.gguf_file import GGUFCheckpoint
+
+
+def write_safetensors(folder: Path) -> None:
+    """A copy of the bundled model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in open_checkpoint("sibyl").path.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+
+
+class TestFolders:
+    def test_one_file(self, tmp_path: Path) -> None:
+        (file,) = write_gguf(tmp_path / "a.Q8_0.gguf")
+        (tmp_path / "mmproj-a.gguf").touch()
+        (tmp_path / "config.json").write_text("{}")  # some repositories of GGUF files have one
+        for name in (tmp_path, str(tmp_path), f"{tmp_path}:q8_0"):
+            checkpoint = open_checkpoint(name)
+            assert isinstance(checkpoint, GGUFCheckpoint)
+            assert checkpoint.path == file
+
+    def test_one_model_in_parts(self, tmp_path: Path) -> None:
+        parts = write_gguf(tmp_path / "a-F32.gguf", in_part=7)
+        assert len(parts) == 3
+        for name in (str(tmp_path), f"{tmp_path}:F32"):
+            assert open_checkpoint(name).files == tuple(parts)
+        parts[0].unlink()
+        with pytest.raises(ModelError, match=r"a-F32-00001-of-00003\.gguf"):
+            open_checkpoint(tmp_path)
+
+    def test_several(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_gguf(tmp_path / "models" / "a.Q4_K_M.gguf")
+        parts = write_gguf(tmp_path / "models" / "a.F32.gguf", in_part=9)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ModelError, match=r"^models has 2 models: F32, Q4_K_M; .* 'models:F32'$"):
+            open_checkpoint("models")
+        assert open_checkpoint("models:Q4_K_M").path.name == "a.Q4_K_M.gguf"
+        assert open_checkpoint("models:f32").files == tuple(Path("models") / part.name for part in parts)
+        with pytest.raises(ModelError, match=r"^models has no model of type Q4_0; it has F32, Q4_K_M$"):
+            open_checkpoint("models:q4_0")
+
+    def test_safetensors_go_first(self, tmp_path: Path) -> None:
+        write_safetensors(tmp_path)
+        (file,) = write_gguf(tmp_path / "a.Q8_0.gguf")
+        assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)
+        assert open_checkpoint(f"{tmp_path}:Q8_0").path == file
+
+    def test_a_folder_with_a_colon(self, tmp_path: Path) -> None:
+        (file,) = write_gguf(tmp_path / "a:Q8_0" / "b.F16.gguf")
+        assert open_checkpoint(tmp_path / "a:Q8_0").path == file
+        assert open_checkpoint(f"{tmp_path}/a:Q8_0:f16").path == file
+
+    def test_no_model(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=r"config\.json is missing"):
+            open_checkpoint(tmp_path)
+        with pytest.raises(ModelError, match=r"has no \.gguf file with a model"):
+            open_checkpoint(f"{tmp_path}:Q8_0")
+        (tmp_path / "mmproj.gguf").touch()
+        with pytest.raises(ModelError, match=r"has no \.gguf file with a model"):
+            open_checkpoint(tmp_path)
+
+
+class Hub:
+    """In place of the hub: repositories are folders, and downloads are links to their files."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch):
+        self.root, self.cache, self.downloaded = root / "hub", root / "cache", list[str]()
+        self.offline = False
+        for function in (self.list_repo_files, self.snapshot_download, self.hf_hub_download):
+            monkeypatch.setattr(huggingface_hub, function.__name__, function)
+
+    def repository(self, name: str) -> Path:
+        return self.root / name
+
+    def list_repo_files(self, name: str) -> list[str]:
+        if self.offline:
+            raise RuntimeError("no network")  # as an HTTP library's own errors, no OSError
+        if not self.repository(name).is_dir():
+            raise OSError(f"404: there is no {name}")
+        files = (file for file in self.repository(name).rglob("*") if file.is_file())
+        return [file.relative_to(self.repository(name)).as_posix() for file in files]
+
+    def snapshot_download(
+        self, name: str, *, allow_patterns: list[str], local_files_only: bool = False
+    ) -> str:
+        if self.offline or local_files_only:
+            if not (self.cache / name).is_dir():
+                raise FileNotFoundError(f"{name} is not in the cache")
+        else:
+            for file in self.list_repo_files(name):
+                if any(fnmatch(file, pattern) for pattern in allow_patterns):
+                    self.hf_hub_download(name, file)
+        return str(self.cache / name)
+
+    def hf_hub_download(self, name: str, file: str) -> str:
+        here = self.cache / name / file
+        if not here.exists():
+            if self.offline or not (self.repository(name) / file).is_file():
+                raise FileNotFoundError(f"404: {name} has no {file}")
+            here.parent.mkdir(parents=True, exist_ok=True)
+            here.symlink_to(self.repository(name) / file)
+            self.downloaded.append(file)
+        return str(here)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return Hub(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def gguf(hub: Hub) -> Path:
+    """A repository with GGUF files of three types, one in a folder and in parts."""
+    folder = hub.repository("org/m-GGUF")
+    write_gguf(folder / "m.Q4_K_M.gguf")
+    write_gguf(folder / "m.Q8_0.gguf")
+    write_gguf(folder / "F32" / "m-F32.gguf", in_part=7)
+    for name in ("README.md", "mmproj-m-F16.gguf", "m.imatrix.gguf", "tokenizer.bin"):
+        (folder / name).touch()
+    return folder
+
+
+class TestHub:
+    def test_a_type(self, hub: Hub, gguf: Path) -> None:
+        checkpoint = open_checkpoint("org/m-GGUF:q8_0")
+        assert checkpoint.path.name == "m.Q8_0.gguf"
+        assert hub.downloaded == ["m.Q8_0.gguf"]
+
+    def test_a_type_in_parts(self, hub: Hub, gguf: Path) -> None:
+        checkpoint = open_checkpoint("org/m-GGUF:F32")
+        assert [file.name for file in checkpoint.files] == [f"m-F32-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+        assert hub.downloaded == [f"F32/{file.name}" for file in checkpoint.files]
+
+    def test_the_usual_type(self, hub: Hub, gguf: Path) -> None:
+        assert open_checkpoint("org/m-GGUF").path.name == "m.Q4_K_M.gguf"
+        assert hub.downloaded == ["m.Q4_K_M.gguf"]
+
+    def test_the_only_type(self, hub: Hub, gguf: Path) -> None:
+        (gguf / "m.Q4_K_M.gguf").unlink()
+        with pytest.raises(ModelError, match=r"^org/m-GGUF has 2 models: F32, Q8_0; .*: 'org/m-GGUF:F32'$"):
+            open_checkpoint("org/m-GGUF")
+        shutil.rmtree(gguf / "F32")
+        assert open_checkpoint("org/m-GGUF").path.name == "m.Q8_0.gguf"
+        assert hub.downloaded == ["m.Q8_0.gguf"]
+
+    def test_a_type_that_is_not_there(self, hub: Hub, gguf: Path) -> None:
+        with pytest.raises(ModelError, match=r"no model of type Q6_K; it has F32, Q4_K_M, Q8_0$"):
+            open_checkpoint("org/m-GGUF:Q6_K")
+        assert hub.downloaded == []
+
+    def test_safetensors_as_ever(self, hub: Hub) -> None:
+        """A GGUF file beside them is downloaded only if its type is named."""
+        folder = hub.repository("org/m")
+        write_safetensors(folder)
+        write_gguf(folder / "m.Q4_K_M.gguf")
+        assert isinstance(open_checkpoint("org/m"), SafetensorsCheckpoint)
+        assert "model.safetensors" in hub.downloaded
+        assert "m.Q4_K_M.gguf" not in hub.downloaded
+        hub.downloaded.clear()
+        assert isinstance(open_checkpoint("org/m:Q4_K_M"), GGUFCheckpoint)
+        assert hub.downloaded == ["m.Q4_K_M.gguf"]
+
+    def test_without_a_network(self, hub: Hub, gguf: Path) -> None:
+        for name in ("org/m-GGUF:Q8_0", "org/m-GGUF:F32"):
+            open_checkpoint(name)
+        hub.offline = True
+        assert open_checkpoint("org/m-GGUF:Q8_0").path.name == "m.Q8_0.gguf"
+        assert len(open_checkpoint("org/m-GGUF:F32").files) == 3
+        with pytest.raises(ModelError, match="no model of type Q4_K_M; it has F32, Q8_0"):
+            open_checkpoint("org/m-GGUF:Q4_K_M")
+        with pytest.raises(ModelError, match=r"'org/other' .* could not be downloaded \(no network\)"):
+            open_checkpoint("org/other:Q8_0")
+
+    def test_no_repository(self, hub: Hub) -> None:
+        for name in ("org/none", "org/none:Q8_0"):
+            with pytest.raises(ModelError, match=r"'org/none' .* could not be downloaded \(404: there is no"):
+                open_checkpoint(name)
+
+    def test_a_repository_without_models(self, hub: Hub) -> None:
+        (hub.repository("org/m") / "sub").mkdir(parents=True)
+        (hub.repository("org/m") / "sub" / "pytorch_model.bin").touch()
+        with pytest.raises(ModelError, match=r"config\.json is missing"):
+            open_checkpoint("org/m")
+        with pytest.raises(ModelError, match=r"org/m has no \.gguf file with a model"):
+            open_checkpoint("org/m:Q8_0")
+
+    def test_a_missing_part(self, hub: Hub, gguf: Path) -> None:
+        (gguf / "F32" / "m-F32-00001-of-00003.gguf").unlink()
+        with pytest.raises(ModelError, match=r"404: org/m-GGUF has no F32/m-F32-00001-of-00003\.gguf"):
+            open_checkpoint("org/m-GGUF:F32")
+
+    @pytest.mark.parametrize("name", ["nope", "nope:Q8_0", "a/b/c", "./a:Q8_0", "/a/b:Q8_0", "~/b"])
+    def test_no_name_of_the_hub(self, hub: Hub, name: str) -> None:
+        with pytest.raises(ModelError, match=f"no model at '{name}': give .* 'owner/name', with ':TYPE'"):
+            open_checkpoint(name)
+
+    def test_a_model_runs(self, hub: Hub, gguf: Path) -> None:
+        for drafter in ("none", "draft-model(model=org/m-GGUF:Q8_0)"):
+            assert LLM("org/m-GGUF:F32", drafter=drafter).generate([1, 2, 3]).token_ids
+
+
+def test_the_hubs_own_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through huggingface_hub itself."""
+    cached, commit = tmp_path / "models--org--m", "0" * 40
+    write_gguf(cached / "snapshots" / commit / "m.F32.gguf", in_part=7)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in ("org/m", "org/m:f32"):
+        checkpoint = open_checkpoint(name)
+        assert [file.name for file in checkpoint.files] == [f"m.F32-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    with pytest.raises(ModelError, match="org/m has no model of type Q8_0; it has F32"):
+        open_checkpoint("org/m:Q8_0")
+    with pytest.raises(ModelError, match="'org/other' is not a local path and could not be downloaded"):
+        open_checkpoint("org/other:Q8_0")
+
+
+def test_served_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.gguf").touch()
+    monkeypatch.chdir(tmp_path / "models")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = {
+        "sibyl": "sibyl",
+        "org/m": "org/m",
+        "org/m-GGUF:Q8_0": "org/m-GGUF:Q8_0",
+        "a.gguf": "a.gguf",
+        f"{tmp_path}/models/a.gguf": "a.gguf",
+        "~/models/a.gguf": "a.gguf",
+        ".": "models",
+        "../models/": "models",
+        f"{tmp_path}/models:Q8_0": "models:Q8_0",
+        "~/models:q8_0": "models:q8_0",
+        ".:Q8_0": "models:Q8_0",
+    }
+    assert {given: served_name(given) for given in names} == names
