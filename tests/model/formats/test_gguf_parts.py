@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGUFValue, GGUFValueType, GGUFWriter
 from gguf_files import LAYERS, TENSORS, write_gguf
+from rich.filesize import decimal
 from typer.testing import CliRunner
 
 from soothsay.cli.app import app
@@ -81,7 +82,8 @@ def write_metadata(path: Path) -> dict[str, GGUFValue]:
 def test_inspect_counts_all_parts(parts: list[Path]) -> None:
     told = CliRunner().invoke(app, ["inspect", str(parts[1])], env={"COLUMNS": "300"})
     assert told.exit_code == 0, told.output
-    assert re.search(rf"on disk .*, 4 files in {re.escape(str(parts[0].parent))}\b", told.stdout)
+    size = decimal(sum(part.stat().st_size for part in parts))
+    assert re.search(rf"on disk +{size}, 4 files in {re.escape(str(parts[0].parent))}\b", told.stdout)
 
 
 def test_missing_parts_are_named(parts: list[Path]) -> None:

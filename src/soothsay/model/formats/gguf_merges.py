@@ -23,7 +23,7 @@ class Merges(Sequence[tuple[str, str]]):
 
     A sequence that makes a pair when it is asked for: a million tuples would keep the garbage collector busy.
 
-    Finding them takes about 100 bytes of memory for each character. Texts with the same hash of 64 bits are
+    Finding them takes 75 to 200 bytes of memory for each character. Texts with the same hash of 64 bits are
     taken for equal. By chance one vocabulary of Gemma's size in 50 million has two of them.
 
     Args:

@@ -45,8 +45,8 @@ def read_parts(path: Path) -> GGUFParts:
     for i, (file, part) in enumerate(zip(files, headers, strict=True)):
         if (place := _place(file, part)) != (i, count):
             raise _foreign(file, f"its header says that it is part {place[0] + 1} of {place[1]}")
-        if twice := next((name for name in part.tensors if name in tensors), None):
-            raise _foreign(file, f"it has tensor {twice!r}, as {tensors[twice].path.name} has")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise _foreign(file, f"it has tensor {twice[0]!r}, as {tensors[twice[0]].path.name} has")
         if len(tensors) + len(part.tensors) > MAX_TENSORS:
             raise ModelError(f"{path} and its other parts have more than {MAX_TENSORS:,} tensors")
         tensors |= part.tensors

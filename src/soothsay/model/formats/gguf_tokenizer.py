@@ -62,9 +62,9 @@ _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 MAX_TOKEN = 1024
 """Limit of a token's text in characters."""
 
-MAX_CHARACTERS = 2**24
-"""Limit of all tokens' texts together, in characters: finding merges takes 100 bytes for each. Gemma's have
-1.5 million."""
+MAX_CHARACTERS = 2**23
+"""Limit of all tokens' texts together, in characters: finding merges takes up to 200 bytes for each.
+Gemma's have 1.5 million."""
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
