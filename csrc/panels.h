@@ -95,28 +95,46 @@ struct Chunk {
     int lines;
 };
 
+// What a weight has beside its scale: the same zero everywhere, zeros of groups, or minimums.
+enum class Beside { ZERO, ZEROS, MINIMUMS };
+
 // Adds the scaled sums of a group to the totals; the first group sets them.
+template <Beside KIND, int R, int C>
+inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
+                                                       int g, int column, const ints (*sums)[C], floats* totals) {
+    floats scales[C], minimums[C];
+    ints zeros[C];
+    for (int c = 0; c < C; ++c) {
+        scales[c] = w.scales.load(panel, g, column + c);
+        if constexpr (KIND == Beside::MINIMUMS) minimums[c] = w.minimums.load(panel, g, column + c);
+        if constexpr (KIND == Beside::ZEROS) {
+            const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + (column + c) * LANES;
+            zeros[c] = __builtin_convertvector(Factors::widen(w.zeros + at), ints);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        const int64_t group = (row + r) * w.groups() + g;
+        const int32_t sum = x.sums[group];
+        const floats factor = splat(x.scales[group]), weighted = splat(x.scales[group] * float(sum));
+        const ints offset = splat(w.zero * sum);
+        floats* into = totals + r * COLUMNS;
+        for (int c = 0; c < C; ++c) {
+            ints exact = sums[r][c];
+            if constexpr (KIND == Beside::ZERO) exact -= offset;
+            if constexpr (KIND == Beside::ZEROS) exact -= zeros[c] * sum;
+            floats total = g ? into[c] : floats{};
+            if constexpr (KIND == Beside::MINIMUMS) total = fused(minimums[c], weighted, total);
+            into[c] = fused(__builtin_convertvector(exact, floats), scales[c] * factor, total);
+        }
+    }
+}
+
 template <int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
                                                        int g, int column, const ints (*sums)[C], floats* totals) {
-    for (int c = 0; c < C; ++c) {
-        const floats scale = w.scales.load(panel, g, column + c);
-        const floats minimum = w.minimums.values ? w.minimums.load(panel, g, column + c) : floats{};
-        ints zero = {};
-        if (w.zeros) {
-            const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + (column + c) * LANES;
-            zero = __builtin_convertvector(Factors::widen(w.zeros + at), ints);
-        }
-        for (int r = 0; r < R; ++r) {
-            const int64_t group = (row + r) * w.groups() + g;
-            const ints offset = w.zeros ? zero * x.sums[group] : splat(w.zero * x.sums[group]);
-            const floats exact = __builtin_convertvector(sums[r][c] - offset, floats);
-            floats& total = totals[r * COLUMNS + c];
-            floats before = g ? total : floats{};
-            if (w.minimums.values) before = fused(minimum, splat(x.scales[group] * float(x.sums[group])), before);
-            total = fused(exact, scale * x.scales[group], before);
-        }
-    }
+    if (w.minimums.values) scale_group<Beside::MINIMUMS, R, C>(w, x, panel, row, g, column, sums, totals);
+    else if (w.zeros) scale_group<Beside::ZEROS, R, C>(w, x, panel, row, g, column, sums, totals);
+    else scale_group<Beside::ZERO, R, C>(w, x, panel, row, g, column, sums, totals);
 }
 
 }  // namespace

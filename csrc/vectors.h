@@ -14,7 +14,7 @@ constexpr int NEARNESS = 3;
 
 // Rows and registers of outputs that are computed together: as many sums as fit into registers.
 #if defined(__AVX512F__)
-constexpr int ROWS = 6;
+constexpr int ROWS = 3;
 template <int R> constexpr int WIDTH = 4;
 #else
 constexpr int ROWS = 2;
