@@ -80,13 +80,6 @@ struct Inputs {
     }
 };
 
-// A thread's sums for a panel: of the current group, and totals of the groups before.
-template <class Sums>
-struct Partial {
-    std::vector<Sums> sums;      // [rows, COLUMNS]
-    std::vector<floats> totals;  // [rows, COLUMNS]
-};
-
 // Units [begin, end) of a panel, and cache lines to prefetch meanwhile.
 struct Chunk {
     int panel, begin, end;
@@ -98,20 +91,36 @@ struct Chunk {
 // What a weight has beside its scale: the same zero everywhere, zeros of groups, or minimums.
 enum class Beside { ZERO, ZEROS, MINIMUMS };
 
-// Adds the scaled sums of a group to the totals; the first group sets them.
-template <Beside KIND, int R, int C>
-inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
-                                                       int g, int column, const ints (*sums)[C], floats* totals) {
-    floats scales[C], minimums[C];
-    ints zeros[C];
-    for (int c = 0; c < C; ++c) {
-        scales[c] = w.scales.load(panel, g, column + c);
-        if constexpr (KIND == Beside::MINIMUMS) minimums[c] = w.minimums.load(panel, g, column + c);
-        if constexpr (KIND == Beside::ZEROS) {
-            const int64_t at = (int64_t(panel) * w.groups() + g) * PANEL + (column + c) * LANES;
-            zeros[c] = __builtin_convertvector(Factors::widen(w.zeros + at), ints);
-        }
+// The factors of some groups of a panel, in floats: [groups, COLUMNS].
+struct GroupFactors {
+    std::vector<floats> scales, beside;
+
+    void read(const Weights& w, int panel, int begin, int end) {
+        scales.resize((end - begin) * COLUMNS);
+        if (w.minimums.values || w.zeros) beside.resize(scales.size());
+        for (int g = begin, i = 0; g < end; ++g)
+            for (int c = 0; c < COLUMNS; ++c, ++i) {
+                scales[i] = w.scales.load(panel, g, c);
+                if (w.minimums.values) beside[i] = w.minimums.load(panel, g, c);
+                else if (w.zeros)
+                    beside[i] = Factors::widen(w.zeros + (int64_t(panel) * w.groups() + g) * PANEL + c * LANES);
+            }
     }
+};
+
+// A thread's sums for a panel: of the current group, and totals of the groups before.
+template <class Sums>
+struct Partial {
+    std::vector<Sums> sums;      // [rows, COLUMNS]
+    std::vector<floats> totals;  // [rows, COLUMNS]
+    GroupFactors factors;        // of the groups that end in the current chunk
+};
+
+// Adds the scaled sums of group g to the totals; the first group sets them. `scales` and `beside` are those of the group.
+template <Beside KIND, int R, int C>
+inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g,
+                                                       const floats* scales, const floats* beside, const ints (*sums)[C],
+                                                       floats* totals) {
     for (int r = 0; r < R; ++r) {
         const int64_t group = (row + r) * w.groups() + g;
         const int32_t sum = x.sums[group];
@@ -121,20 +130,21 @@ inline __attribute__((always_inline)) void scale_group(const Weights& w, const I
         for (int c = 0; c < C; ++c) {
             ints exact = sums[r][c];
             if constexpr (KIND == Beside::ZERO) exact -= offset;
-            if constexpr (KIND == Beside::ZEROS) exact -= zeros[c] * sum;
+            if constexpr (KIND == Beside::ZEROS) exact -= __builtin_convertvector(beside[c], ints) * sum;
             floats total = g ? into[c] : floats{};
-            if constexpr (KIND == Beside::MINIMUMS) total = fused(minimums[c], weighted, total);
+            if constexpr (KIND == Beside::MINIMUMS) total = fused(beside[c], weighted, total);
             into[c] = fused(__builtin_convertvector(exact, floats), scales[c] * factor, total);
         }
     }
 }
 
 template <int R, int C>
-inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int panel, int64_t row,
-                                                       int g, int column, const ints (*sums)[C], floats* totals) {
-    if (w.minimums.values) scale_group<Beside::MINIMUMS, R, C>(w, x, panel, row, g, column, sums, totals);
-    else if (w.zeros) scale_group<Beside::ZEROS, R, C>(w, x, panel, row, g, column, sums, totals);
-    else scale_group<Beside::ZERO, R, C>(w, x, panel, row, g, column, sums, totals);
+inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g,
+                                                       const floats* scales, const floats* beside, const ints (*sums)[C],
+                                                       floats* totals) {
+    if (w.minimums.values) scale_group<Beside::MINIMUMS, R, C>(w, x, row, g, scales, beside, sums, totals);
+    else if (w.zeros) scale_group<Beside::ZEROS, R, C>(w, x, row, g, scales, beside, sums, totals);
+    else scale_group<Beside::ZERO, R, C>(w, x, row, g, scales, beside, sums, totals);
 }
 
 }  // namespace

@@ -81,6 +81,7 @@ struct Place {
     std::unique_ptr<floats[]> plain;
     typename F::Sums sums[TOGETHER * COLUMNS];
     floats totals[F::INPUTS > 2 ? TOGETHER * COLUMNS : 1];
+    GroupFactors factors;
 
     explicit Place(const Weights& w)
         : table(w.table), plain(EACH > 1 ? new floats[w.inputs * PANEL / sizeof(floats)] : nullptr) {}
@@ -137,11 +138,13 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
                         floats* totals = place.totals + row * COLUMNS;
                         const int64_t count = std::min(each, together - row), from = first + row;
                         const int g = begin / group;
+                        if (!row) place.factors.read(w, panel, g, g + 1);
+                        const floats *scales = place.factors.scales.data(), *beside = place.factors.beside.data();
                         int64_t r = 0;
                         for (; r + 4 <= count; r += 4)
-                            scale_group<4, COLUMNS>(w, x, panel, from + r, g, 0, at + r, totals + r * COLUMNS);
+                            scale_group<4, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r * COLUMNS);
                         for (; r < count; ++r)
-                            scale_group<1, COLUMNS>(w, x, panel, from + r, g, 0, at + r, totals + r * COLUMNS);
+                            scale_group<1, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r * COLUMNS);
                     }
             }
         }

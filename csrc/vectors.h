@@ -171,7 +171,9 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
         }
         if constexpr (GROUPED)
             if (stop == border) {
-                scale_group<R, C>(w, x, chunk.panel, row, border / group - 1, column, sums,
+                const int g = border / group - 1;
+                const int64_t at = (g - chunk.begin / group) * COLUMNS + column;
+                scale_group<R, C>(w, x, row, g, &partial.factors.scales[at], partial.factors.beside.data() + at, sums,
                                   &partial.totals[row * COLUMNS + column]);
                 for (auto& of_row : sums)
                     for (auto& sum : of_row) sum = ints{};
@@ -197,6 +199,10 @@ void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_
                     Partial<typename F::Sums>& partial) {
     const uint8_t* next = chunk.ahead;
     const int64_t lines = chunk.lines;
+    if constexpr (F::INPUTS > 2) {
+        const int group = w.group / F::INPUTS;
+        partial.factors.read(w, chunk.panel, chunk.begin / group, chunk.end / group);
+    }
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t row = t * rows / tiles, count = (t + 1) * rows / tiles - row, first = t * lines / tiles;
         chunk.ahead = next + first * 64;
