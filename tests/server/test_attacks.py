@@ -41,7 +41,9 @@ def test_an_attack_is_refused_and_others_are_served(name: str, attacked: Running
 
 def served(client: OpenAI, **fields: str) -> str:
     """The text of a short answer."""
-    answer = client.completions.create(model="sibyl", prompt="Hi", max_tokens=8, extra_body=fields)
+    answer = client.completions.create(
+        model="sibyl", prompt="Once upon a time", max_tokens=8, temperature=0, extra_body=fields
+    )
     return answer.choices[0].text
 
 

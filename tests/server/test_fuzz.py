@@ -37,7 +37,7 @@ IN_CI, ONCE = 5_000, int(os.environ.get("SOOTHSAY_FUZZ", 200_000))
 PARTS = 5
 """Tests that share the bodies of the suite, since tests run side by side."""
 
-CONTEXT = 128
+CONTEXT = 64
 """Tokens that a prompt and its answer may have. Some bodies ask for as many as there can be."""
 
 ALONE = 50
@@ -47,7 +47,7 @@ GROUPS = st.lists(bodies(describe(BODIES, ())), min_size=AT_ONCE, max_size=AT_ON
 
 
 QUESTION = {
-    **{"model": "sibyl", "prompt": "Once upon a time", "max_tokens": 100, "temperature": 1.0, "seed": 7},
+    **{"model": "sibyl", "prompt": "Once upon a time", "max_tokens": 40, "temperature": 1.0, "seed": 7},
     "ignore_eos": True,
 }
 
