@@ -1,7 +1,7 @@
 """Compiles the native kernels, once for each instruction set, if there is a compiler.
 
-The libraries export plain C functions, which ctypes calls. They link only OpenMP's runtime; when they run,
-that is the one that torch has loaded. Without them, everything works by stock operations.
+The libraries export plain C functions, which ctypes calls. They link only the C library and have
+threads of their own. Without them, everything works by stock operations.
 """
 
 import platform
@@ -12,7 +12,6 @@ from setuptools import Extension, setup
 FLAGS = [
     "-std=c++17",
     "-O3",
-    "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",  # bits depend on it: only the source decides where a product and a sum are rounded once
@@ -40,7 +39,7 @@ setup(
             sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
             depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
             extra_compile_args=[*FLAGS, *flags],
-            extra_link_args=["-fopenmp"],
+            extra_link_args=["-pthread", "-static-libstdc++", "-static-libgcc"],
             language="c++",
             optional=True,
         )

@@ -5,6 +5,7 @@
 // its query and its own keys alone, so its bits are the same in any batch, tree or chunk, with any number of threads.
 // The paths of a tree read their common context together, and then the rest of their keys separately.
 #include "kernels.h"
+#include "pool.h"
 #include "simd.h"
 #include "tiles.h"
 #include <algorithm>
@@ -389,12 +390,13 @@ void attend(const float* q, const T* kv, Family family, int num_paths, const Sha
             for (int64_t row = family.row_begin[family.begin]; row < family.row_begin[family.end]; row += step)
                 tasks.push_back({family, row, head});
         }
-#pragma omp parallel for schedule(dynamic) if (tasks.size() > 1)
-    for (size_t i = 0; i < tasks.size(); ++i) {
-        const Task& t = tasks[i];
-        const int64_t left = t.family.row_begin[t.family.end] - t.row;
-        attend_tile(q, kv, t.family, t.row, int(left < step ? left : step), t.head, s, out);
-    }
+    parallel(int64_t(tasks.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const Task& t = tasks[i];
+            const int64_t left = t.family.row_begin[t.family.end] - t.row;
+            attend_tile(q, kv, t.family, t.row, int(left < step ? left : step), t.head, s, out);
+        }
+    });
 }
 
 }  // namespace

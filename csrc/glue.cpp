@@ -2,11 +2,12 @@
 // activations. Each is one pass over memory. The order of a row's sums depends on its length alone, so its bits are the
 // same in any batch.
 #include "kernels.h"
+#include "pool.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int64_t WORTH_THREADS = 1 << 13;  // elements; for fewer, waking threads costs more than the work
+constexpr int64_t PIECE = 1 << 13;  // elements; for fewer, sharing costs more than the work
 
 // 1 / root mean square of n floats (a multiple of LANES).
 template <class T>
@@ -22,24 +23,25 @@ float inverse_rms(const T* x, int n, float eps) {
 template <class In, class Out>
 void add_norm(const float* x, const In* delta, const float* post, const float* weight, float eps, int64_t rows, int n,
               float* total, Out* normed) {
-#pragma omp parallel for if (rows * n > WORTH_THREADS)
-    for (int64_t r = 0; r < rows; ++r) {
-        const float* source = x + r * n;
-        if (delta) {
-            const In* d = delta + r * n;
-            float scale = post ? inverse_rms(d, n, eps) : 1.0f;
-            for (int j = 0; j < n; j += LANES) {
-                floats v = load(d + j);
-                if (post) v = v * scale * load(post + j);
-                store(total + r * n + j, load(source + j) + v);
+    parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const float* source = x + r * n;
+            if (delta) {
+                const In* d = delta + r * n;
+                float scale = post ? inverse_rms(d, n, eps) : 1.0f;
+                for (int j = 0; j < n; j += LANES) {
+                    floats v = load(d + j);
+                    if (post) v = v * scale * load(post + j);
+                    store(total + r * n + j, load(source + j) + v);
+                }
+                source = total + r * n;
             }
-            source = total + r * n;
+            if (weight) {
+                float scale = inverse_rms(source, n, eps);
+                for (int j = 0; j < n; j += LANES) keep(normed + r * n + j, load(source + j) * scale * load(weight + j));
+            }
         }
-        if (weight) {
-            float scale = inverse_rms(source, n, eps);
-            for (int j = 0; j < n; j += LANES) keep(normed + r * n + j, load(source + j) * scale * load(weight + j));
-        }
-    }
+    });
 }
 
 // Rotates one head, its dimension i with i + d / 2; `sin` has its first half negated.
@@ -60,28 +62,29 @@ template <class In, class Out>
 void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
                   const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
     const int d = s.d, all = s.queries + 2 * s.keys;
-#pragma omp parallel for if (rows * all * d > WORTH_THREADS)
-    for (int64_t r = 0; r < rows; ++r) {
-        for (int h = 0; h < all; ++h) {
-            const In* source = qkv + (r * all + h) * d;
-            const bool is_query = h < s.queries, is_value = h >= s.queries + s.keys;
-            float head[1024], turned[1024];
-            const float* norm = is_query ? q_norm : k_norm;
-            float scale = norm && !is_value ? inverse_rms(source, d, s.eps) : 1.0f;
-            for (int j = 0; j < d; j += LANES) {
-                floats v = load(source + j);
-                if (norm && !is_value) v = v * scale * load(norm + j);
-                store(head + j, v);
+    parallel(rows, PIECE / (all * d), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            for (int h = 0; h < all; ++h) {
+                const In* source = qkv + (r * all + h) * d;
+                const bool is_query = h < s.queries, is_value = h >= s.queries + s.keys;
+                float head[1024], turned[1024];
+                const float* norm = is_query ? q_norm : k_norm;
+                float scale = norm && !is_value ? inverse_rms(source, d, s.eps) : 1.0f;
+                for (int j = 0; j < d; j += LANES) {
+                    floats v = load(source + j);
+                    if (norm && !is_value) v = v * scale * load(norm + j);
+                    store(head + j, v);
+                }
+                if (!is_value) rotate(head, cos + r * d, sin + r * d, d, turned);
+                const float* result = is_value ? head : turned;
+                if (is_query)
+                    for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
+                else
+                    for (int j = 0; j < d; j += LANES)
+                        keep(kv + (int64_t(h - s.queries) * s.slots + slot[r]) * d + j, load(result + j));
             }
-            if (!is_value) rotate(head, cos + r * d, sin + r * d, d, turned);
-            const float* result = is_value ? head : turned;
-            if (is_query)
-                for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
-            else
-                for (int j = 0; j < d; j += LANES)
-                    keep(kv + (int64_t(h - s.queries) * s.slots + slot[r]) * d + j, load(result + j));
         }
-    }
+    });
 }
 
 inline floats sigmoid(floats x) {
@@ -93,16 +96,17 @@ enum Activation { SILU, GELU_TANH };
 
 template <class T>
 void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out) {
-#pragma omp parallel for if (rows * n > WORTH_THREADS)
-    for (int64_t r = 0; r < rows; ++r) {
-        const T *gate = gate_up + 2 * r * n, *up = gate + n;
-        for (int j = 0; j < n; j += LANES) {
-            floats x = load(gate + j);
-            // gelu in its tanh form is x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
-            floats at = activation == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
-            keep(out + r * n + j, x * sigmoid(at) * load(up + j));
+    parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const T *gate = gate_up + 2 * r * n, *up = gate + n;
+            for (int j = 0; j < n; j += LANES) {
+                floats x = load(gate + j);
+                // gelu in its tanh form is x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
+                floats at = activation == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+                keep(out + r * n + j, x * sigmoid(at) * load(up + j));
+            }
         }
-    }
+    });
 }
 
 }  // namespace

@@ -8,6 +8,9 @@ extern "C" {
 // Whether this processor has the instruction set of the library.
 int soothsay_runs_here();
 
+// The number of threads that the functions below use, with the calling one; 1 until it is set.
+void soothsay_set_threads(int count);
+
 // total [rows, n] = x + delta (or x + norm(delta) * post); normed = norm(total) * weight. Any of delta, post and weight may
 // be null. `total` may be x; without delta it is not written.
 void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post, const float* weight,

@@ -1,5 +1,6 @@
 // The largest numbers of a row, and their log-softmax, in two passes: a drafter's likeliest tokens.
 #include "kernels.h"
+#include "pool.h"
 #include "simd.h"
 #include <algorithm>
 #include <limits>
@@ -54,12 +55,13 @@ float log_sum_exp(const float* x, int64_t width, float factor, float largest) {
 
 extern "C" void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count,
                                  float* values, int64_t* places) {
-#pragma omp parallel for if (rows > 1 && rows * width > WORTH_THREADS)
-    for (int64_t r = 0; r < rows; ++r) {
-        Largest found{values + r * count, places + r * count, count};
-        find(x + r * width, width, found);
-        if (!factors || found.values[0] == NONE) continue;
-        const float top = found.values[0], all = log_sum_exp(x + r * width, width, factors[r], top);
-        for (int k = 0; k < count; ++k) found.values[k] = factors[r] * (found.values[k] - top) - all;
-    }
+    parallel(rows, width ? WORTH_THREADS / width : rows, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            Largest found{values + r * count, places + r * count, count};
+            find(x + r * width, width, found);
+            if (!factors || found.values[0] == NONE) continue;
+            const float top = found.values[0], all = log_sum_exp(x + r * width, width, factors[r], top);
+            for (int k = 0; k < count; ++k) found.values[k] = factors[r] * (found.values[k] - top) - all;
+        }
+    });
 }

@@ -3,8 +3,10 @@
 //
 // One thread sums each output over its inputs, in order. So its bits do not depend on the other rows.
 #include "kernels.h"
+#include "pool.h"
 #include "tiled.h"
 #include "vectors.h"
+#include <algorithm>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -12,6 +14,8 @@
 namespace {
 
 constexpr int64_t WORTH_THREADS = 1 << 15;  // weights; for fewer, waking threads costs more than the work
+constexpr int64_t ROW_PIECE = 1 << 13;      // inputs that are laid out in one piece
+constexpr int64_t WEIGHT_PIECE = 1 << 18;   // weights of a piece: some 20 us
 
 typedef int8_t chars __attribute__((vector_size(LANES)));
 
@@ -96,48 +100,48 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     Input* const data = (Input*)laid.get();  // aligned to a cache line: loading tiles across lines is slow
     std::vector<float> scales(rows * groups);
     std::vector<int32_t> sums(rows * groups);
-#pragma omp parallel if (int64_t(w.inputs) * w.outputs > WORTH_THREADS)
-    {
-        if (!direct) {
-#pragma omp for
-            for (int64_t r = 0; r < rows; ++r) {
-                Input* row = &data[r / height * height * w.inputs + r % height * width];
-                auto at = [&](int i) {
-                    return row + int64_t(i >> shift) * height * width + (i & ((1u << shift) - 1));
-                };
-                if constexpr (INTEGER)
-                    quantize(x + r * w.inputs, w.inputs, w.group, at, &scales[r * groups], &sums[r * groups]);
-                else
-                    for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(x + r * w.inputs + i));
-            }
+    const bool shared = int64_t(w.inputs) * w.outputs > WORTH_THREADS;
+    auto lay = [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            Input* row = &data[r / height * height * w.inputs + r % height * width];
+            auto at = [&](int i) { return row + int64_t(i >> shift) * height * width + (i & ((1u << shift) - 1)); };
+            if constexpr (INTEGER)
+                quantize(x + r * w.inputs, w.inputs, w.group, at, &scales[r * groups], &sums[r * groups]);
+            else
+                for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(x + r * w.inputs + i));
         }
-        const Inputs<Input> inputs{direct ? (const Input*)x : data, height, width, scales.data(), sums.data()};
+    };
+    if (!direct) parallel(rows, shared ? ROW_PIECE / w.inputs : rows, lay);
+    const Inputs<Input> inputs{direct ? (const Input*)x : data, height, width, scales.data(), sums.data()};
+    // Every thread gets a few pieces of a small matrix, so that a late one finds some left.
+    const int64_t even = panels / (4 * pool_threads()), most = WEIGHT_PIECE / (int64_t(w.inputs) * PANEL);
+    const int64_t piece = shared ? std::min(even, most) : panels;
 #if defined(SOOTHSAY_TILES)
-        if (tiled) {
+    if (tiled) {
+        parallel(panels, piece, [&](int64_t begin, int64_t end) {
             const TileShape shape(height, tiling.steps);
             Place<F> place(w);
-#pragma omp for schedule(static)
-            for (int panel = 0; panel < panels; ++panel) {
+            for (int panel = int(begin); panel < end; ++panel) {
                 auto write = [&](int64_t row, int64_t count, const floats* values) {
                     write_panel(w, panel, row, count, values, out);
                 };
                 if (tiling.tiles > 1) multiply_panel<F, true>(w, inputs, tiling, panel, place, write);
                 else multiply_panel<F, false>(w, inputs, tiling, panel, place, write);
             }
-        } else
-#endif
-        {
-            Partial<typename F::Sums> partial;
-            partial.sums.resize(rows * COLUMNS);
-            if (INTEGER) partial.totals.resize(rows * COLUMNS);
-#pragma omp for schedule(static)
-            for (int panel = 0; panel < panels; ++panel) {
-                sum_panel<F>(w, inputs, panel, rows, partial);
-                if constexpr (INTEGER) write_panel(w, panel, 0, rows, partial.totals.data(), out);
-                else write_panel(w, panel, 0, rows, partial.sums.data(), out);
-            }
-        }
+        });
+        return;
     }
+#endif
+    parallel(panels, piece, [&](int64_t begin, int64_t end) {
+        Partial<typename F::Sums> partial;
+        partial.sums.resize(rows * COLUMNS);
+        if (INTEGER) partial.totals.resize(rows * COLUMNS);
+        for (int panel = int(begin); panel < end; ++panel) {
+            sum_panel<F>(w, inputs, panel, rows, partial);
+            if constexpr (INTEGER) write_panel(w, panel, 0, rows, partial.totals.data(), out);
+            else write_panel(w, panel, 0, rows, partial.sums.data(), out);
+        }
+    });
 }
 
 template <class F>

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
+from soothsay.machine import granted_processors
 from soothsay.model.kernels import Norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
@@ -96,7 +97,14 @@ class NativeKernels:
         for name, (arguments, result) in AUTOMATON_SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-        self._library = library
+        library.soothsay_set_threads.restype, library.soothsay_set_threads.argtypes = None, [c_int]
+        self._loaded, self._granted = library, granted_processors()
+
+    @property
+    def _library(self) -> ctypes.CDLL:
+        """The library, set to torch's number of threads now, but no more than the machine grants."""
+        self._loaded.soothsay_set_threads(min(torch.get_num_threads(), self._granted))
+        return self._loaded
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
@@ -252,7 +260,10 @@ class NativeKernels:
         """See `Kernels`."""
         fitting = [block for block in blocks if isinstance(block, Block) and NativeBlocks.fit(block)]
         whole = len(fitting) == len(blocks)
-        return NativeBlocks(self._library.soothsay_blocks, fitting) if whole else None
+        return NativeBlocks(self._run_blocks, fitting) if whole else None
+
+    def _run_blocks(self, *arguments: object) -> None:
+        self._library.soothsay_blocks(*arguments)
 
     def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
