@@ -17,8 +17,6 @@ constexpr int64_t WORTH_THREADS = 1 << 15;  // weights; for fewer, waking thread
 constexpr int64_t ROW_PIECE = 1 << 13;      // inputs that are laid out in one piece
 constexpr int64_t WEIGHT_PIECE = 1 << 18;   // weights of a piece: some 20 us
 
-typedef int8_t chars __attribute__((vector_size(LANES)));
-
 // Values [count, COLUMNS] of rows from `row` on.
 template <class Out>
 void write_panel(const Weights& w, int panel, int64_t row, int64_t count, const floats* values, Out* out) {
@@ -65,8 +63,7 @@ void quantize(const T* x, int inputs, int group, Place place, float* scales, int
         for (int i = begin; i < begin + group; i += LANES) {
             ints v = nearest(load(x + i) * inverse);
             total += v;
-            const chars small = __builtin_convertvector(v, chars);
-            std::memcpy(place(i), &small, sizeof small);
+            keep(place(i), v);
         }
         *scales++ = top / 127.0f;
         int32_t all = 0;
@@ -133,7 +130,7 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
     }
 #endif
     parallel(panels, piece, [&](int64_t begin, int64_t end) {
-        Partial<typename F::Sums> partial;
+        thread_local Partial<typename F::Sums> partial;  // kept, since allocating takes as long as a small product
         partial.sums.resize(rows * COLUMNS);
         if (INTEGER) partial.totals.resize(rows * COLUMNS);
         for (int panel = int(begin); panel < end; ++panel) {

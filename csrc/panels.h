@@ -36,21 +36,25 @@ struct Factors {
     int groups, span;
     bool half;
 
-    // Those of the outputs from `column` on.
-    floats load(int panel, int group, int column) const {
-        const int64_t at = (int64_t(panel) * groups + group) * PANEL + column * LANES;
-        if (!units) return half ? ::load((const fp16*)values + at) : ::load((const float*)values + at);
-        const int64_t unit = (int64_t(panel) * (groups / span) + group / span) * PANEL + column * LANES;
-        return widen<int8_t>((const int8_t*)values + at) * ::load(units + unit);
-    }
-
-    // LANES small integers.
-    template <class T>
-    static floats widen(const T* values) {
-        typedef T chars __attribute__((vector_size(LANES)));
-        chars small;
-        std::memcpy(&small, values, sizeof small);
-        return __builtin_convertvector(__builtin_convertvector(small, ints), floats);
+    // Those of groups [begin, end) of a panel, in floats: [groups, COLUMNS]. Prefetches as many after them.
+    void read(int panel, int begin, int end, floats* out) const {
+        const int64_t from = (int64_t(panel) * groups + begin) * PANEL, count = int64_t(end - begin) * PANEL;
+        const int64_t each = units ? 1 : half ? 2 : 4;
+        for (int64_t i = count; i < 2 * count; i += 64 / each)
+            __builtin_prefetch((const char*)values + (from + i) * each);
+        if (!units)
+            for (int64_t i = 0; i < count; i += LANES)
+                *out++ = half ? load((const fp16*)values + from + i) : load((const float*)values + from + i);
+        else {
+            const int8_t* small = (const int8_t*)values + from;
+            const fp16* unit = units + (int64_t(panel) * (groups / span) + begin / span) * PANEL;
+            for (int left = span - begin % span; begin < end; unit += PANEL, left = span) {
+                floats of_span[COLUMNS];
+                for (int c = 0; c < COLUMNS; ++c) of_span[c] = load(unit + c * LANES);
+                for (; left && begin < end; --left, ++begin, small += PANEL)
+                    for (int c = 0; c < COLUMNS; ++c) *out++ = load(small + c * LANES) * of_span[c];
+            }
+        }
     }
 };
 
@@ -97,14 +101,13 @@ struct GroupFactors {
 
     void read(const Weights& w, int panel, int begin, int end) {
         scales.resize((end - begin) * COLUMNS);
-        if (w.minimums.values || w.zeros) beside.resize(scales.size());
-        for (int g = begin, i = 0; g < end; ++g)
-            for (int c = 0; c < COLUMNS; ++c, ++i) {
-                scales[i] = w.scales.load(panel, g, c);
-                if (w.minimums.values) beside[i] = w.minimums.load(panel, g, c);
-                else if (w.zeros)
-                    beside[i] = Factors::widen(w.zeros + (int64_t(panel) * w.groups() + g) * PANEL + c * LANES);
-            }
+        w.scales.read(panel, begin, end, scales.data());
+        if (!w.minimums.values && !w.zeros) return;
+        beside.resize(scales.size());
+        if (w.minimums.values) w.minimums.read(panel, begin, end, beside.data());
+        else
+            for (size_t i = 0; i < beside.size(); ++i)
+                beside[i] = load(w.zeros + (int64_t(panel) * w.groups() + begin) * PANEL + i * LANES);
     }
 };
 

@@ -1,8 +1,10 @@
 // The pool of threads. Workers spin for a moment after each loop and then sleep until the next one.
 #include "pool.h"
 #include "kernels.h"
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <system_error>
 #include <thread>
 #if defined(__linux__)
@@ -54,13 +56,19 @@ bool spin(Done done) {
 }
 
 struct Pool {
+    // A part of the loop. One thread begins with it, so that it reads memory in order; who has finished helps.
+    struct alignas(64) Part {
+        std::atomic<int64_t> next{0};
+        int64_t end;
+    };
+
     // The loop. It changes only while `work` is even and nobody is `active`.
     Piece piece;
     void* body;
-    int64_t count, grain;
-    int limit;  // workers that may take part
+    int64_t grain;
+    int limit;  // threads that may take part; the caller is the first of them
 
-    alignas(64) std::atomic<int64_t> next{0};
+    std::unique_ptr<Part[]> parts{new Part[MOST]};
     alignas(64) Word work{0};      // odd while pieces may be taken
     Word sleeping{0};              // whether a worker may sleep on `work`
     alignas(64) Word active{0};    // workers that may read the loop
@@ -68,9 +76,14 @@ struct Pool {
     std::atomic<bool> busy{false};  // whether a caller owns the loop
     int workers = 0;
 
-    void take() {
-        for (int64_t begin; (begin = next.fetch_add(grain)) < count;)
-            piece(body, begin, begin + grain < count ? begin + grain : count);
+    // Computes pieces of a thread's own part, and then of the others.
+    void take(int own) {
+        for (int i = 0; i < limit; ++i) {
+            Part& part = parts[(own + i) % limit];
+            // The first look spares threads that come late a costly write.
+            for (int64_t begin; part.next < part.end && (begin = part.next.fetch_add(grain)) < part.end;)
+                piece(body, begin, begin + grain < part.end ? begin + grain : part.end);
+        }
     }
 
     void serve(int index) {
@@ -82,7 +95,7 @@ struct Pool {
             }
             ++active;
             seen = work;  // read after `active` has grown, so that the caller waits if the loop is open
-            if (seen & 1 && index < limit) take();
+            if (seen & 1 && index < limit) take(index);
             if (--active == 0 && waiting) wake(active);
         }
     }
@@ -93,21 +106,25 @@ struct Pool {
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         try {
-            for (; workers < wanted; ++workers) std::thread(&Pool::serve, this, workers).detach();
+            for (; workers < wanted; ++workers) std::thread(&Pool::serve, this, workers + 1).detach();
         } catch (const std::system_error&) {  // the system grants no more; the caller goes on with fewer
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
-    void run(int64_t n, int64_t step, Piece f, void* it, int helpers) {
-        if (workers < helpers) grow(helpers);
-        // A worker that came late to the last loop may still look at `limit`.
+    void run(int64_t count, int64_t step, Piece f, void* it, int threads) {
+        if (workers < threads - 1) grow(threads - 1);
+        // A worker that came late to the last loop may still look at it.
         wait();
-        piece = f, body = it, count = n, grain = step, limit = helpers;
-        next = 0;
+        piece = f, body = it, grain = step, limit = threads;
+        const int64_t pieces = (count + step - 1) / step;
+        for (int64_t i = 0; i < threads; ++i) {
+            parts[i].next = i * pieces / threads * step;
+            parts[i].end = std::min((i + 1) * pieces / threads * step, count);
+        }
         ++work;
         if (sleeping.exchange(0)) wake(work);
-        take();
+        take(0);
         ++work;
         wait();
     }
@@ -134,12 +151,12 @@ const int prepared = (renew(), pthread_atfork(nullptr, nullptr, renew));
 int pool_threads() { return threads; }
 
 void pool_run(int64_t count, int64_t grain, Piece piece, void* body) {
-    const int helpers = threads - 1;
-    if (count <= grain || helpers < 1 || pool->busy.exchange(true)) {
+    const int granted = threads;
+    if (count <= grain || granted < 2 || pool->busy.exchange(true)) {
         if (count > 0) piece(body, 0, count);
         return;
     }
-    pool->run(count, grain, piece, body, helpers);
+    pool->run(count, grain, piece, body, granted);
     pool->busy = false;
 }
 

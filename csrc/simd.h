@@ -53,6 +53,8 @@ inline floats load(const bf16* p) {
 #if defined(__AVX512F__)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return (floats)_mm512_slli_epi32(wide, 16);
+#elif defined(__AVX2__)
+    return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
 #else
     floats v;
     for (int i = 0; i < LANES; ++i) v[i] = widen(p[i]);
@@ -75,6 +77,30 @@ inline floats load(const fp16* p) {
 #endif
 }
 
+inline floats load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    floats v;
+    for (int i = 0; i < LANES; ++i) v[i] = p[i];
+    return v;
+#endif
+}
+
+inline floats load(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    floats v;
+    for (int i = 0; i < LANES; ++i) v[i] = p[i];
+    return v;
+#endif
+}
+
 inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
 
 // In the precision of the memory.
@@ -85,7 +111,24 @@ inline void keep(bf16* p, floats v) {
 #if defined(__AVX512BF16__)
     _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
 #else
-    for (int i = 0; i < LANES; ++i) p[i] = narrow(v[i]);
+    const ints bits = (ints)v, rounded = bits + 0x7FFF + (bits >> 16 & 1);
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)rounded, 16)));
+#else
+    for (int i = 0; i < LANES; ++i) p[i] = {uint16_t(uint32_t(rounded[i]) >> 16)};
+#endif
+#endif
+}
+
+// Integers that 8 bits hold.
+inline void keep(int8_t* p, ints v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__AVX2__)
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+#else
+    for (int i = 0; i < LANES; ++i) p[i] = int8_t(v[i]);
 #endif
 }
 

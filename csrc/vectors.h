@@ -14,7 +14,7 @@ constexpr int NEARNESS = 3;
 
 // Rows and registers of outputs that are computed together: as many sums as fit into registers.
 #if defined(__AVX512F__)
-constexpr int ROWS = 3;
+constexpr int ROWS = 4;
 template <int R> constexpr int WIDTH = 4;
 #else
 constexpr int ROWS = 2;
@@ -76,6 +76,13 @@ struct Table {
     }
 };
 
+// x shifted left by N bits, or right by -N.
+template <int N>
+inline ints shifted(ints x) {
+    if constexpr (N < 0) return x >> -N;
+    else return x << N;
+}
+
 // Integers of B bits below `1 << B`: the layout of a unit, and its inputs 4 I to 4 I + 3 as bytes, in each lane for an output.
 template <int B> struct Integers;
 
@@ -97,14 +104,16 @@ template <> struct Integers<2> {
 template <> struct Integers<6> {
     static constexpr int INPUTS = 16, STEPS = 3;
     template <int I> static ints four(const uint8_t* unit) {
-        return Integers<4>::four<I % 2>(unit + I / 2 * STEP) | Integers<2>::four<I>(unit + 2 * STEP) << 4;
+        const ints above = bytes(unit + 2 * STEP);
+        return Integers<4>::four<I % 2>(unit + I / 2 * STEP) | (shifted<4 - 2 * I>(above) & 0x30303030);
     }
 };
 
 template <> struct Integers<5> {
     static constexpr int INPUTS = 32, STEPS = 5;
     template <int I> static ints four(const uint8_t* unit) {
-        return Integers<4>::four<I % 2>(unit + I / 2 * STEP) | (bytes(unit + 4 * STEP) >> I & 0x01010101) << 4;
+        const ints above = bytes(unit + 4 * STEP);
+        return Integers<4>::four<I % 2>(unit + I / 2 * STEP) | (shifted<4 - I>(above) & 0x10101010);
     }
 };
 

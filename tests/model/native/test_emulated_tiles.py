@@ -19,7 +19,7 @@ FLAGS = [
     "-std=c++17",
     "-O2",
     "-fPIC",
-    "-fopenmp",
+    
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
@@ -37,7 +37,7 @@ def compiled(folder: Path) -> Path:
         flags = [*FLAGS, *(f"-m{name}" for name in SETS), *emulated]
         subprocess.run(["g++", *flags, "-c", source, "-o", objects[-1]], check=True)
     library = folder / "tiles.so"
-    subprocess.run(["g++", "-shared", "-fopenmp", *objects, "-o", library], check=True)
+    subprocess.run(["g++", "-shared", *objects, "-o", library], check=True)
     return library
 
 

@@ -7,6 +7,7 @@ import typer
 from soothsay.cli.bench.agentic import agentic
 from soothsay.cli.bench.decode import decode
 from soothsay.cli.bench.peers import peers
+from soothsay.cli.bench.quality import quality
 from soothsay.cli.bench.report import report
 from soothsay.cli.bench.serve import serve
 from soothsay.cli.bench.spec import spec
@@ -16,5 +17,5 @@ bench = typer.Typer(
     no_args_is_help=True,
     help="Measure speed and acceptance. What is compared takes turns within one run.",
 )
-for command in (decode, step, peers, spec, agentic, serve, report):
+for command in (decode, step, quality, peers, spec, agentic, serve, report):
     bench.command()(command)

@@ -1,0 +1,122 @@
+"""`soothsay bench quality`: what integers cost in quality, beside float32 of the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soothsay.bench.step import held_bytes, linear_layers
+from soothsay.config import DType
+from soothsay.core.batch import Batch, Rows
+from soothsay.errors import RequestError
+from soothsay.model.checkpoint import Checkpoint, open_checkpoint
+from soothsay.model.load import load_model
+from soothsay.model.transformer import Transformer
+
+REFERENCE: DType = "float32"
+"""The type that all others are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How close a model's distributions are to those of float32."""
+
+    dtype: str
+    bits: float
+    """Bits a weight of the linear layers, with scales."""
+    tokens: int
+    """Tokens whose distribution was compared."""
+    perplexity: float
+    divergence: float
+    """Kullback-Leibler divergence from float32, mean over tokens, in nats."""
+    equal_best: float
+    """Share of the tokens at which the likeliest token is that of float32."""
+
+
+def bench_quality(
+    model: str,
+    text: str,
+    *,
+    dtypes: Sequence[DType] = ("auto",),
+    tokens: int = 20_000,
+    chunk: int = 512,
+    progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
+) -> list[Quality]:
+    """Compare each dtype with float32 of the same weights, which comes first in the result.
+
+    The text is cut into chunks. The model reads each chunk alone, and the distributions after its second half
+    are compared, so that each has at least half a chunk of context.
+
+    Args:
+        model: what `LLM` takes.
+        text: to read.
+        dtypes: element types of linear layers.
+        tokens: the most that are read; the model is loaded once for each dtype, all at the same time.
+        chunk: tokens of a chunk.
+        progress: called with chunks done, chunks in all, and tokens read.
+
+    Raises `RequestError` if the text has fewer tokens than a chunk.
+    """
+    checkpoint = open_checkpoint(model)
+    chunks = _chunks(checkpoint, text, tokens, chunk)
+    models = {str(dtype): load_model(checkpoint, dtype) for dtype in dict.fromkeys((REFERENCE, *dtypes))}
+    sums = {name: np.zeros(3) for name in models}
+    for done, ids in enumerate(chunks):
+        progress(done, len(chunks), done * chunk)
+        expected = _log_probabilities(models[REFERENCE], ids)
+        for name, loaded in models.items():
+            found = expected if name == REFERENCE else _log_probabilities(loaded, ids)
+            sums[name] += _compare(expected, found, ids)
+    progress(len(chunks), len(chunks), len(chunks) * chunk)
+    compared = len(chunks) * (chunk - 1 - chunk // 2)
+    means = {name: sums[name] / compared for name in models}
+    return [
+        Quality(
+            dtype=name,
+            bits=_bits(loaded),
+            tokens=compared,
+            perplexity=float(np.exp(means[name][0])),
+            divergence=float(means[name][1]),
+            equal_best=float(means[name][2]),
+        )
+        for name, loaded in models.items()
+    ]
+
+
+def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> list[np.ndarray]:
+    """Token ids of whole chunks. A token with which the tokenizer begins a text begins every chunk."""
+    tokenizer = checkpoint.tokenizer()
+    begin = tokenizer.encode("")
+    ids = np.array(tokenizer.encode(text, special=False)[:tokens])
+    room = chunk - len(begin)
+    count = len(ids) // room
+    if count < 1:
+        raise RequestError(f"the text has {len(ids)} tokens; give one of at least {room}")
+    return [np.concatenate([np.array(begin, int), part]) for part in ids[: count * room].reshape(count, room)]
+
+
+@torch.no_grad()
+def _log_probabilities(model: Transformer, ids: np.ndarray) -> Tensor:
+    """Of the tokens after the second half of a chunk: `[rows, vocabulary]`, float32."""
+    batch = Batch.pack([Rows(ids, 0)], group=model.config.group, windows=model.config.windows)
+    hidden, _ = model(batch)
+    return model.logits(hidden[len(ids) // 2 : -1]).float().log_softmax(-1)
+
+
+def _compare(expected: Tensor, found: Tensor, ids: np.ndarray) -> np.ndarray:
+    """Sums over tokens: the negative log-likelihood, the divergence, and equal best tokens."""
+    targets = torch.as_tensor(ids[-len(found) :])[:, None]
+    loss = -found.gather(1, targets).double().sum()
+    divergence = (expected.exp() * (expected - found)).sum(-1, dtype=torch.float64).sum()
+    equal = (expected.argmax(-1) == found.argmax(-1)).sum()
+    return np.array([float(loss), float(divergence), float(equal)])
+
+
+def _bits(model: Transformer) -> float:
+    """Bits a weight of all linear layers, without the embeddings."""
+    layers = linear_layers(model)
+    return 8 * sum(held_bytes(layer) for layer, _ in layers) / sum(shape.numel() for _, shape in layers)

@@ -1,0 +1,59 @@
+"""`soothsay bench quality`: measures what integers cost in quality."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
+from soothsay.cli.progress import progress_bar
+from soothsay.files import write_json
+
+
+def quality(
+    model: Annotated[str, typer.Argument(help="A model; see 'generate'.")],
+    texts: Annotated[
+        list[Path],
+        typer.Argument(metavar="TEXT...", exists=True, dir_okay=False, help="Text files to read, in order."),
+    ],
+    dtype: DTypesOption = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, at most.")] = 20_000,
+    chunk: Annotated[int, typer.Option(min=4, help="Tokens that are read at once.")] = 512,
+    to_json: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
+    ] = None,
+) -> None:
+    """Compare a model's distributions with those of float32 of the same weights.
+
+    The model reads the texts in chunks. After each token of a chunk's second half, the distribution of the
+    next token is compared: its divergence (KL) from that of float32, in nats, and whether both have the same
+    best token.
+    """
+    dtypes = known_dtypes(dtype or ["auto"])
+    text = "\n\n".join(file.read_text("utf-8", "replace") for file in texts)
+    with progress_bar(f"reading with {model}", "chunks") as progress:
+        from soothsay.bench.quality import bench_quality
+
+        found = bench_quality(model, text, dtypes=dtypes, tokens=tokens, chunk=chunk, progress=progress)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=Path(model).name,
+        caption=f"{found[0].tokens:,} distributions",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("dtype")
+    for heading in ("bits a weight", "perplexity", "KL to float32", "equal best"):
+        table.add_column(heading, justify="right")
+    for one in found:
+        row = f"{one.bits:.2f}", f"{one.perplexity:.3f}", f"{one.divergence:.5f}", f"{one.equal_best:.2%}"
+        table.add_row(one.dtype, *row)
+    Console(highlight=False).print(table)
+    if to_json is not None:
+        write_json(to_json, [asdict(one) for one in found], indent=1)
