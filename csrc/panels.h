@@ -51,6 +51,7 @@ struct Factors {
             for (int left = span - begin % span; begin < end; unit += PANEL, left = span) {
                 floats of_span[COLUMNS];
                 for (int c = 0; c < COLUMNS; ++c) of_span[c] = load(unit + c * LANES);
+                __builtin_prefetch(unit + 2 * PANEL), __builtin_prefetch(unit + 2 * PANEL + 32);
                 for (; left && begin < end; --left, ++begin, small += PANEL)
                     for (int c = 0; c < COLUMNS; ++c) *out++ = load(small + c * LANES) * of_span[c];
             }
