@@ -14,7 +14,7 @@ FLAGS = [
     "-O3",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=off",  # bits depend on it: only the source decides where a product and a sum are rounded once
+    "-ffp-contract=off",  # bits depend on it: only the source says what is rounded once
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
 ]

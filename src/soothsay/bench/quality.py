@@ -12,7 +12,7 @@ from torch import Tensor
 from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
-from soothsay.errors import RequestError
+from soothsay.errors import CheckpointError, RequestError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
@@ -87,16 +87,19 @@ def bench_quality(
     ]
 
 
-def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> list[np.ndarray]:
-    """Token ids of whole chunks. A token with which the tokenizer begins a text begins every chunk."""
+def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.ndarray:
+    """Token ids `[chunks, chunk]`. A special token with which texts begin replaces the first of each chunk."""
     tokenizer = checkpoint.tokenizer()
+    if tokenizer is None:
+        raise CheckpointError("the model has no tokenizer, and quality is measured on text")
     begin = tokenizer.encode("")
-    ids = np.array(tokenizer.encode(text, special=False)[:tokens])
-    room = chunk - len(begin)
-    count = len(ids) // room
+    ids = np.array(tokenizer.encode(text)[:tokens])
+    count = len(ids) // chunk
     if count < 1:
-        raise RequestError(f"the text has {len(ids)} tokens; give one of at least {room}")
-    return [np.concatenate([np.array(begin, int), part]) for part in ids[: count * room].reshape(count, room)]
+        raise RequestError(f"the text has {len(ids)} tokens; give one of at least {chunk}")
+    chunks: np.ndarray = ids[: count * chunk].reshape(count, chunk)
+    chunks[:, : len(begin)] = begin
+    return chunks
 
 
 @torch.no_grad()

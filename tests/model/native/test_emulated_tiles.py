@@ -19,7 +19,6 @@ FLAGS = [
     "-std=c++17",
     "-O2",
     "-fPIC",
-    
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
