@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from soothsay.drafters.base import NoDrafter, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
+from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 
 TARGET = Target(SimpleNamespace(kernels=FASTEST), None, EngineConfig(), 0)  # type: ignore[arg-type]
@@ -138,6 +141,16 @@ def test_drafters_compose(spec: str, shape: tuple[type, list[type]]) -> None:
 def test_a_drafter_is_called_as_it_was_specified(spec: DrafterSpec, name: str) -> None:
     made = build_drafter(spec, TARGET)
     assert made.name == name
+
+
+def test_drafters_are_beside_the_weights(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    (tmp_path / "drafters" / "eagle3").mkdir(parents=True)
+    for path in (tmp_path, file):  # a folder of safetensors, and a GGUF file
+        assert drafter_directory("eagle3", "", replace(TARGET, path=path)) == tmp_path / "drafters" / "eagle3"
+    with pytest.raises(DrafterError, match=r"there is no drafter at .*/drafters/medusa: train one"):
+        drafter_directory("medusa", "", replace(TARGET, path=file))
 
 
 def test_no_drafter_proposes_the_roots_alone() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
-from soothsay.errors import CheckpointError, RequestError
+from soothsay.errors import ModelError, RequestError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
@@ -88,10 +88,10 @@ def bench_quality(
 
 
 def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.ndarray:
-    """Token ids `[chunks, chunk]`. A special token with which texts begin replaces the first of each chunk."""
+    """Token ids `[chunks, chunk]`. A special token that begins texts replaces the first of each chunk."""
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
-        raise CheckpointError("the model has no tokenizer, and quality is measured on text")
+        raise ModelError("the model has no tokenizer, and quality is measured on text")
     begin = tokenizer.encode("")
     ids = np.array(tokenizer.encode(text)[:tokens])
     count = len(ids) // chunk

@@ -10,8 +10,13 @@ from soothsay.files import user_path
 
 
 def drafters_beside(target: Target) -> Path | None:
-    """The directory for a target's drafters, which may not be there. None if the target has no path."""
-    return None if target.path is None else target.path / "drafters"
+    """The directory for a target's drafters, which may not be there. None if the target has no path.
+
+    A target that is one file, as GGUF models are, has its drafters in the folder of this file.
+    """
+    if target.path is None:
+        return None
+    return (target.path.parent if target.path.is_file() else target.path) / "drafters"
 
 
 def drafter_directory(method: str, model: str, target: Target) -> Path:

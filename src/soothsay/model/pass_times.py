@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import stat
 import time
@@ -23,12 +22,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from soothsay import __version__
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.tree import DraftTree
 from soothsay.files import write_json
-from soothsay.machine import cache_directory, processor_name
+from soothsay.machine import cache_directory, granted_processors, processor_name
 from soothsay.model.transformer import Transformer
 
 IntArray = npt.NDArray[np.int64]
@@ -275,8 +275,9 @@ def _identity(model: Transformer, context: int) -> str:
         min(context, CONTEXTS[-1] + ROWS[-1]),
         platform.node(),
         processor_name(),
-        os.cpu_count(),
+        granted_processors(),
         torch.get_num_threads(),
+        __version__,
         torch.__version__,
     ]
     return hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=12).hexdigest()

@@ -1,0 +1,91 @@
+"""Quality beside float32: the numbers equal those of transformers, and the command prints them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from soothsay.bench.quality import bench_quality
+from soothsay.cli.app import app
+from soothsay.config import DType
+from soothsay.core.batch import Batch, Rows
+from soothsay.errors import ModelError, RequestError
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.load import load_model
+
+SIBYL = open_checkpoint("sibyl").path
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, " * 24
+
+
+def test_perplexity_is_that_of_transformers() -> None:
+    [found] = bench_quality("sibyl", TEXT, dtypes=(), tokens=128, chunk=64)
+    tokenizer = open_checkpoint("sibyl").tokenizer()
+    assert tokenizer is not None
+    begin, ids = tokenizer.encode(""), tokenizer.encode(TEXT)
+    other = AutoModelForCausalLM.from_pretrained(SIBYL, dtype=torch.float32)
+    losses = []
+    for chunk in (ids[:64], ids[64:128]):
+        row = torch.tensor([[*begin, *chunk[len(begin) :]]])
+        with torch.no_grad():
+            logits = other(row).logits[0, 32:-1].double()
+        losses += torch.nn.functional.cross_entropy(logits, row[0, 33:], reduction="none").tolist()
+    assert found.tokens == len(losses) == 2 * 31
+    assert found.perplexity == pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
+    assert (found.divergence, found.equal_best) == (0, 1)
+
+
+def test_divergence_is_the_sum_over_the_vocabulary() -> None:
+    reference, int4 = bench_quality("sibyl", TEXT, dtypes=("int4",), tokens=64, chunk=64)
+    checkpoint = open_checkpoint("sibyl")
+    tokenizer = checkpoint.tokenizer()
+    assert tokenizer is not None
+    begin = tokenizer.encode("")
+    ids = np.array([*begin, *tokenizer.encode(TEXT)[len(begin) : 64]])
+    p, q = _distributions("float32", ids), _distributions("int4", ids)
+    divergence = (p * (p / q).log()).sum(1).mean()
+    assert int4.divergence == pytest.approx(float(divergence), rel=1e-3)
+    assert int4.divergence > 0
+    assert int4.equal_best == (p.argmax(1) == q.argmax(1)).double().mean()
+    assert reference.bits == 32
+    assert 4 < int4.bits < 6
+
+
+def _distributions(dtype: DType, ids: np.ndarray) -> torch.Tensor:
+    model = load_model(open_checkpoint("sibyl"), dtype)
+    with torch.no_grad():
+        hidden, _ = model(Batch.pack([Rows(ids, 0)], group=model.config.group, windows=model.config.windows))
+        return model.logits(hidden[len(ids) // 2 : -1]).double().softmax(-1)
+
+
+def test_a_short_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="the text has 1 tokens; give one of at least 512"):
+        bench_quality("sibyl", "Hi", dtypes=())
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    for file in SIBYL.iterdir():
+        if file.is_file() and "tokenizer" not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        bench_quality(str(tmp_path), TEXT)
+
+
+def test_the_command_prints_and_writes(tmp_path: Path) -> None:
+    file, out = tmp_path / "text.txt", tmp_path / "quality.json"
+    file.write_text(TEXT)
+    command = ["bench", "quality", "sibyl", str(file), "--dtype", "int8", "--tokens", "64", "--chunk", "32"]
+    result = CliRunner().invoke(app, [*command, "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(out.read_text())
+    assert [one["dtype"] for one in written] == ["float32", "int8"]
+    shown = re.search(r"int8 +(\S+) +(\S+) +(\S+) +(\S+)%", result.output)
+    assert shown is not None
+    assert float(shown[2]) == pytest.approx(written[1]["perplexity"], abs=1e-3)
+    assert written[1]["tokens"] == 2 * 15
