@@ -280,7 +280,7 @@ def test_chat_needs_a_template(tmp_path: Path) -> None:
 
 
 def test_demo_shows_equal_tokens() -> None:
-    result = run("demo", "--repeats", "2", "--max-tokens", "12")
+    result = run("demo", "-m", "sibyl", "--repeats", "2", "--max-tokens", "12")
     assert result.exit_code == 0, result.output
     rows = [line for line in result.stdout.splitlines() if re.search(r"suffix +\d+ +[\d.]+x", line)]
     assert len(rows) == len(TASKS)
@@ -296,7 +296,7 @@ def test_demo_shows_equal_tokens() -> None:
 def test_demo_compares_what_is_asked_for() -> None:
     drafters = ("prompt-lookup(min_ngram=1)", "draft-model(model=sibyl)")
     options = [option for drafter in drafters for option in ("-d", drafter)]
-    result = run("demo", "--repeats", "1", "-n", "4", *options)
+    result = run("demo", "-m", "sibyl", "--repeats", "1", "-n", "4", *options)
     assert result.exit_code == 0, result.output
     assert all(f"{drafter} over all prompts" in result.stdout for drafter in drafters)
     assert result.stdout.count("✓") == 2 * len(TASKS) + 1
@@ -312,12 +312,22 @@ def test_demo_fails_loudly_where_tokens_differ(monkeypatch: pytest.MonkeyPatch) 
         return done
 
     monkeypatch.setattr(demo_module, "decode", lie)
-    result = run("demo", "--repeats", "1", "--drafter", "prompt-lookup(min_ngram=1)", "--max-tokens", "24")
+    result = run("demo", "-m", "sibyl", "--repeats", "1", "-d", "prompt-lookup(min_ngram=1)", "-n", "24")
     assert result.exit_code == 1
     assert result.stdout.count("DIFFERS") == 1
     alarm = "DIFFERENT TOKENS  maths with prompt-lookup(min_ngram=1) does not say what plain decoding says."
     assert alarm in result.stdout
     assert "Every answer" not in result.stdout
+
+
+def test_demo_goes_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
+    result = run("demo", "--repeats", "1", "-d", "suffix", "-n", "4")
+    assert result.exit_code == 0, result.output
+    assert "smollm2 could not be downloaded from http://127.0.0.1:9/simple" in result.stderr
+    assert "sibyl answers" in result.stdout
 
 
 # inspect
@@ -395,7 +405,7 @@ def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
         (["generate", "x", "--max-context", "2", "--chat"], "the context of 2 must hold the answer too"),
         (["generate", ""], "the prompt is empty"),
         (["chat", "--model", "nope"], "no model at 'nope'"),
-        (["demo", "--drafter", "draft-model(model=nowhere)"], "no model at 'nowhere'"),
+        (["demo", "-m", "sibyl", "--drafter", "draft-model(model=nowhere)"], "no model at 'nowhere'"),
         (["inspect", "nope"], "no model at 'nope'"),
         (["inspect", "sibyl", "--drafter", "draft-model(model=nope)"], "no model at 'nope'"),
     ],

