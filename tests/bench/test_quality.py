@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, RequestError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
+from soothsay.quantizing.quantize_model import quantize
 
 SIBYL = open_checkpoint("sibyl").path
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, " * 24
@@ -55,6 +57,19 @@ def test_divergence_is_the_sum_over_the_vocabulary() -> None:
     assert int4.equal_best == (p.argmax(1) == q.argmax(1)).double().mean()
     assert reference.bits == 32
     assert 4 < int4.bits < 6
+
+
+def test_another_reference(tmp_path: Path) -> None:
+    (file,) = write_gguf(tmp_path / "tiny.F32.gguf")
+    with pytest.raises(
+        RequestError, match=r"sibyl has 8,192 tokens and .*gguf .*; they need the same vocabulary"
+    ):
+        bench_quality("sibyl", TEXT, dtypes=(), reference=str(file), tokens=64, chunk=64)
+    quantize(open_checkpoint("sibyl"), tmp_path / "int8", "int8")
+    rounded = str(tmp_path / "int8")
+    weights_and_inputs = bench_quality(rounded, TEXT, reference="sibyl", tokens=64, chunk=64)[1].divergence
+    inputs = bench_quality(rounded, TEXT, tokens=64, chunk=64)[1].divergence
+    assert weights_and_inputs > inputs > 0
 
 
 def _distributions(dtype: DType, ids: np.ndarray) -> torch.Tensor:

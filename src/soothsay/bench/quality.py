@@ -13,7 +13,7 @@ from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, RequestError
-from soothsay.model.checkpoint import Checkpoint, open_checkpoint
+from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 
@@ -42,11 +42,12 @@ def bench_quality(
     text: str,
     *,
     dtypes: Sequence[DType] = ("auto",),
+    reference: str | None = None,
     tokens: int = 20_000,
     chunk: int = 512,
     progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
 ) -> list[Quality]:
-    """Compare each dtype with float32 of the same weights, which comes first in the result.
+    """Compare each dtype with float32, which comes first in the result.
 
     The text is cut into chunks. The model reads each chunk alone, and the distributions after its second half
     are compared, so that each has at least half a chunk of context.
@@ -55,15 +56,26 @@ def bench_quality(
         model: what `LLM` takes.
         text: to read.
         dtypes: element types of linear layers.
+        reference: the model whose float32 all are compared with, such as the one that `model` was quantized
+            from. None: `model` itself, so that rounding the weights in its files does not count.
         tokens: the most that are read; the model is loaded once for each dtype, all at the same time.
         chunk: tokens of a chunk.
         progress: called with chunks done, chunks in all, and tokens read.
 
-    Raises `RequestError` if the text has fewer tokens than a chunk.
+    Raises `RequestError` if the text has fewer tokens than a chunk, or the reference another vocabulary.
     """
     checkpoint = open_checkpoint(model)
     chunks = _chunks(checkpoint, text, tokens, chunk)
-    models = {str(dtype): load_model(checkpoint, dtype) for dtype in dict.fromkeys((REFERENCE, *dtypes))}
+    against = open_checkpoint(reference) if reference else checkpoint
+    size, expected_size = (read_model_config(one).vocab_size for one in (checkpoint, against))
+    if size != expected_size:
+        raise RequestError(
+            f"{model} has {size:,} tokens and {reference} {expected_size:,}; they need the same vocabulary"
+        )
+    models: dict[str, Transformer] = {REFERENCE: load_model(against, REFERENCE)}
+    for dtype in dtypes:
+        if dtype not in models:
+            models[dtype] = load_model(checkpoint, dtype)
     sums = {name: np.zeros(3) for name in models}
     for done, ids in enumerate(chunks):
         progress(done, len(chunks), done * chunk)

@@ -23,13 +23,17 @@ def quality(
         typer.Argument(metavar="TEXT...", exists=True, dir_okay=False, help="Text files to read, in order."),
     ],
     dtype: DTypesOption = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(show_default="MODEL", help="The model whose float32 is the reference."),
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, at most.")] = 20_000,
     chunk: Annotated[int, typer.Option(min=4, help="Tokens that are read at once.")] = 512,
     to_json: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
     ] = None,
 ) -> None:
-    """Compare a model's distributions with those of float32 of the same weights.
+    """Compare a model's distributions with those of float32, of the same weights or of a reference.
 
     The model reads the texts in chunks. After each token of a chunk's second half, the distribution of the
     next token is compared: its divergence (KL) from that of float32, in nats, and whether both have the same
@@ -40,7 +44,9 @@ def quality(
     with progress_bar(f"reading with {model}", "chunks") as progress:
         from soothsay.bench.quality import bench_quality
 
-        found = bench_quality(model, text, dtypes=dtypes, tokens=tokens, chunk=chunk, progress=progress)
+        found = bench_quality(
+            model, text, dtypes=dtypes, reference=reference, tokens=tokens, chunk=chunk, progress=progress
+        )
     table = Table(
         box=box.SIMPLE_HEAD,
         title=Path(model).name,
