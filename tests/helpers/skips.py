@@ -81,6 +81,11 @@ EXPECTED = (
         lambda: shutil.which("chromium") is None,
     ),
     Expected(
+        r"no llama\.cpp: .*",
+        "llama.cpp is not installed",
+        lambda: shutil.which("llama-server", path=os.environ.get("SOOTHSAY_LLAMA_CPP")) is None,
+    ),
+    Expected(
         r"one core: .*",
         "the machine has a single core",
         lambda: (os.cpu_count() or 1) < 2,

@@ -56,9 +56,11 @@ PROMPTS = (
 TOKENS = 64
 """Tokens of an answer that is compared."""
 
-CLOSE = 0.5
-"""Log-probabilities that differ by this much may change places between two engines. Rounding activations to 8
-bits makes the noise. llama.cpp with and without flash attention parts at tokens 0.2 apart (docs/log.md)."""
+EQUAL, CLOSE = 8, 0.05
+"""Answers of ten that should equal llama.cpp's. The others should part at tokens whose log-probabilities are
+this close."""
+
+MISSED = pytest.mark.xfail(reason="rounding activations to 8 bits makes noise of this size: see docs/log.md")
 
 
 @pytest.fixture(scope="module")
@@ -151,5 +153,5 @@ def test_greedy_text_is_that_of_llama_cpp(fetch: Callable[[str], Path], name: st
                 step = answer.logprobs[equal]
                 gaps.append((equal, step.logprob - step.top.get(theirs[equal], -np.inf)))
     print(f"{name}: {len(PROMPTS) - len(gaps)} of {len(PROMPTS)} answers equal; others differ first at", gaps)
-    assert len(gaps) < len(PROMPTS)
+    assert len(PROMPTS) - len(gaps) >= EQUAL
     assert all(gap <= CLOSE for _, gap in gaps)

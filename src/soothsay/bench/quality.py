@@ -1,4 +1,4 @@
-"""`soothsay bench quality`: what integers cost in quality, beside float32 of the same weights."""
+"""`soothsay bench quality`: what integers cost in quality, beside float32."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bench_quality(
 ) -> list[Quality]:
     """Compare each dtype with float32, which comes first in the result.
 
-    The text is cut into chunks. The model reads each chunk alone, and the distributions after its second half
+    The text is cut into chunks. The model reads each chunk alone. Only distributions in its second half
     are compared, so that each has at least half a chunk of context.
 
     Args:
@@ -116,7 +116,7 @@ def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.nd
 
 @torch.no_grad()
 def _log_probabilities(model: Transformer, ids: np.ndarray) -> Tensor:
-    """Of the tokens after the second half of a chunk: `[rows, vocabulary]`, float32."""
+    """Log-probabilities of the tokens in the second half of a chunk: `[rows, vocabulary]`, float32."""
     batch = Batch.pack([Rows(ids, 0)], group=model.config.group, windows=model.config.windows)
     hidden, _ = model(batch)
     return model.logits(hidden[len(ids) // 2 : -1]).float().log_softmax(-1)

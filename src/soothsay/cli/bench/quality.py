@@ -35,8 +35,8 @@ def quality(
 ) -> None:
     """Compare a model's distributions with those of float32, of the same weights or of a reference.
 
-    The model reads the texts in chunks. After each token of a chunk's second half, the distribution of the
-    next token is compared: its divergence (KL) from that of float32, in nats, and whether both have the same
+    The model reads the texts in chunks. For each token of a chunk's second half, the distribution that
+    predicts it is compared: its divergence (KL) from that of float32, in nats, and whether both have the same
     best token.
     """
     dtypes = known_dtypes(dtype or ["auto"])
