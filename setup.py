@@ -1,7 +1,7 @@
 """Compiles the native kernels, once for each instruction set, if there is a compiler.
 
-The libraries export plain C functions, which ctypes calls. They link only the C library and have
-threads of their own. Without them, everything works by stock operations.
+The libraries export plain C functions, which ctypes calls, so one wheel serves every Python from 3.11 on.
+They link only the C library and have threads of their own. Without them, everything works by stock operations.
 """
 
 import platform
@@ -42,7 +42,9 @@ setup(
             extra_link_args=["-pthread", "-static-libstdc++", "-static-libgcc"],
             language="c++",
             optional=True,
+            py_limited_api=True,
         )
         for name, flags in VARIANTS.items()
-    ]
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -38,7 +38,7 @@ LIVING = [page for page in PAGES if page.parent != DOCS / "log"]
 """Pages that describe the project as it is. The archives of the log describe it as it was."""
 
 COMMANDS = ("", "sh", "console")
-OTHER_COMMANDS = ("make", "pip", "hf", "aiperf", "lm_eval")
+OTHER_COMMANDS = ("make", "pip", "hf", "aiperf", "lm_eval", "vllm")
 FENCE = re.compile(r"\s*```(\w*)\s*$")
 NOT_RUN = re.compile(r"\s*<!-- not run: (\S.*) -->\s*$")
 FILES = ("questions", "prompts", "spec_bench", "answers", "conversations")

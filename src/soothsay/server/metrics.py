@@ -37,8 +37,8 @@ class Metrics:
     def __init__(self, model: str):
         self.registry = CollectorRegistry()
         self._twins = CollectorRegistry()
-        self._twins.register(VllmTwins(self.registry))
         self._labels = {"model_name": model}
+        self._twins.register(VllmTwins(self.registry, self._labels))
         self._running = self._gauge("num_requests_running", "Answers that take part in steps")
         self._waiting = self._gauge("num_requests_waiting", "Answers in the waiting line")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
@@ -40,33 +40,42 @@ OWN_LABELS = frozenset({"drafter"})
 """Labels that vLLM's metrics lack. A twin has the sum over them: its readers expect one value."""
 
 
+FROM_ZERO = frozenset(
+    {"spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens", "spec_decode_num_drafts"}
+)
+"""Twins that are 0, and not absent, before the first draft. `vllm bench serve` takes the difference of two
+readings, and says nothing of speculation where the first one lacks them."""
+
+
 class VllmTwins(Collector):
     """Makes the twins anew at each reading, from the metrics of a registry.
 
     Args:
         source: the registry that has the metrics under their own names.
+        labels: that all of its metrics have.
     """
 
-    def __init__(self, source: CollectorRegistry):
-        self._source = source
+    def __init__(self, source: CollectorRegistry, labels: Mapping[str, str]):
+        self._source, self._labels = source, labels
 
     def collect(self) -> Iterator[Metric]:
         """The twins of all metrics that vLLM has too. Their label `engine` is 0."""
         for metric in self._source.collect():
             if metric.name.removeprefix(PREFIX) in TWINS:
-                yield _twin(metric)
+                yield self._twin(metric)
 
-
-def _twin(metric: Metric) -> Metric:
-    twin = Metric(_renamed(metric.name), metric.documentation, metric.type)
-    sums: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
-    for sample in metric.samples:
-        if not sample.name.endswith("_created"):
-            kept = tuple(label for label in sample.labels.items() if label[0] not in OWN_LABELS)
-            sums[_renamed(sample.name), kept] += sample.value
-    for (name, labels), value in sums.items():
-        twin.add_sample(name, {"engine": "0", **dict(labels)}, value)
-    return twin
+    def _twin(self, metric: Metric) -> Metric:
+        twin = Metric(_renamed(metric.name), metric.documentation, metric.type)
+        sums: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        if metric.name.removeprefix(PREFIX) in FROM_ZERO:
+            sums[f"{twin.name}_total", tuple(self._labels.items())] = 0.0
+        for sample in metric.samples:
+            if not sample.name.endswith("_created"):
+                kept = tuple(label for label in sample.labels.items() if label[0] not in OWN_LABELS)
+                sums[_renamed(sample.name), kept] += sample.value
+        for (name, labels), value in sums.items():
+            twin.add_sample(name, {"engine": "0", **dict(labels)}, value)
+        return twin
 
 
 def _renamed(name: str) -> str:

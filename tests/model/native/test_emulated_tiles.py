@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ def test_kernels_for_tiles(tmp_path: Path) -> None:
         pytest.skip(f"the emulation needs avx512bf16: {error}")
     package = tmp_path / "src" / "soothsay"
     shutil.copytree(Path(soothsay.__file__).parent, package, ignore=shutil.ignore_patterns("*.so", "bundled"))
-    shutil.copy(compiled(tmp_path), package / "model" / "native" / f"_amx{EXTENSION_SUFFIXES[0]}")
+    shutil.copy(compiled(tmp_path), package / "model" / "native" / "_amx.abi3.so")
     paths = [
         ROOT / "tests" / "model" / "native",
         ROOT / "tests" / "model" / "formats" / "test_gguf_blocks.py",

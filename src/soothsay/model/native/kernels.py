@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -81,10 +80,8 @@ class NativeKernels:
     """
 
     def __init__(self, variant: str):
-        folder = Path(__file__).parent
-        files = [folder / f"_{variant}{suffix}" for suffix in EXTENSION_SUFFIXES]
-        file = next((file for file in files if file.is_file()), None)
-        if file is None:
+        file = Path(__file__).with_name(f"_{variant}.abi3.so")
+        if not file.is_file():
             raise OSError(f"the native kernels for {variant} are not compiled")
         library = ctypes.CDLL(str(file))
         if not library.soothsay_runs_here():
