@@ -25,6 +25,7 @@ from serving import Running, serving
 from soothsay import LLM, Grammar, SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
+from soothsay.server import worker
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Submit
 from soothsay.server.parameters import RequestOptions
@@ -172,6 +173,28 @@ def test_errors_travel() -> None:
 
 class EndedError(Exception):
     pass
+
+
+def test_freed_memory_is_returned_between_steps(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[int] = []
+    monkeypatch.setattr(worker, "return_freed_memory", lambda: returned.append(len(steps)))
+    steps: list[EngineUpdate] = []
+
+    def tell(message: Any) -> None:
+        if isinstance(message, EngineUpdate):
+            steps.append(message)
+            if 0 in message.ended:
+                raise EndedError
+
+    for interval, expected in ((0.0, [1, 2, 3]), (1e6, [])):
+        steps.clear(), returned.clear()
+        monkeypatch.setattr(worker, "TIDY_INTERVAL", interval)
+        inbox = SimpleQueue[Any]()
+        prompt = sibyl.tokenizer.encode("A man")  # type: ignore[union-attr]
+        inbox.put(Submit(0, [prompt], SamplingParams(max_tokens=4, ignore_eos=True), RequestOptions()))
+        with pytest.raises(EndedError):
+            Worker(sibyl, tell, inbox).run()
+        assert returned == expected
 
 
 def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:

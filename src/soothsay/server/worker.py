@@ -21,6 +21,7 @@ from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
+from soothsay.machine import return_freed_memory
 from soothsay.server.api_errors import ApiError, internal_error
 from soothsay.server.log import log_to_stderr
 from soothsay.server.messages import (
@@ -37,6 +38,10 @@ from soothsay.server.messages import (
 )
 
 log = logging.getLogger("soothsay.server")
+
+TIDY_INTERVAL = 30.0
+"""Seconds between two returns of freed memory to the system. One takes some milliseconds, between two steps.
+Texts and batches of all sizes leave gaps in the heap, which otherwise grows for hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class Worker:
         self._used_drafters: dict[RequestDrafter, None] = {}  # an ordered set
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
         self._decisions: Counter[str] = Counter()  # as last reported
+        self._tidied = time.monotonic()
 
     def run(self) -> None:
         """Read messages and step, for ever."""
@@ -125,6 +131,7 @@ class Worker:
                     self._report()
                 self._act(self._inbox.get())
             self._report(failed=not self._step())
+            self._tidy()
 
     def _act(self, message: Incoming | Prepared) -> None:
         match message:
@@ -193,6 +200,12 @@ class Worker:
         num_failed = self._engine.recovery.num_failed
         self._engine.step()
         return self._engine.recovery.num_failed == num_failed
+
+    def _tidy(self) -> None:
+        """Return freed memory to the system, now and then."""
+        if time.monotonic() - self._tidied >= TIDY_INTERVAL:
+            return_freed_memory()
+            self._tidied = time.monotonic()
 
     def _drop(self, job: int, reason: FinishReason) -> None:
         for request in self._jobs.pop(job, ()):
