@@ -60,6 +60,18 @@ void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_
 // Uniform numbers: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
 
+// x [rows, width] -> the `count` largest of factor * number + noise in each row, the largest first, and their places, both
+// [rows, count]. The noise is standard Gumbel noise of the place, under keys [rows, 2]. Values are nearly those of stock
+// operations. If fewer are above minus infinity, the rest are minus infinity at place 0.
+void soothsay_race(const float* x, const float* factors, const int64_t* keys, int64_t rows, int64_t width, int count,
+                   float* values, int64_t* places);
+
+// In the softmax of factor * x, [rows, width], over the numbers that are at least `floors`: the probability of all places
+// that come before `places` in descending order, equal numbers in the order of their places. `tops`: the largest numbers.
+// The numbers at `places` are at least `floors`.
+void soothsay_mass_before(const float* x, const float* factors, const float* tops, const float* floors,
+                          const int64_t* places, int64_t rows, int64_t width, float* out);
+
 // x [rows, width] -> the `count` largest numbers of each row, the largest first, and their places, both [rows, count]. If
 // fewer are above minus infinity, the rest are minus infinity at place 0. With factors [rows] above 0, values are the
 // log-softmax of a row times its factor: factor * number - log(sum of e^(factor * number)).

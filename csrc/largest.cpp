@@ -1,33 +1,13 @@
 // The largest numbers of a row, and their log-softmax, in two passes: a drafter's likeliest tokens.
 #include "kernels.h"
+#include "largest.h"
 #include "pool.h"
 #include "simd.h"
-#include <algorithm>
-#include <limits>
 
 namespace {
 
-constexpr int LOOKED_AT = 64;               // numbers that are skipped together if none of them is large enough
-constexpr int64_t WORTH_THREADS = 1 << 16;  // numbers; for fewer, waking threads costs more than the work
-constexpr float NONE = -std::numeric_limits<float>::infinity();
-
-// The largest numbers so far, in descending order; of equal numbers the first.
-struct Largest {
-    float* values;
-    int64_t* places;
-    int count;
-
-    void see(float value, int64_t place) {
-        if (!(value > values[count - 1])) return;
-        int at = count - 1;
-        for (; at > 0 && value > values[at - 1]; --at) values[at] = values[at - 1], places[at] = places[at - 1];
-        values[at] = value, places[at] = place;
-    }
-};
-
 void find(const float* x, int64_t width, Largest& found) {
-    std::fill(found.values, found.values + found.count, NONE);
-    std::fill(found.places, found.places + found.count, 0);
+    found.clear();
     int64_t i = 0;
     for (; i + LOOKED_AT <= width; i += LOOKED_AT) {
         floats top = load(x + i);
@@ -35,7 +15,7 @@ void find(const float* x, int64_t width, Largest& found) {
             const floats v = load(x + i + n);
             top = v > top ? v : top;
         }
-        if (max(top) > found.values[found.count - 1])
+        if (max(top) > found.least())
             for (int n = 0; n < LOOKED_AT; ++n) found.see(x[i + n], i + n);
     }
     for (; i < width; ++i) found.see(x[i], i);

@@ -17,11 +17,53 @@ LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
 class SamplingKernels(Protocol):
     """The operations of sampling that depend on the device. `soothsay.model.kernels.Kernels` has them."""
 
+    draws_by_race: bool
+    """Whether `largest`, `race` and `mass_before` are faster than the scores of all tokens, and the first of
+    equal numbers comes first in all three."""
+
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """Uniform numbers, to the bit those of the function `uniform`."""
 
+    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The largest numbers of each row, `[M, min(count, V)]` values and places, the largest first.
+
+        Args:
+            x: `[M, V]` float32.
+            count: how many are wanted in each row.
+            factors: `[M]` float32 above 0. With them, values are log-softmax of each row times its factor.
+        """
+
     def argmax(self, x: Tensor) -> Tensor:
         """The place of each row's largest number, the first of equal ones: `[M, V]` float32 -> `[M]`."""
+
+    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The tokens with the largest `factor * number + noise`, without the noise of the others.
+
+        Args:
+            x: `[M, V]` float32.
+            factors: `[M]` float32 above 0.
+            keys: `[M, 2]` int64, of the noise that `gumbel` gives.
+            count: how many are wanted in each row.
+
+        Returns:
+            `[M, min(count, V)]` values and tokens, the largest first. Values may be off by some units in the
+            last place. Minus infinity may be at any token.
+        """
+
+    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
+        """The probability of all tokens that are likelier than one of them, in each row.
+
+        Args:
+            x: `[M, V]` float32.
+            factors: `[M]` float32 above 0. Probabilities are the softmax of `factor * x`.
+            tops: `[M]`, the largest number of each row.
+            floors: `[M]`; tokens with numbers below have probability 0.
+            places: `[M]` int64, the token of each row, whose number is at least the floor. Of equally likely
+                tokens, the first comes first.
+
+        Returns:
+            `[M]` float32.
+        """
 
 
 def noise_key(*words: int) -> tuple[int, int]:

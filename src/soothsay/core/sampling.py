@@ -76,8 +76,33 @@ def perturb(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) ->
         `[M, V]` float32: log p up to a constant, minus infinity where p is 0. At a temperature above 0, a
         verifier with shared noise adds the noise of the node's next position.
     """
+    adjusted, noisy, noiseless = adjust(logits, asked)
+    scores = adjusted
+    if noisy:
+        keys = torch.tensor([key for *_, key in noisy], device=logits.device)
+        if len(noisy) == len(logits):
+            return perturb_rows(adjusted, [params for _, params, _ in noisy], keys, kernels)
+        scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys, kernels)
+    return _replace(scores, adjusted, noiseless, None, kernels) if noiseless else scores
+
+
+Noisy = tuple[int, SamplingParams, tuple[int, int]]
+"""A row that is drawn from: its number, its parameters, and the key of its noise."""
+
+
+def adjust(
+    logits: Tensor, asked: Sequence[Nodes]
+) -> tuple[Tensor, list[Noisy], list[tuple[int, SamplingParams]]]:
+    """Apply what changes the logits before temperature and truncation.
+
+    Arguments are those of `perturb`.
+
+    Returns:
+        The logits, a copy if anything has changed; the rows that get noise; and the rows and parameters of
+        verifiers without shared noise. All other rows are at temperature 0.
+    """
     adjusted, begin = logits, 0
-    noisy: list[tuple[int, SamplingParams, tuple[int, int]]] = []  # row, parameters, key of the noise
+    noisy: list[Noisy] = []
     noiseless: list[tuple[int, SamplingParams]] = []
     for nodes in asked:
         request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
@@ -91,13 +116,7 @@ def perturb(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) ->
             for row, node in enumerate(nodes.indices, start=begin):
                 noisy.append((row, params, noise_key(request.seed, position + nodes.tree.depths[node])))
         begin = end
-    scores = adjusted
-    if noisy:
-        keys = torch.tensor([key for *_, key in noisy], device=logits.device)
-        if len(noisy) == len(logits):
-            return _sampled(adjusted, [params for _, params, _ in noisy], keys, kernels)
-        scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys, kernels)
-    return _replace(scores, adjusted, noiseless, None, kernels) if noiseless else scores
+    return adjusted, noisy, noiseless
 
 
 def best_tokens(scores: Tensor, kernels: SamplingKernels) -> list[int]:
@@ -151,13 +170,13 @@ def _replace(
     keys: Tensor | None,
     kernels: SamplingKernels,
 ) -> Tensor:
-    """`scores` with some rows replaced by those of `_sampled`."""
+    """`scores` with some rows replaced by those of `perturb_rows`."""
     rows = torch.tensor([row for row, _ in sampled], device=logits.device)
-    new = _sampled(logits.index_select(0, rows), [params for _, params in sampled], keys, kernels)
+    new = perturb_rows(logits.index_select(0, rows), [params for _, params in sampled], keys, kernels)
     return scores.index_copy(0, rows, new)
 
 
-def _sampled(
+def perturb_rows(
     logits: Tensor, params: Sequence[SamplingParams], keys: Tensor | None, kernels: SamplingKernels
 ) -> Tensor:
     """Rows `[R, V]` of temperature above 0, scaled and truncated, plus noise if there are keys."""
@@ -176,16 +195,19 @@ def _sampled(
     width = min(NUCLEUS_WIDTH, vocab)
     while cut:
         rows = torch.tensor(cut, device=device)
-        values, tokens, complete = _nucleus(logits.index_select(0, rows), [params[row] for row in cut], width)
+        own = [params[row] for row in cut]
+        values, tokens, complete = nucleus(logits.index_select(0, rows), own, width, kernels)
         noise = 0.0 if keys is None else gumbel(keys.index_select(0, rows), tokens, kernels)
         kept = torch.full((len(cut), vocab), -math.inf, device=device)
-        full.index_copy_(0, rows, kept.scatter_(1, tokens, values + noise))
+        full.index_copy_(0, rows, kept.scatter_reduce_(1, tokens, values + noise, "amax"))
         cut = [row for row, done in zip(cut, complete.tolist(), strict=True) if not done]
         width = min(16 * width, vocab)
     return full
 
 
-def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tuple[Tensor, Tensor, Tensor]:
+def nucleus(
+    logits: Tensor, params: Sequence[SamplingParams], width: int, kernels: SamplingKernels
+) -> tuple[Tensor, Tensor, Tensor]:
     """Top-k, then top-p among the rest, within the `width` likeliest tokens.
 
     Returns:
@@ -195,7 +217,8 @@ def _nucleus(logits: Tensor, params: Sequence[SamplingParams], width: int) -> tu
     device, vocab = logits.device, logits.shape[1]
     top_k = torch.tensor([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device=device)[:, None]
     top_p = torch.tensor([p.top_p for p in params], device=device)[:, None]
-    values, tokens = logits.topk(width, dim=-1)  # [R, width], likeliest first
+    few = width <= NUCLEUS_WIDTH  # `largest` is for few
+    values, tokens = kernels.largest(logits, width) if few else logits.topk(width, dim=-1)  # [R, width]
     values = values.masked_fill(torch.arange(width, device=device) >= top_k, -math.inf)
     total = torch.where(
         top_k <= width, values.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True)

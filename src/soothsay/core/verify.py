@@ -56,13 +56,14 @@ class Evidence:
     """The target's scores at the nodes that a verifier asked for, in that order."""
 
     draws: Sequence[int]  # [n] the best token of each
-    scores: Tensor  # [n, V] float32 of `perturb`
+    scores: Tensor | None  # [n, V] float32 of `perturb`; None if the verifier shares noise, and needs none
 
     def p(self, index: int = 0) -> FloatArray:
         """`[V]`: the softmax of a node's scores, which is p if they are without noise.
 
         Raises `ModelError` if it is not a distribution.
         """
+        assert self.scores is not None
         p: FloatArray = self.scores[index].double().softmax(-1).cpu().numpy()
         if math.isnan(p[0]):  # then all of it is
             raise not_finite()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from soothsay.core.answer import TokenLogprobs
+from soothsay.core.drawing import draw
 from soothsay.core.noise import SamplingKernels
 from soothsay.core.sampling import VERIFYING, Keyed, Nodes, best_tokens, perturb
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
-from soothsay.core.verify import Evidence, Verdict, not_finite
+from soothsay.core.verify import Evidence, Guessing, Verdict, not_finite
 from soothsay.errors import RequestError
 
 
@@ -34,29 +35,46 @@ def verify(turns: Iterable[Turn], logits: Tensor, kernels: SamplingKernels) -> N
     """
     open_ = [_Verification(turn, turn.tree) for turn in turns if turn.tree is not None]
     while open_:
-        rows = [one.turn.nodes.start + node for one in open_ for node in one.wanted.indices]
-        scores = perturb(_rows(logits, rows), [one.wanted for one in open_], kernels)
-        draws, begin = best_tokens(scores, kernels), 0
-        _check_scores(scores, draws)
-        for one in open_:
-            end = begin + len(one.wanted.indices)
-            verdict = one.show(Evidence(draws[begin:end], scores[begin:end]))
-            if verdict is not None:
-                _conclude(one.turn, one.tree, verdict, logits)
-            begin = end
+        by_draws = [one for one in open_ if one.rule.guessing is Guessing.SHARED_NOISE]
+        by_scores = [one for one in open_ if one.rule.guessing is not Guessing.SHARED_NOISE]
+        for some, needs_scores in ((by_draws, False), (by_scores, True)):
+            if some:
+                _show(some, logits, needs_scores, kernels)
         open_ = [one for one in open_ if one.turn.verdict is None]
+
+
+def _show(
+    open_: Sequence[_Verification], logits: Tensor, needs_scores: bool, kernels: SamplingKernels
+) -> None:
+    """Show verifiers the nodes that they want, and conclude those that have seen enough."""
+    rows = [one.turn.nodes.start + node for one in open_ for node in one.wanted.indices]
+    wanted, own, scores = [one.wanted for one in open_], _rows(logits, rows), None
+    if needs_scores:
+        scores = perturb(own, wanted, kernels)
+        draws = best_tokens(scores, kernels)
+        best = scores.gather(1, torch.tensor(draws, device=scores.device)[:, None])[:, 0].tolist()
+    else:
+        draws, best = draw(own, wanted, kernels)
+    _check_scores(best)
+    begin = 0
+    for one in open_:
+        end = begin + len(one.wanted.indices)
+        verdict = one.show(Evidence(draws[begin:end], None if scores is None else scores[begin:end]))
+        if verdict is not None:
+            _conclude(one.turn, one.tree, verdict, logits)
+        begin = end
 
 
 class _Verification:
     """One tree whose verifier is under way."""
 
-    __slots__ = ("_walk", "tree", "turn", "wanted")
+    __slots__ = ("_walk", "rule", "tree", "turn", "wanted")
 
     def __init__(self, turn: Turn, tree: DraftTree):
         request = turn.request
-        self.turn, self.tree = turn, tree
+        self.turn, self.tree, self.rule = turn, tree, request.params.rule
         chance = Keyed(request.seed, VERIFYING, len(request.tokens))
-        self._walk = request.params.rule.verify(tree, chance)
+        self._walk = self.rule.verify(tree, chance)
         self.wanted = Nodes(request, tree, next(self._walk))
 
     def show(self, evidence: Evidence) -> Verdict | None:
@@ -70,13 +88,12 @@ class _Verification:
         return None
 
 
-def _check_scores(scores: Tensor, draws: Sequence[int]) -> None:
-    """Raise `RequestError` or `ModelError` if a best score, `[M, V]`, is not a finite number.
+def _check_scores(best: Sequence[float]) -> None:
+    """Raise `RequestError` or `ModelError` if the best score of a row is not a finite number.
 
     It is NaN if all of a row is. A row that is partly NaN may have a finite best score, since reading all
     numbers would cost too much. The draw is a token of the vocabulary in any case.
     """
-    best = scores.gather(1, torch.tensor(draws, device=scores.device)[:, None])[:, 0].tolist()
     if all(map(math.isfinite, best)):
         return
     if -math.inf in best:

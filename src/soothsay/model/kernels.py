@@ -52,7 +52,7 @@ FusedBlocks = Callable[
 `Blocks.forward`, then `inputs` of `Block.forward`."""
 
 
-class Kernels(Protocol):
+class Kernels(noise.SamplingKernels, Protocol):
     """Linear layers, the operations between them, and those of sampling and drafting.
 
     N is the number of rows. Tensors are contiguous, and residuals are float32.
@@ -114,21 +114,6 @@ class Kernels(Protocol):
         `blocks` are of `soothsay.model.transformer.Block`. Their weights must keep their addresses.
         """
 
-    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """Uniform numbers by hashing, to the bit those of `soothsay.core.noise.uniform`."""
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """The place of each row's largest number, the first of equal ones: `[M, V]` float32 -> `[M]`."""
-
-    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The largest numbers of each row, `[M, min(count, V)]` values and places, the largest first.
-
-        Args:
-            x: `[M, V]` float32.
-            count: how many are wanted in each row.
-            factors: `[M]` float32 above 0. With them, values are log-softmax of each row times its factor.
-        """
-
     def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
         """An empty automaton; None if these kernels have none.
 
@@ -143,6 +128,7 @@ class StockKernels:
     """PyTorch's own operations: on any device, differentiable, the reference for other kernels."""
 
     name = "stock PyTorch operations"
+    draws_by_race = False
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
@@ -218,6 +204,20 @@ class StockKernels:
         if factors is not None:
             values = values * factors[:, None] - (x * factors[:, None]).logsumexp(-1, keepdim=True)
         return values, places
+
+    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        noisy = x * factors[:, None] + noise.gumbel(
+            keys, torch.arange(x.shape[1], device=x.device)[None], self
+        )
+        return self.largest(noisy, count)
+
+    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
+        """See `Kernels`."""
+        own = x.gather(1, places[:, None])
+        first = torch.arange(x.shape[1], device=x.device) < places[:, None]
+        p = (x.masked_fill(x < floors[:, None], -torch.inf) * factors[:, None]).softmax(-1)
+        return (p * ((x > own) | (x == own) & first)).sum(-1)
 
     def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
         """None; see `Kernels`."""

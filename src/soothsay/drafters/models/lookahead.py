@@ -31,11 +31,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from soothsay.core.drawing import draw
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, best_tokens, perturb
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Guessing
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.errors import DrafterError
 
@@ -151,8 +153,12 @@ class Lookahead(Drafter):
         """Return the token that the target would emit after each of `nodes`."""
         if not nodes or seen.logits is None:
             return {}
-        scores = perturb(seen.logits[list(nodes)], [Nodes(seen.request, tree, nodes)], self.kernels)
-        return dict(zip(nodes, best_tokens(scores, self.kernels), strict=True))
+        asked, logits = Nodes(seen.request, tree, nodes), seen.logits[list(nodes)]
+        if seen.request.params.rule.guessing is Guessing.SHARED_NOISE:
+            tokens, _ = draw(logits, [asked], self.kernels)
+        else:
+            tokens = best_tokens(perturb(logits, [asked], self.kernels), self.kernels)
+        return dict(zip(nodes, tokens, strict=True))
 
     def _read_new(self, request: Request) -> None:
         """Put the n-grams of newly committed tokens into the pool."""

@@ -50,6 +50,8 @@ SIGNATURES = {
     ],
     "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
     "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
+    "soothsay_race": [*[c_void_p] * 3, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, keys, ...
+    "soothsay_mass_before": [*[c_void_p] * 5, c_int64, c_int64, c_void_p],  # x, factors, tops, floors, ...
     "soothsay_largest": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, ...
     "soothsay_linear": [
         c_void_p,
@@ -78,6 +80,8 @@ class NativeKernels:
 
     Raises `OSError` if the library is missing or cannot run on this processor.
     """
+
+    draws_by_race = True
 
     def __init__(self, variant: str):
         file = Path(__file__).with_name(f"_{variant}.abi3.so")
@@ -242,6 +246,28 @@ class NativeKernels:
     def argmax(self, x: Tensor) -> Tensor:
         """See `Kernels`."""
         return self.largest(x, 1)[1][:, 0]
+
+    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        x, keys = x.contiguous(), keys.contiguous()
+        rows, width = x.shape
+        count = min(count, width)
+        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        self._library.soothsay_race(
+            *(x.data_ptr(), factors.data_ptr(), keys.data_ptr()),
+            *(rows, width, count),
+            *(values.data_ptr(), places.data_ptr()),
+        )
+        return values, places
+
+    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
+        """See `Kernels`."""
+        x, rows = x.contiguous(), [factors.contiguous(), tops.contiguous(), floors.contiguous()]
+        places, out = places.contiguous(), torch.empty(len(x))
+        self._library.soothsay_mass_before(
+            x.data_ptr(), *(row.data_ptr() for row in rows), places.data_ptr(), *x.shape, out.data_ptr()
+        )
+        return out
 
     def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
         """See `Kernels`."""

@@ -1,0 +1,124 @@
+"""Draws without the scores of all tokens, against the best of all scores."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from kernels import STOCK
+from torch import Tensor
+
+from soothsay import DraftTree, SamplingParams
+from soothsay.core.drawing import CONTENDERS, draw
+from soothsay.core.noise import noise_key
+from soothsay.core.request import Request
+from soothsay.core.sampling import Nodes, best_tokens, perturb
+from soothsay.drafters.base import NoDrafter
+from soothsay.model.kernels import Kernels
+from soothsay.model.native.kernels import VARIANTS, NativeKernels
+
+WIDTHS = (1, 7, 16, 100, 5000, 151_936)
+PARAMS = [
+    SamplingParams(temperature=t, top_p=p, top_k=k, min_p=m)
+    for t, p, k, m in product((0.05, 1.0, 3.0), (1.0, 0.9, 0.2), (0, 1, 20, 300), (0.0, 0.05))
+]
+
+
+@pytest.fixture(params=("stock", *VARIANTS))
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    if request.param == "stock":
+        return STOCK
+    try:
+        return NativeKernels(request.param)
+    except OSError as error:
+        pytest.skip(f"no {request.param} kernels: {error}")
+
+
+def nodes_of(params: SamplingParams, count: int, seed: int = 9) -> Nodes:
+    request = Request([1, 2, 3], params, seed=seed, limit=40, drafter=NoDrafter(None))  # type: ignore[arg-type]
+    tree = DraftTree(3)
+    tree.extend([5] * (count - 1))
+    return Nodes(request, tree, range(count))
+
+
+def check(logits: Tensor, asked: list[Nodes], kernels: Kernels) -> list[int]:
+    tokens, scores = draw(logits, asked, kernels)
+    expected = perturb(logits, asked, kernels)
+    assert tokens == best_tokens(expected, kernels)
+    best = [expected[row, token].item() for row, token in enumerate(tokens)]
+    assert scores == best
+    return tokens
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_draw_is_the_best_of_all_scores(kernels: Kernels, width: int) -> None:
+    """Peaked and flat logits; many requests in one step, or one alone, with the same draws."""
+    generator = torch.Generator().manual_seed(width)
+    many = PARAMS if width < 10_000 else PARAMS[::7]
+    for sharpness in (0.3, 4.0):
+        logits = sharpness * torch.randn(2 * len(many) + 2, width, generator=generator)
+        asked = [nodes_of(params, 2, seed) for seed, params in enumerate(many)]
+        asked.append(nodes_of(SamplingParams(temperature=0), 2))
+        tokens = check(logits, asked, kernels)
+        for place in range(0, len(asked), 5):
+            rows = slice(2 * place, 2 * place + 2)
+            assert draw(logits[rows], asked[place : place + 1], kernels)[0] == tokens[rows]
+
+
+def test_equal_logits_and_few_that_are_allowed(kernels: Kernels) -> None:
+    logits = torch.full((4, 300), -math.inf)
+    logits[0, 299], logits[0, 70] = 3.0, 2.0
+    logits[1, 5] = -1e4
+    logits[2, 30:230] = 1.0
+    logits[3, :100] = 2.0
+    for params in PARAMS:
+        check(logits, [nodes_of(params, 4)], kernels)
+
+
+def test_what_contenders_do_not_decide(kernels: Kernels) -> None:
+    """Top-p keeps one token, which does not win the race against thousands of equal ones."""
+    logits = torch.zeros(1, 5000)
+    logits[0, 4321] = 5.0
+    won = 0
+    for seed in range(40):
+        nodes = nodes_of(SamplingParams(temperature=1.0, top_p=0.01), 1, seed)
+        assert check(logits, [nodes], kernels) == [4321]
+        key = torch.tensor([noise_key(seed, 3)])
+        won += 4321 in kernels.race(logits, torch.ones(1), key, CONTENDERS)[1]
+    assert won < 40
+
+
+def test_parameters_that_change_logits(kernels: Kernels) -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    before = logits.clone()
+    params = SamplingParams(temperature=1.0, logit_bias={7: 50.0}, top_p=0.9)
+    assert check(logits, [nodes_of(params, 3)], kernels) == [7, 7, 7]
+    assert torch.equal(logits, before)
+
+
+def test_nothing_is_left_to_draw(kernels: Kernels) -> None:
+    for value in (-math.inf, math.nan):
+        for params in (SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(temperature=1.0)):
+            tokens, scores = draw(torch.full((2, 300), value), [nodes_of(params, 2)], kernels)
+            assert all(0 <= token < 300 for token in tokens)
+            assert not any(map(math.isfinite, scores))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_mass_before_a_place(kernels: Kernels, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = (4 * torch.randn(5, width, generator=generator)).round(decimals=1)  # many are equal
+    factors = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0])
+    places = torch.randint(0, width, (5,), generator=generator)
+    tops = x.amax(-1)
+    floors = torch.tensor([-math.inf, -math.inf, *(tops[2:] - 5).tolist()])
+    floors = floors.minimum(x.gather(1, places[:, None])[:, 0])
+    order = x.sort(dim=-1, descending=True, stable=True).indices
+    kept = x.masked_fill(x < floors[:, None], -math.inf)
+    p = (kept.double() * factors[:, None]).softmax(-1).gather(1, order)
+    rank = (order == places[:, None]).int().argmax(-1)
+    expected = (p.cumsum(-1) - p).gather(1, rank[:, None])[:, 0]
+    before = kernels.mass_before(x, factors, tops, floors, places)
+    torch.testing.assert_close(before, expected.float(), rtol=0, atol=1e-4)
