@@ -12,6 +12,7 @@ from setuptools import Extension, setup
 FLAGS = [
     "-std=c++17",
     "-O3",
+    "-g0",  # Python asks for debug information, five times the size of the code
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",  # bits depend on it: only the source says what is rounded once

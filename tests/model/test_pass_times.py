@@ -6,16 +6,18 @@ import errno
 import json
 import os
 import pwd
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.model import pass_times as timing
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.pass_times import ROWS, PassTimes
+from soothsay.model.pass_times import ROWS, PassTimes, VerifyPass
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -229,3 +231,21 @@ def test_one_delayed_pass_is_soon_forgotten() -> None:
     times.follow(1, 0, 1.0)
     times.follow(1, 0, 500.0)
     assert times(1) < 1.2
+
+
+def test_short_passes_count_when_they_have_settled(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first runs behind a pass of another size take longer. A long pass is run once."""
+    runs: Counter[int] = Counter()
+
+    def seconds_of(run: VerifyPass, device: torch.device) -> float:
+        rows = len(run.rows.tree)  # type: ignore[arg-type]
+        runs[rows] += 1
+        if rows > 4:
+            return 0.5
+        return 0.002 if runs[rows] > timing.SETTLING else 0.004
+
+    monkeypatch.setattr(timing, "_seconds_of", seconds_of)
+    times = PassTimes.measure(tiny(), 20, repeats=1)
+    assert times.rows == [1, 2, 4, 8, 16]
+    assert times.seconds == [[0.002, 0.002, 0.002, 0.5, 0.5]]
+    assert runs == {1: 7, 2: 7, 4: 7, 8: 1, 16: 1}
