@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,18 +92,6 @@ def _first_line(file: Path) -> str:
             return text.readline(4096).strip()
     except OSError:
         return ""
-
-
-def return_freed_memory() -> None:
-    """Return freed memory to the system.
-
-    The GNU allocator keeps freed memory. After many large tensors of different sizes, the gaps that it keeps
-    add up to a good part of a model. Other allocators return memory by themselves.
-    """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 def mapped_zeros(shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool = False) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
-from soothsay.machine import available_memory, return_freed_memory
+from soothsay.heap import return_freed_memory
+from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.weight_format import WeightFormat

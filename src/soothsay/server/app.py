@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from soothsay import __version__
 from soothsay.core.params import SamplingParams
+from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.accounts import Account, Charge
 from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import KeyFileError, KeyRing
@@ -118,11 +119,12 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
         self.loop.start()
-        watch = asyncio.create_task(self.canary.run())
+        tasks = asyncio.create_task(self.canary.run()), asyncio.create_task(_tidy())
         yield
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await self.loop.stop()
         if self._grammars is not None:
             await self._grammars.stop()
@@ -362,6 +364,13 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
 
 async def _no_embeddings(_: Request) -> Response:
     raise ApiError(404, "this server offers no embeddings; it only generates text", "not_found")
+
+
+async def _tidy() -> None:
+    """Return freed memory to the system, now and then, until cancelled."""
+    while True:
+        await asyncio.sleep(TIDY_INTERVAL)
+        await asyncio.to_thread(return_freed_memory)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

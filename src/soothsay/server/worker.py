@@ -20,8 +20,8 @@ from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
+from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.llm import LLM
-from soothsay.machine import return_freed_memory
 from soothsay.server.api_errors import ApiError, internal_error
 from soothsay.server.log import log_to_stderr
 from soothsay.server.messages import (
@@ -38,10 +38,6 @@ from soothsay.server.messages import (
 )
 
 log = logging.getLogger("soothsay.server")
-
-TIDY_INTERVAL = 30.0
-"""Seconds between two returns of freed memory to the system. One takes some milliseconds, between two steps.
-Texts and batches of all sizes leave gaps in the heap, which otherwise grows for hours."""
 
 
 @dataclass(frozen=True, slots=True)
