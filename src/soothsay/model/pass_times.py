@@ -64,10 +64,11 @@ MAX_JUMP = 2.0
 """One pass changes a scale as if it took at most this many times the known time, or at least its inverse."""
 
 REMEASURE_BELOW = 1.0
-"""Seconds of all passes together below which each start of the engine measures them again."""
+"""Seconds of all passes together below which the first few starts of the engine measure them again."""
 
 KEPT_MEASUREMENTS = 5
-"""Measurements that are kept on disk. Their median is neither from a busy moment nor from a lucky one."""
+"""Measurements that are made and kept on disk, each at a start of the engine. Their median is neither from a
+busy moment nor from a lucky one. Later starts read it, and `PassTimes.follow` finds the machine's speed."""
 
 MAX_FILE = 1 << 16
 """Limit of bytes in a file of measurements. It is written with about 4 KB."""
@@ -150,6 +151,11 @@ class PassTimes:
         self._rows, self._known = np.array(self.rows), np.array(self.seconds)
         self._scales: FloatArray | None = None  # [rows]: seconds of real passes / measured seconds
 
+    @property
+    def total(self) -> float:
+        """Seconds of all measured passes together."""
+        return sum(map(sum, self.seconds))
+
     def __call__(self, rows: int, context: float = 0.0) -> float:
         """Seconds of a pass of `rows` rows, each with `context` tokens before it on average."""
         return float(self.span(rows, 0, context)[0])
@@ -183,8 +189,8 @@ class PassTimes:
     def of(cls, model: Transformer, context: int) -> PassTimes:
         """The times for this model, dtype, machine and number of threads, from disk or measured now.
 
-        Short passes are measured again at each start. The result then has the proportions of the median of
-        the last few starts, and the total of the newest one.
+        Short passes are measured at the first few starts. The result then has the proportions of the median
+        of these starts, and the total of the newest one.
 
         If the file is damaged, or cannot be read or written, there is a warning, and passes are measured.
 
@@ -202,11 +208,11 @@ class PassTimes:
             known = _read(file)
         except (OSError, ValueError, RecursionError) as error:
             problem = error
-        if known and sum(map(sum, known[-1].seconds)) >= REMEASURE_BELOW:
+        if known and (len(known) == KEPT_MEASUREMENTS or known[-1].total >= REMEASURE_BELOW):
             return cls.agreed(known)
         new = cls.measure(model, context, repeats=1 if known else 2)
         same_points = [times for times in known if (times.rows, times.contexts) == (new.rows, new.contexts)]
-        known = [*same_points, new][-KEPT_MEASUREMENTS:]
+        known = [*same_points, new]
         try:
             _write(file, known)
         except OSError as error:
