@@ -66,9 +66,7 @@ void quantize(const T* x, int inputs, int group, Place place, float* scales, int
             keep(place(i), v);
         }
         *scales++ = top / 127.0f;
-        int32_t all = 0;
-        for (int n = 0; n < LANES; ++n) all += total[n];
-        *sums++ = all;
+        *sums++ = sum(total);
     }
 }
 

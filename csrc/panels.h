@@ -96,18 +96,18 @@ struct Chunk {
 // What a weight has beside its scale: the same zero everywhere, zeros of groups, or minimums.
 enum class Beside { ZERO, ZEROS, MINIMUMS };
 
-// The factors of some groups of a panel, in floats: [groups, COLUMNS].
+// The factors of some groups of a panel, in floats: [groups, COLUMNS]. The arrays never shrink: to grow them again would
+// write zeros each time.
 struct GroupFactors {
     std::vector<floats> scales, beside;
 
     void read(const Weights& w, int panel, int begin, int end) {
-        scales.resize((end - begin) * COLUMNS);
+        const size_t count = size_t(end - begin) * COLUMNS;
+        if (scales.size() < count) scales.resize(count), beside.resize(count);
         w.scales.read(panel, begin, end, scales.data());
-        if (!w.minimums.values && !w.zeros) return;
-        beside.resize(scales.size());
         if (w.minimums.values) w.minimums.read(panel, begin, end, beside.data());
-        else
-            for (size_t i = 0; i < beside.size(); ++i)
+        else if (w.zeros)
+            for (size_t i = 0; i < count; ++i)
                 beside[i] = load(w.zeros + (int64_t(panel) * w.groups() + begin) * PANEL + i * LANES);
     }
 };

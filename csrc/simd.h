@@ -155,6 +155,15 @@ inline float sum(floats v) {
     return a[0];
 }
 
+inline int32_t sum(ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#endif
+    int32_t all = 0;
+    for (int n = 0; n < LANES; ++n) all += v[n];
+    return all;
+}
+
 inline float max(floats v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
