@@ -11,10 +11,10 @@ import pytest
 from gguf_files import write_gguf
 
 from soothsay import LLM
-from soothsay.cli.serve import served_name
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
+from soothsay.server.server_config import served_name
 
 
 def write_safetensors(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from soothsay.cli.batch import batch
 from soothsay.cli.bench.bench_app import bench
 from soothsay.cli.chat import chat
 from soothsay.cli.datastore import datastore
@@ -48,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, demo, pull, inspect, quantize, grow, verify):
+for command in (generate, chat, serve, batch, demo, pull, inspect, quantize, grow, verify):
     app.command()(command)
 app.add_typer(train, name="train")
 app.add_typer(datastore, name="datastore")
@@ -76,7 +77,8 @@ def _soothsay(
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0; 1 if answers differ (demo, verify); 2 for bad input; 130 for Ctrl-C.
+    Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch); 2 for bad input; 130 for
+    Ctrl-C.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print "?" for a character that the terminal does not have

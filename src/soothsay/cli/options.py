@@ -9,6 +9,7 @@ import typer
 from soothsay.config import DType
 
 _SAMPLING = "Sampling"
+LIMITS = "Limits"
 
 MODEL_HELP = (
     "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
@@ -21,6 +22,15 @@ ModelOption = Annotated[
         "--model",
         "-m",
         help=MODEL_HELP,
+    ),
+]
+ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--served-model-name",
+        show_default="the model as given, without its folder",
+        help="Name of the model in requests.",
     ),
 ]
 DrafterOption = Annotated[
@@ -42,6 +52,19 @@ MaxContextOption = Annotated[
         show_default="the model's",
         help="Limit of tokens in prompt and answer together.",
     ),
+]
+KvTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-tokens",
+        min=1,
+        show_default="by memory",
+        help="Size of the KV cache in tokens, for all requests together.",
+    ),
+]
+MaxRunningOption = Annotated[
+    int,
+    typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=LIMITS),
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]
 TemperatureOption = Annotated[

@@ -11,31 +11,38 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 @contextmanager
-def progress_bar(what: str, items: str = "answers") -> Iterator[Callable[[int, int, int], None]]:
+def progress_bar(
+    what: str, items: str = "answers", *, paced: bool = False
+) -> Iterator[Callable[[int, int, int], None]]:
     """Show a bar on stderr with tokens a second and the time left. Does nothing if stderr is no terminal.
+
+    `paced` shows the items a second too.
 
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
     console = Console(stderr=True)
+    speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
+    speeds += "{task.fields[rate]:.0f} tokens/s,"
     columns = (
         TextColumn(what),
         BarColumn(),
-        TextColumn(f"{{task.completed}}/{{task.total}} {items}, {{task.fields[rate]:.0f}} tokens/s,"),
+        TextColumn(f"{{task.completed}}/{{task.total}} {items}, {speeds}"),
         TimeRemainingColumn(),
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        begin = 0.0
+        begin, before = 0.0, 0
 
         def update(done: int, total: int, tokens: int) -> None:
-            nonlocal begin
+            nonlocal begin, before
             if not progress.task_ids:
-                begin = time.perf_counter()
-                progress.add_task(what, total=total, completed=done, rate=0.0)
+                begin, before = time.perf_counter(), done
+                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)
                 return
-            rate = tokens / (time.perf_counter() - begin)
-            progress.update(progress.task_ids[0], completed=done, total=total, rate=rate)
+            seconds = time.perf_counter() - begin
+            pace, rate = (done - before) / seconds, tokens / seconds
+            progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
 
         yield update
 

@@ -11,18 +11,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from soothsay.cli.options import MODEL_HELP, DrafterOption, DTypeOption, MaxContextOption
+from soothsay.cli.options import (
+    LIMITS,
+    DrafterOption,
+    DTypeOption,
+    KvTokensOption,
+    MaxContextOption,
+    MaxRunningOption,
+    ModelArgument,
+    NameOption,
+)
 from soothsay.cli.terminal import notice
-from soothsay.files import user_path
+from soothsay.server.server_config import ServerConfig, served_name
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
 
-_LIMITS = "Limits"
-
 
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: ModelArgument,
     host: Annotated[
         str,
         typer.Option(
@@ -30,14 +37,7 @@ def serve(
         ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any free port.")] = 8000,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--served-model-name",
-            show_default="the model as given, without its folder",
-            help="Name of the model in requests.",
-        ),
-    ] = None,
+    name: NameOption = None,
     drafter: DrafterOption = "auto",
     allow_drafter: Annotated[
         list[str] | None,
@@ -49,15 +49,7 @@ def serve(
     ] = None,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--kv-tokens",
-            min=1,
-            show_default="by memory",
-            help="Size of the KV cache in tokens, for all requests together.",
-        ),
-    ] = None,
+    kv_tokens: KvTokensOption = None,
     api_keys: Annotated[
         Path | None,
         typer.Option(
@@ -83,10 +75,7 @@ def serve(
             help="A name that requests may have in their Host header. Can be repeated.",
         ),
     ] = None,
-    max_running: Annotated[
-        int,
-        typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=_LIMITS),
-    ] = 64,
+    max_running: MaxRunningOption = 64,
     max_stall: Annotated[
         float,
         typer.Option(
@@ -94,7 +83,7 @@ def serve(
             min=0.01,
             help="Limit of seconds for a step in which prefill runs beside decoding. A smaller limit lets "
             "running answers flow more evenly, and new answers begin later.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 0.25,
     max_queue: Annotated[
@@ -103,12 +92,12 @@ def serve(
             "--max-queue",
             min=0,
             help="Limit of waiting answers. Further ones get 429.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 256,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", min=0.1, help="Limit of seconds for an answer.", rich_help_panel=_LIMITS),
+        typer.Option("--timeout", min=0.1, help="Limit of seconds for an answer.", rich_help_panel=LIMITS),
     ] = 600.0,
     client_timeout: Annotated[
         float,
@@ -116,7 +105,7 @@ def serve(
             "--client-timeout",
             min=1,
             help="Limit of seconds to wait for a slow client.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 30.0,
     stall_timeout: Annotated[
@@ -125,7 +114,7 @@ def serve(
             "--stall-timeout",
             min=1,
             help="Limit of seconds for one step. An engine that takes longer is killed and restarted.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 300.0,
     start_timeout: Annotated[
@@ -134,7 +123,7 @@ def serve(
             "--start-timeout",
             min=1,
             help="Limit of seconds from an engine's start to its first answer. A slower one is restarted.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 1800.0,
     canary_interval: Annotated[
@@ -143,13 +132,13 @@ def serve(
             "--canary-interval",
             min=0.1,
             help="Seconds without an answer after which the server asks the engine for one itself.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 30.0,
     max_temperature: Annotated[
         float,
         typer.Option(
-            "--max-temperature", min=0, max=1e6, help="Limit of temperatures.", rich_help_panel=_LIMITS
+            "--max-temperature", min=0, max=1e6, help="Limit of temperatures.", rich_help_panel=LIMITS
         ),
     ] = 2.0,
     max_penalty: Annotated[
@@ -159,7 +148,7 @@ def serve(
             min=0,
             max=1e6,
             help="Limit of presence and frequency penalties, in both directions.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 2.0,
     max_bias: Annotated[
@@ -169,7 +158,7 @@ def serve(
             min=0,
             max=1e6,
             help="Limit of a token's logit bias, in both directions.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 100.0,
     max_repetition_penalty: Annotated[
@@ -179,7 +168,7 @@ def serve(
             min=1,
             max=1e3,
             help="Limit of the repetition penalty. Its inverse is the lower limit.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 10.0,
     min_priority: Annotated[
@@ -189,12 +178,12 @@ def serve(
             min=-(2**31),
             max=2**31 - 1,
             help="The lowest, most urgent priority of requests if there are no keys.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 0,
     max_connections: Annotated[
         int,
-        typer.Option("--max-connections", min=1, help="Limit of open connections.", rich_help_panel=_LIMITS),
+        typer.Option("--max-connections", min=1, help="Limit of open connections.", rich_help_panel=LIMITS),
     ] = 1000,
     max_connections_per_address: Annotated[
         int | None,
@@ -203,7 +192,7 @@ def serve(
             min=1,
             show_default="no limit",
             help="Limit of open connections of one client address.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     drain: Annotated[
@@ -212,7 +201,7 @@ def serve(
             "--drain",
             min=0,
             help="Limit of seconds for running answers at shutdown.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=LIMITS,
         ),
     ] = 60.0,
 ) -> None:
@@ -224,7 +213,6 @@ def serve(
             from soothsay.server.log import log_to_stderr
             from soothsay.server.process import EngineProcess, load
             from soothsay.server.runner import make_runner
-            from soothsay.server.server_config import ServerConfig
 
             keys = None if api_keys is None else KeyRing(api_keys)
             factory = partial(
@@ -263,14 +251,6 @@ def serve(
             console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
         log_to_stderr()
         make_runner(Server(engine, config, keys), host, port).run()
-
-
-def served_name(model: str) -> str:
-    """The default name of a model in requests: the model as given, without its folder."""
-    if user_path(model).exists():
-        return user_path(model).resolve().name
-    folder, _, kind = model.rpartition(":")
-    return f"{served_name(folder)}:{kind}" if folder and user_path(folder).exists() else model
 
 
 def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[str, ...]:

@@ -111,13 +111,14 @@ class Server:
             Route("/openapi.json", self._openapi),
             *pages,
         ]
-        router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self._lifespan)
+        router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self.lifespan)
         paths = frozenset(route.path for route in routes)
         keyless = frozenset({"/health", "/ping", "/ready", *(page.path for page in pages)})
         self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics"}))
 
     @asynccontextmanager
-    async def _lifespan(self, _: object) -> AsyncIterator[None]:
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """Serve while the block runs. The engine's process ends with it."""
         self.loop.start()
         tasks = asyncio.create_task(self.canary.run()), asyncio.create_task(_tidy())
         yield

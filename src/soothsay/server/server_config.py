@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from soothsay.files import user_path
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -120,3 +122,11 @@ class ServerConfig:
 
     max_repetition_penalty: float = 10.0
     """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""
+
+
+def served_name(model: str) -> str:
+    """The default name of a model in requests: the model as given, without its folder."""
+    if user_path(model).exists():
+        return user_path(model).resolve().name
+    folder, _, kind = model.rpartition(":")
+    return f"{served_name(folder)}:{kind}" if folder and user_path(folder).exists() else model
