@@ -9,13 +9,12 @@ import asyncio
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import httpx
-import numpy as np
 
 from soothsay import __version__
 from soothsay.errors import RequestError, SoothsayError
@@ -101,52 +100,57 @@ def run_batch(
     }
     with BatchOutput(target) as answers:
         answers.check(state)
-        pending = ~np.isin(requests.keys, answers.keys)
-        earlier = len(answers.keys)
-        if len(requests.keys) - np.count_nonzero(pending) != earlier:
-            raise RequestError(f"{target} has an answer to no line of the input, or two answers to one line")
         tokens = 0
-        if pending.any():
+        if requests.unanswered(answers.keys).any():
             factory = partial(
                 load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
             )
             with EngineProcess(factory) as engine:
-                batch = _Batch(engine, name, seed, requests.lines(pending), answers)
-                batch.report = lambda: progress(earlier + batch.done, len(requests.keys), batch.tokens)
+                batch = BatchRun(engine, requests, answers, name, seed, progress)
                 asyncio.run(batch.run(state))
             answers.sync()
             tokens = batch.tokens
-        return BatchSummary(len(requests.keys), answers.failed, earlier, tokens)
+        return BatchSummary(len(requests.keys), answers.failed, len(answers.keys), tokens)
 
 
-class _Batch:
+class BatchRun:
     """One run over the lines that have no answer yet.
 
     Args:
-        engine: the engine's process, with the model loaded.
+        engine: the engine's process, with the model loaded. It ends with the run.
+        requests: all lines.
+        answers: where to write; it may have some of the answers.
         name: the model's name in requests.
-        seed: for requests that have none.
-        lines: those without an answer.
-        answers: where to write.
+        seed, progress: see `run_batch`.
     """
 
     def __init__(
-        self, engine: EngineProcess, name: str, seed: int, lines: Iterator[BatchLine], answers: BatchOutput
+        self,
+        engine: EngineProcess,
+        requests: BatchInput,
+        answers: BatchOutput,
+        name: str,
+        seed: int = 0,
+        progress: Progress = lambda done, total, tokens: None,
     ):
-        self._seed, self._lines, self._answers = seed, lines, answers
+        self._answers, self._seed, self._progress = answers, seed, progress
+        self._lines = requests.lines(requests.unanswered(answers.keys))
+        self._done, self._total = len(answers.keys), len(requests.keys)
+        self.tokens = 0  # of the answers so far
         self._num_workers = LINES_PER_ANSWER * engine.model.max_requests
         self._server = Server(engine, _config(name, engine, self._num_workers))
         transport = httpx.ASGITransport(self._server.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://batch")
         self._unlucky: list[BatchLine] = []  # those that ran when the engine died
-        self.done = self.tokens = 0
-        self.report: Callable[[], None] = lambda: None
 
     async def run(self, state: State) -> None:
-        """Answer all lines. Raises `RequestError`."""
+        """Answer all lines. `state` is what the answers depend on, as far as the files and options show it.
+
+        Raises `RequestError`.
+        """
         async with self._server.lifespan(), self._client:
             self._answers.begin({**state, **await self._numbers()})
-            self.report()
+            self._progress(self._done, self._total, self.tokens)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._num_workers):
@@ -167,9 +171,9 @@ class _Batch:
 
     def _write(self, line: BatchLine, status: int, body: Any) -> None:
         self._answers.write(line, status, body)
-        self.done += 1
+        self._done += 1
         self.tokens += answer_tokens(body)
-        self.report()
+        self._progress(self._done, self._total, self.tokens)
 
     async def _answer(self, line: BatchLine) -> tuple[int, Any]:
         """The status and the body of the answer to a line."""

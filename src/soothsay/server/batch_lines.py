@@ -93,6 +93,16 @@ class BatchInput:
         if left:
             raise RequestError(f"{self.path} was changed while the batch ran; restore it, and run it again")
 
+    def unanswered(self, answered: Keys) -> npt.NDArray[np.bool_]:
+        """At which lines there is no answer yet. Raises `RequestError` if an answer is of no line."""
+        found = np.isin(self.keys, answered)
+        if np.count_nonzero(found) != len(answered):
+            raise RequestError(
+                f"the output has two answers to one line of {self.path}, or an answer to none; "
+                "write to another file"
+            )
+        return ~found
+
     def _lines(self, wanted: Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> Iterator[BatchLine]:
         with self.path.open("rb") as file:
             for index, (number, raw) in enumerate(_split(file)):
@@ -106,11 +116,12 @@ class BatchInput:
         same = np.flatnonzero(ordered[1:] == ordered[:-1])
         if not len(same):
             return
+        place = same[np.argmin(order[same + 1])]  # the first line whose id was used before
         wanted = np.zeros(len(self.keys), bool)
-        wanted[order[same[0] : same[0] + 2]] = True
+        wanted[order[place : place + 2]] = True
         first, second = self._lines(wanted)
         shown = repr(first.custom_id if len(first.custom_id or "") <= 80 else f"{first.custom_id:.76} ...")
-        more = f" (and {len(same) - 1} more lines have an id that was used before)" if len(same) > 1 else ""
+        more = f" (lines with a used id: {len(same)})" if len(same) > 1 else ""
         raise RequestError(
             f"{self.path} has the custom_id {shown} in line {first.number} and again in line "
             f"{second.number}{more}; give each line an id of its own"
