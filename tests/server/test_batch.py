@@ -1,0 +1,194 @@
+"""Batches: the answers are the server's, whatever else is in the file, and do not depend on the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import engines
+import httpx
+import pytest
+from conftest import TOOL_TEMPLATE
+from serving import Running
+
+from soothsay import LLM, RequestError
+from soothsay.server.batch import BatchRun, run_batch
+from soothsay.server.batch_lines import BatchInput
+from soothsay.server.batch_output import BatchOutput
+from soothsay.server.batch_replies import settle
+from soothsay.server.process import EngineProcess
+from soothsay.tokenizer import Tokenizer
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ASKED = [{"role": "user", "content": "Name three colours."}]
+PLAYS = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+PLAY = {"type": "function", "function": {"name": "play", "parameters": PLAYS}}
+SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
+
+GOOD: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": ASKED, "max_tokens": 8, "temperature": 0, "seed": 1}),
+    (CHAT, {"messages": ASKED, "n": 3, "logprobs": True, "top_logprobs": 2, **SAMPLED}),
+    (CHAT, {"messages": ASKED, "tools": [PLAY], "tool_choice": "required", **SAMPLED, "max_tokens": 60}),
+    (CHAT, {"messages": ASKED, "response_format": {"type": "json_object"}, "top_p": 0.5, **SAMPLED}),
+    (CHAT, {"messages": ASKED, "structured_outputs": {"choice": ["yes", "no"]}, **SAMPLED}),
+    (CHAT, {"messages": ASKED, "return_token_ids": True, "prompt_logprobs": 1, **SAMPLED}),
+    (CHAT, {"messages": ASKED, "continue_final_message": True, "echo": True, **SAMPLED}),
+    (CHAT, {"messages": ASKED, "speculation": {"drafter": "ngram"}, "some_other_field": 1, **SAMPLED}),
+    (TEXT, {"prompt": "Once upon a time", "stop": [" the", "."], **SAMPLED}),
+    (TEXT, {"prompt": [[17, 18], [19]], "n": 2, "best_of": 3, **SAMPLED}),
+    (TEXT, {"prompt": "Once upon", "echo": True, "logprobs": 1, "logit_bias": {"17": 2.5}, **SAMPLED}),
+    (
+        TEXT,
+        {
+            "prompt": "caf\u00e9 \u2028 \U0001f600",
+            "top_k": 5,
+            "min_p": 0.1,
+            "frequency_penalty": 1,
+            **SAMPLED,
+        },
+    ),
+    (RESPONSES, {"input": "Name a colour.", "temperature": 1.0, "seed": 5, "max_output_tokens": 12}),
+    (
+        RESPONSES,
+        {"input": ASKED, "temperature": 0, "seed": 1, "max_output_tokens": 9, "metadata": {"a": "b"}},
+    ),
+]
+BAD: list[tuple[str, Any]] = [
+    (CHAT, {"messages": ASKED, "temperature": 5}),
+    (CHAT, {"messages": ASKED, "model": "gpt-4o"}),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": ASKED, "temperatur": 1}),
+    (CHAT, {"messages": ASKED, "max_tokens": "8"}),
+    (CHAT, {"messages": [{"role": "user", "content": "word " * 4000}]}),
+    (
+        CHAT,
+        {
+            "messages": ASKED,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}},
+        },
+    ),
+    (
+        CHAT,
+        {"messages": ASKED, "tools": [PLAY], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+    ),
+    (TEXT, {"prompt": "a", "logprobs": 100}),
+    (TEXT, {"prompt": [-1]}),
+    (TEXT, {"prompt": ""}),
+    (TEXT, {"prompt": "a", "n": 100}),
+    (TEXT, {"prompt": "a", "speculation": {"drafter": "nothing"}}),
+    (TEXT, {"prompt": "x" * (4 << 20)}),
+    (TEXT, {}),
+    (TEXT, []),
+    (TEXT, "text"),
+    (TEXT, 5),
+    (RESPONSES, {"input": "a", "background": True}),
+    (RESPONSES, {"input": []}),
+    ("/v1/embeddings", {"input": "a"}),
+]
+
+
+def bodies(kinds: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The same, with the model's name."""
+    return [(url, {"model": "sibyl", **body} if isinstance(body, dict) else body) for url, body in kinds]
+
+
+def write(path: Path, kinds: list[tuple[str, Any]]) -> Path:
+    lines = [
+        {"custom_id": f"id {index}", "method": "POST", "url": url, "body": body}
+        for index, (url, body) in enumerate(bodies(kinds))
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def answers(path: Path) -> dict[str, dict[str, Any]]:
+    """The lines of an output by their ids."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_answers_are_those_of_the_server(with_tools: Running, sibyl: LLM, tmp_path: Path) -> None:
+    kinds = bodies(GOOD + BAD)
+    tokenizer = Tokenizer(sibyl.tokenizer.backend, TOOL_TEMPLATE, sibyl.tokenizer.special)
+    requests = BatchInput(write(tmp_path / "in.jsonl", GOOD + BAD))
+    factory = partial(engines.sibyl, tokenizer=tokenizer, max_requests=3)
+    with EngineProcess(factory) as engine, BatchOutput(tmp_path / "out.jsonl") as output:
+        asyncio.run(BatchRun(engine, requests, output, "sibyl").run({}))
+    found = answers(tmp_path / "out.jsonl")
+    assert len(found) == len(kinds)
+    for index, (url, body) in enumerate(kinds):
+        line = found[f"id {index}"]
+        reply = httpx.post(with_tools.url + url, json=body, timeout=60)
+        response = line["response"]
+        assert line["error"] is None
+        assert response["status_code"] == reply.status_code, body
+        good = index < len(GOOD)
+        assert (reply.status_code == 200) == good, reply.text
+        key = line["id"].removeprefix("batch_req_")
+        assert response["body"] == (settle(reply.json(), key) if good else reply.json())
+    calls = found["id 2"]["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    assert calls[0]["function"]["name"] == "play"
+    assert calls[0]["id"].startswith("call_")
+
+
+def test_a_line_without_a_seed_has_its_own(tmp_path: Path) -> None:
+    body = {"prompt": "Once upon a time", "temperature": 1.0, "max_tokens": 12}
+    kinds: list[tuple[str, Any]] = [
+        (TEXT, body),
+        (TEXT, body),
+        (TEXT, {**body, "seed": -1}),
+        (TEXT, {**body, "seed": 7}),
+    ]
+    path = write(tmp_path / "in.jsonl", kinds)
+
+    def texts(seed: int, **options: Any) -> list[str]:
+        output = tmp_path / f"out-{seed}-{len(options)}.jsonl"
+        run_batch("sibyl", path, output, seed=seed, kv_tokens=4096, **options)
+        return [
+            answers(output)[f"id {index}"]["response"]["body"]["choices"][0]["text"] for index in range(4)
+        ]
+
+    first, again, other = texts(0), texts(0, drafter="none", max_running=1), texts(1)
+    assert first == again
+    assert len(set(first)) == 4
+    assert [one == two for one, two in zip(first, other, strict=True)] == [False, False, False, True]
+
+
+@pytest.mark.slow
+def test_only_the_line_that_kills_the_engine_fails(tmp_path: Path) -> None:
+    kinds: list[tuple[str, Any]] = [
+        (TEXT, {"prompt": [number], "max_tokens": 24}) for number in range(10, 22)
+    ]
+    kinds[5] = TEXT, {"prompt": [engines.KILL], "max_tokens": 8}
+    requests = BatchInput(write(tmp_path / "in.jsonl", kinds))
+    with EngineProcess(engines.fragile) as engine, BatchOutput(tmp_path / "out.jsonl") as output:
+        asyncio.run(BatchRun(engine, requests, output, "sibyl").run({}))
+    found = {one: line["response"]["status_code"] for one, line in answers(tmp_path / "out.jsonl").items()}
+    assert found == {f"id {index}": 503 if index == 5 else 200 for index in range(12)}
+
+
+def test_another_model_behind_the_same_name_is_noticed(tmp_path: Path) -> None:
+    """Nothing that the command was told has changed, but what the loaded model computes has."""
+    requests = BatchInput(write(tmp_path / "in.jsonl", [(TEXT, {"prompt": "a"}), (TEXT, {"prompt": "b"})]))
+
+    def run(factory: Any) -> None:
+        with EngineProcess(factory) as engine, BatchOutput(tmp_path / "out.jsonl") as output:
+            asyncio.run(BatchRun(engine, requests, output, "sibyl").run({"seed": 0}))
+
+    run(engines.sibyl)
+    path = tmp_path / "out.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(
+        RequestError, match=r"begun with another numeric mode \(weights, dtype or processor\)"
+    ):
+        run(partial(engines.sibyl, dtype="int8"))
+    with pytest.raises(RequestError, match=r"another room for a request, .*: 2048, and now it is 1024"):
+        run(partial(engines.sibyl, kv_tokens=1024))
+    assert len(path.read_text().splitlines()) == 1
+    run(partial(engines.sibyl, drafter="none", max_requests=2))
+    assert len(answers(path)) == 2
