@@ -41,6 +41,7 @@ COMMANDS = ("", "sh", "console")
 OTHER_COMMANDS = ("make", "pip", "hf", "aiperf", "lm_eval", "vllm")
 FENCE = re.compile(r"\s*```(\w*)\s*$")
 NOT_RUN = re.compile(r"\s*<!-- not run: (\S.*) -->\s*$")
+REQUEST = {"model": "sibyl", "prompt": "Once upon a time", "max_tokens": 4}
 FILES = ("questions", "prompts", "spec_bench", "answers", "conversations")
 
 
@@ -107,6 +108,8 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"category": "writing", "turns": [asked], "messages": [{"role": "user", "content": asked}, answer]}
         for asked in ("Name three colours.", "Why does it rain?")
     ]
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": REQUEST}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(request))
     (tmp_path / "README.md").symlink_to(ROOT / "README.md")
     for name in FILES:
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in questions))

@@ -25,7 +25,7 @@ def write(path: Path, count: int, max_tokens: int = 24) -> Path:
     for index in range(count):
         body: dict[str, Any] = {"model": "sibyl", "temperature": index % 2, "max_tokens": max_tokens}
         if index % 3:
-            url, body["prompt"] = "/v1/completions", f"The house with number {index}"
+            url, body["prompt"] = "/v1/completions", f"{'The house by the sea. ' * 5}{index}"
         else:
             url, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": f"Why {index}?"}]
         body |= {"n": 2, "logprobs": 1} if index % 3 == 1 else {}
