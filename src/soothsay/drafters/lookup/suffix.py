@@ -127,14 +127,14 @@ class _Text:
             tokens: the whole text; it extends that of the last call.
             generations: need not be those of the last call.
         """
-        known = [(generation, generation.automaton.size) for generation in generations]
+        known = [(one, one.automaton.size) for one in generations if one.automaton.size]
         if self._size == len(tokens) and self._known == known:
             return self._matches
         new = tokens[self._size :]
         self._automaton.read(self._reading, new)
         self._size, self._known = len(tokens), known
         before, self._places = self._places, {}
-        for generation in generations:
+        for generation, _ in known:
             automaton, place = generation.automaton, before.get(generation)
             unseen = tokens[-automaton.counted :] if place is None else new
             self._places[generation] = automaton.follow(place or NOWHERE, unseen)

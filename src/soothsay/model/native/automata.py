@@ -57,14 +57,14 @@ class NativeAutomaton:
     def read(self, text: Reading, tokens: Tokens) -> None:
         """See `Automaton`."""
         state = _Pair(text.end, text.counted)
-        self._library.soothsay_automaton_read(self._handle, byref(state), tokens.ctypes.data, len(tokens))
+        self._library.soothsay_automaton_read(self._handle, byref(state), tokens.tobytes(), len(tokens))
         text.end, text.counted = state.first, state.second
         self.size += len(tokens)
 
     def follow(self, place: Place, tokens: Tokens) -> Place:
         """See `Automaton`."""
         state = _Pair(*place)
-        self._library.soothsay_automaton_follow(self._handle, byref(state), tokens.ctypes.data, len(tokens))
+        self._library.soothsay_automaton_follow(self._handle, byref(state), tokens.tobytes(), len(tokens))
         return state.first, state.second
 
     def repeated(self, text: Reading) -> Place:
