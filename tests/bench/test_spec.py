@@ -25,6 +25,7 @@ from soothsay.core.sampling import derive_seed
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.errors import SoothsayError
+from soothsay.model.pass_times import PassTimes
 
 QUESTIONS = [
     Question("conversation", ("Hello!", "And why?"), 1),
@@ -309,6 +310,44 @@ def test_times_are_of_what_they_say(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
         assert run.seconds == prefill + drafts[name] + verify
         assert run.cpu == PASS + verify + (NAP if name == "release" else 0.0)  # without what it was asleep
         assert (run.ahead, run.first, run.answers) == (1, 1, 1)
+
+
+def test_theory_is_right_where_its_model_holds(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of passes depend on rows alone, as measured before on a machine of half the speed."""
+    clock = Clock()
+    monkeypatch.setattr(contenders, "time", clock)
+    asked: list[int] = []
+
+    class Lookup(PromptLookup):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            clock.sleep(NAP)
+            return super().propose(requests)
+
+    def measured() -> PassTimes:
+        asked.append(1)
+        return PassTimes([1, 2], [64], [[2 * PASS * (1 + rows / 8) for rows in (1, 2)]])
+
+    plan = SpecPlan({"x": lambda t: Lookup(t, min_ngram=1), "hasty": Hasty}, max_tokens=24, rounds=2)
+    hook = llm.model.head.register_forward_hook(
+        lambda _, __, logits: clock.work(PASS * (1 + len(logits) / 8))
+    )
+    try:
+        results = SpecBench(llm, QUESTIONS, plan, times=measured).run()
+    finally:
+        hook.remove()
+    assert len(asked) == 2  # once a round
+    for row in results.rows():
+        for score in row.scores.values():
+            assert score.predicted == pytest.approx(score.speedup, rel=1e-9)
+        assert score.by_nodes[-1] == pytest.approx(score.decode_speedup, rel=0.05)  # means of other things
+    x = results.rows()[1]
+    assert x.overall.accepted > 1.1  # so that there is something to predict
+    for lap in (Lap(**entry) for entry in results.journal.entries if "runs" in entry):
+        run = RunTimes(**lap.runs["x"])
+        steps = sum(run.tree_sizes)
+        assert (run.passes, steps) == (run.steps - 1, run.steps - 1)
+        # exact also where an answer ends within an accepted path
+        assert steps + sum(run.accepted_ranks) == run.tokens - run.ahead
 
 
 def test_names_are_checked_before_anything_runs(llm: LLM) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -319,11 +319,17 @@ def _read(file: Path) -> list[PassTimes]:
         return []
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:  # a pipe would keep its reader waiting
         raise ValueError(f"it is not a file of at most {MAX_FILE} bytes")
-    return _parsed(json.loads(file.read_text("utf-8")))
+    return parse_measurements(json.loads(file.read_text("utf-8")))
 
 
-def _parsed(content: object) -> list[PassTimes]:
-    """The measurements in the content of a file. Raises `ValueError` if it is not of the form of `_write`."""
+def measurements_as_json(measured: Sequence[PassTimes]) -> dict[str, Any]:
+    """Several measurements of the same passes, at least one, as a value for JSON."""
+    rows, contexts = measured[-1].rows, measured[-1].contexts
+    return {"rows": rows, "contexts": contexts, "measured": [times.seconds for times in measured]}
+
+
+def parse_measurements(content: object) -> list[PassTimes]:
+    """The inverse of `measurements_as_json`. Raises `ValueError` if the value has another form."""
     fields = content if isinstance(content, dict) else {}
     rows, contexts, measured = (fields.get(name) for name in ("rows", "contexts", "measured"))
     if not _is_rising(rows) or not _is_rising(contexts) or not isinstance(measured, list) or not measured:
@@ -353,12 +359,10 @@ def _seconds(table: object, shape: tuple[int, ...]) -> list[list[float]]:
 
 def _write(file: Path, measured: Sequence[PassTimes]) -> None:
     """Keep measurements on disk for the next start. Raises `OSError` if the disk cannot be written."""
-    rows, contexts = measured[-1].rows, measured[-1].contexts
-    content = {"rows": rows, "contexts": contexts, "measured": [times.seconds for times in measured]}
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists() and not file.is_file():  # a pipe would keep its writer waiting
         raise OSError("it is not a file")
-    write_json(file, content)
+    write_json(file, measurements_as_json(measured))
 
 
 def _warn(reason: str) -> None:

@@ -81,7 +81,7 @@ def _plots(results: SpecResults) -> Iterator[str]:
     for (temperature, batch), own in by_setting(rows):
         yield f"<h3>Temperature {temperature:g}, batch {batch}</h3>"
         yield _by_task(own)
-        yield f'<div class="pair">{_by_depth(own)}{_by_phase(own)}</div>'
+        yield f'<div class="pair">{_by_depth(own)}{_by_phase(own)}{_by_nodes(own)}</div>'
     batches, temperatures = sorted({row.batch for row in rows}), sorted({row.temperature for row in rows})
     curves = []
     for t in temperatures if len(batches) > 1 else ():
@@ -127,6 +127,22 @@ def _by_depth(rows: Sequence[SpecRow]) -> str:
         return ""
     chart = lines(series, "depth", "share of steps", percent=True)
     return _figure("Steps that accept a draft token at this depth", chart, [*series])
+
+
+def _by_nodes(rows: Sequence[SpecRow]) -> str:
+    series = {
+        row.name: list(enumerate(row.overall.by_nodes, start=1))
+        for row in rows
+        if len(row.overall.by_nodes) > 1
+    }
+    if not series:
+        return ""
+    name = "Speed-up after the first token that theory expects, by the most nodes of a tree"
+    caption = (
+        "The recorded trees are cut to their best nodes, and their verdicts replayed. The time of drafting "
+        "stays as it was."
+    )
+    return _figure(name, lines(series, "nodes", "speed-up", reference=1.0), [*series], caption)
 
 
 def _by_phase(rows: Sequence[SpecRow]) -> str:

@@ -19,6 +19,9 @@ HEADINGS = {
 """Spec-Bench's tasks, short enough for a terminal."""
 
 
+WIDE, WIDEST = 120, 145
+"""Characters of a line with room for most columns, and for all."""
+
 BUSY = 0.9
 """Share of CPU time in wall time below which a note says that the machine was busy."""
 
@@ -30,7 +33,7 @@ class Column:
     heading: str
     meaning: str
     cell: Callable[[Score], str]
-    brief: bool = True  # whether a narrow terminal shows it
+    width: int = 0  # characters of the line that it needs in a terminal
 
 
 def _equal(score: Score) -> str:
@@ -40,6 +43,13 @@ def _equal(score: Score) -> str:
 def _number(value: float) -> str:
     """Format a number; empty if it is unknown, which is 0."""
     return f"{value:.2f}" if value else ""
+
+
+def _prediction(score: Score) -> str:
+    """Format a predicted speed-up, and how far it is from the measured one."""
+    if not score.predicted or not score.speedup:
+        return ""
+    return f"{score.predicted:.2f} ({score.predicted / score.speedup - 1:+.0%})"
 
 
 COLUMNS = (
@@ -57,26 +67,39 @@ COLUMNS = (
         "median",
         "speed-up: median over questions of one rate over the other",
         lambda score: _number(score.median_speedup),
-        False,
+        WIDE,
     ),
-    Column("decode", "speed-up after the first token", lambda score: _number(score.decode_speedup), False),
+    Column("decode", "speed-up after the first token", lambda score: _number(score.decode_speedup), WIDE),
     Column(
         "CPU",
         "speed-up by CPU time, which other work on the machine hardly affects",
         lambda score: _number(score.cpu_speedup),
-        False,
+        WIDE,
     ),
     Column(
         "tokens/s",
         "mean over questions, with the time of the prompt",
         lambda score: f"{score.rate:.0f}",
-        False,
+        WIDE,
     ),
     Column(
         "nodes",
         "draft tokens verified a step",
         lambda score: f"{score.drafted:.1f}" if score.accepted else "",
-        False,
+        WIDE,
+    ),
+    Column(
+        "predicted",
+        "the overall speed-up that theory expects, and how far it is from the measured one: tokens a step, "
+        "times of passes and of drafting, and plain decoding's own time",
+        _prediction,
+        WIDEST,
+    ),
+    Column(
+        "best nodes",
+        "the largest tree, with its root, that theory expects to be fastest; 1 is plain decoding",
+        lambda score: str(score.best_nodes or ""),
+        WIDEST,
     ),
     Column("equal", "answers that equal plain decoding's, token by token", _equal),
 )
@@ -97,14 +120,15 @@ def table(results: SpecResults) -> SpeedupTable:
     return _table(results, rows, settings, COLUMNS)
 
 
-def table_of(results: SpecResults, rows: Sequence[SpecRow], *, brief: bool) -> SpeedupTable:
-    """Return the rows of one temperature and batch. `brief`: only columns that fit into 80 characters."""
-    return _table(results, rows, [], [column for column in COLUMNS if column.brief or not brief])
+def table_of(results: SpecResults, rows: Sequence[SpecRow], width: int) -> SpeedupTable:
+    """Return the rows of one temperature and batch, with the columns for lines of `width` characters."""
+    return _table(results, rows, [], [column for column in COLUMNS if column.width <= width])
 
 
 def _table(
     results: SpecResults, rows: Sequence[SpecRow], settings: Sequence[str], columns: Sequence[Column]
 ) -> SpeedupTable:
+    columns = [column for column in columns if any(column.cell(row.overall) for row in rows)]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
     cells = [
         [

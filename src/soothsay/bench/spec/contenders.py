@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Protocol
 
+from soothsay.bench.spec.theory import TreeCounts, added
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
@@ -52,6 +52,11 @@ class RunTimes:
     drafted: int = 0  # tree nodes verified, without roots
     # element i: steps that accepted a node at depth i + 1
     accepted_at: list[int] = field(default_factory=list)
+    # after prefill, for predictions; empty and 0 if unknown
+    passes: int = 0
+    context: float = 0.0  # tokens before the tree, mean over steps
+    tree_sizes: list[float] = field(default_factory=list)  # see `TreeCounts`
+    accepted_ranks: list[float] = field(default_factory=list)  # see `TreeCounts`
 
 
 class Contender(Protocol):
@@ -70,12 +75,29 @@ class Contender(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class SeenTree:
+    """A tree that was verified."""
+
+    request: Request
+    num_output: int  # of the request, before the step
+    tree: DraftTree
+    path: list[int]  # accepted nodes
+
+    @property
+    def accepted(self) -> list[int]:
+        """Accepted nodes without those after the answer's end. Right once the request has ended."""
+        return self.path[: self.request.num_output - self.num_output - 1]
+
+
 class TimedDrafter(DrafterProxy):
     """Measures the time that a drafter takes, and the time between its draft and the verdict.
 
     Attributes:
         draft: seconds in the drafter since `restart`.
         verify: seconds from the end of `propose` to the start of `observe`, since `restart`.
+        passes: steps since `restart` that verified trees.
+        seen: these trees.
     """
 
     def __init__(self, drafter: Drafter):
@@ -83,8 +105,10 @@ class TimedDrafter(DrafterProxy):
         self.restart()
 
     def restart(self) -> None:
-        """Set both times to zero."""
+        """Set the times to zero, and forget the trees."""
         self.draft = self.verify = 0.0
+        self.passes = 0
+        self.seen: list[SeenTree] = []
         self._proposed: float | None = None
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -103,6 +127,13 @@ class TimedDrafter(DrafterProxy):
         self._proposed = None
         self.drafter.observe(observations)
         self.draft += time.perf_counter() - begin
+        seen = [
+            SeenTree(one.request, one.request.num_output, one.tree, one.verdict.path)
+            for one in observations
+            if one.tree is not None and one.verdict is not None
+        ]
+        self.passes += bool(seen)
+        self.seen += seen
 
     def release(self, request: Request) -> None:
         """Let the drafter forget a request, and take the time."""
@@ -146,6 +177,10 @@ class DrafterContender:
                 stream.cancel()
             raise
         stats = [request.stats for request in requests]
+        trees = TreeCounts()
+        for seen in timed.seen:
+            trees.record(seen.tree, seen.accepted)
+        before = sum(seen.request.num_prompt + seen.num_output - 1 for seen in timed.seen)
         run = RunTimes(
             answers=len(asked),
             different=None,
@@ -160,16 +195,10 @@ class DrafterContender:
             first=sum(one.first for one in stats),
             drafted=sum(one.drafted for one in stats),
             accepted_at=added([one.accepted_at for one in stats]),
+            passes=timed.passes,
+            context=before / len(timed.seen) if timed.seen else 0.0,
+            tree_sizes=trees.sizes,
+            accepted_ranks=trees.ranks,
         )
         choices = [stream.choice for stream in streams]
         return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
-
-
-def added(lists: Sequence[Sequence[int]]) -> list[int]:
-    """Add lists element by element; missing elements count as 0.
-
-    Example:
-        >>> added([[3, 1], [4]])
-        [7, 1]
-    """
-    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]

@@ -26,6 +26,7 @@ from soothsay.drafters.spec import Composed, Named, parse
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.machine import processor_name
+from soothsay.model.pass_times import PassTimes
 from soothsay.tokenizer import Message
 
 WARM_UP_TOKENS = 48
@@ -86,6 +87,8 @@ class SpecBench:
         about: further conditions, such as the model's name.
         path: the file for results; an existing file with the same conditions is continued.
         progress: see `Progress`.
+        times: measures the target's passes, once for each setting and round, so that speed-ups can be
+            predicted. None: nothing is predicted.
 
     Raises:
         DrafterError: a drafter's name is unknown or malformed, or no drafter can be built.
@@ -104,6 +107,7 @@ class SpecBench:
         about: Mapping[str, Any] | None = None,
         path: Path | None = None,
         progress: Progress = lambda *_: None,
+        times: Callable[[], PassTimes] | None = None,
     ):
         if llm.config.prefix_caching:
             raise RequestError("build the LLM with prefix_caching=False: what is cached would not be timed")
@@ -115,6 +119,7 @@ class SpecBench:
         drafted, left_out = _build(llm, {PLAIN: PLAIN, **plan.drafters})
         self.contenders: list[Contender] = [*drafted, *others]
         self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
+        self._times = times
         self._meter = _AnswerMeter(progress)
         self._refusal: RequestError | None = None  # of the last question that did not fit into the context
 
@@ -168,7 +173,10 @@ class SpecBench:
 
         The file does not hold what drafters carry along, so an incomplete round with `carry` starts again.
         """
-        anew = self.plan.carry and self._lacks(setting)
+        lacks = self._lacks(setting)
+        if lacks and self._times is not None:
+            self.results.add_times(setting, self._times())
+        anew = self.plan.carry and lacks
         if anew:
             for contender in self.contenders:
                 contender.reset()

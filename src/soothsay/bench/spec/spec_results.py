@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from soothsay.bench.journal import Journal
-from soothsay.bench.spec.contenders import RunTimes, TurnAnswer, added
+from soothsay.bench.spec.contenders import RunTimes, TurnAnswer
+from soothsay.bench.spec.theory import Decoding, TreeCounts, added, predicted_seconds, speedups_by_nodes
 from soothsay.errors import SoothsayError
+from soothsay.model.pass_times import PassTimes, measurements_as_json, parse_measurements
 
 PLAIN = "none"
 OVERALL = "overall"
 
 Setting = tuple[float, int, int]
 """Temperature, batch, round."""
+
+PASSES = "passes"
+"""The key of journal entries with times of passes."""
 
 Key = tuple[Setting, int, int]
 """A setting, the first question of a group, and a turn: together they identify a `Lap`."""
@@ -62,6 +67,15 @@ class Score:
     drafted: float  # draft tokens a step
     phases: Mapping[str, float]  # milliseconds a token: prefill, draft, verify, other
     by_depth: Sequence[float]  # share of steps that accepted a draft token at depth 1, 2, ...
+    predicted: float = 0.0  # what theory says that `speedup` should be; 0: unknown
+    # speed-up after the first token that theory expects of trees with at most 1, 2, ... nodes
+    by_nodes: Sequence[float] = ()
+
+    @property
+    def best_nodes(self) -> int:
+        """The number of nodes, with the root, that theory expects to be fastest. 1: plain; 0: unknown."""
+        best: int = max(range(len(self.by_nodes)), key=self.by_nodes.__getitem__, default=-1)
+        return best + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +94,19 @@ class SpecRow:
 
 
 class SpecResults:
-    """The laps of a journal. Raises `SoothsayError` if an entry is not a lap."""
+    """The laps of a journal, and the times of passes. Raises `SoothsayError` for any other entry."""
 
     def __init__(self, journal: Journal):
         self.journal = journal
         self._laps: dict[Key, Lap] = {}
         self._plain: dict[tuple[float, int, int], TurnAnswer] = {}
+        self._times: dict[Setting, PassTimes] = {}
         for entry in journal.entries:
             try:
+                if PASSES in entry:
+                    temperature, batch, number = entry["setting"]
+                    (self._times[temperature, batch, number],) = parse_measurements(entry[PASSES])
+                    continue
                 runs = {name: RunTimes(**run) for name, run in entry["runs"].items()}
                 self._keep(Lap(**{**entry, "runs": runs}))
             except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -126,6 +145,11 @@ class SpecResults:
         self._keep(lap)
         self.journal.add(asdict(lap))
 
+    def add_times(self, setting: Setting, times: PassTimes) -> None:
+        """Add the times of the target's passes, measured at this setting, also to the journal's file."""
+        self._times[setting] = times
+        self.journal.add({"setting": setting, PASSES: measurements_as_json([times])})
+
     def plain(self, temperature: float, question: int, turn: int) -> TurnAnswer | None:
         """Return plain decoding's answer, which all contenders' answers must equal. None: not known."""
         return self._plain.get((temperature, question, turn))
@@ -153,10 +177,12 @@ class SpecResults:
         tasks = {task: [*of.values()] for task, of in groups.items()}
         tasks[OVERALL] = [laps for of in groups.values() for laps in of.values()]
         names = {name: None for laps in tasks[OVERALL] for lap in laps for name in lap.runs}
-        return {name: {task: _score(laps, name) for task, laps in tasks.items()} for name in names}
+        known = [times for setting, times in self._times.items() if setting[:2] == (temperature, batch)]
+        times = PassTimes.agreed(known) if known else None
+        return {name: {task: _score(laps, name, times) for task, laps in tasks.items()} for name in names}
 
 
-def _score(questions: Sequence[Sequence[Lap]], name: str) -> Score:
+def _score(questions: Sequence[Sequence[Lap]], name: str, times: PassTimes | None) -> Score:
     """Compute the score of one contender. `questions` holds each question's laps, of all turns and rounds."""
     own, plain = ([_Taken.of(laps, who) for laps in questions] for who in (name, PLAIN))
     runs = [lap.runs[name] for laps in questions for lap in laps]
@@ -184,6 +210,8 @@ def _score(questions: Sequence[Sequence[Lap]], name: str) -> Score:
             for phase in ("prefill", "draft", "verify", "other")
         },
         by_depth=[_ratio(count, steps) for count in added([run.accepted_at for run in runs])],
+        predicted=_predicted_speedup(own, plain, times) if times else 0.0,
+        by_nodes=_by_nodes(own, plain, times) if times else (),
     )
 
 
@@ -198,6 +226,7 @@ class _Taken:
     prefill: float
     draft: float
     verify: float
+    steps: Decoding | None  # those after prefill; None: they are unknown, or there are none
 
     @property
     def other(self) -> float:
@@ -225,7 +254,7 @@ class _Taken:
         def total(part: Callable[[RunTimes], float]) -> float:
             return sum(statistics.median(part(run) for run in runs) for runs in turns.values())
 
-        return cls(
+        taken = cls(
             tokens=sum(runs[0].tokens for runs in turns.values()),
             ahead=sum(runs[0].ahead for runs in turns.values()),
             seconds=total(lambda run: run.seconds),
@@ -233,7 +262,50 @@ class _Taken:
             prefill=total(lambda run: run.prefill),
             draft=total(lambda run: run.draft),
             verify=total(lambda run: run.verify),
+            steps=None,
         )
+        return replace(taken, steps=_steps(taken, turns.values()))
+
+
+def _steps(taken: _Taken, turns: Iterable[Sequence[RunTimes]]) -> Decoding | None:
+    """Return the steps of a question after prefill: sums over turns of means over rounds."""
+    shares = [(run, 1 / len(runs)) for runs in turns for run in runs]
+    if not any(run.passes for run, _ in shares):
+        return None
+    trees = TreeCounts(
+        sizes=added([[share * count for count in run.tree_sizes] for run, share in shares]),
+        ranks=added([[share * count for count in run.accepted_ranks] for run, share in shares]),
+    )
+    return Decoding(
+        passes=sum(share * run.passes for run, share in shares),
+        verifying=taken.verify,
+        outside=max(taken.seconds - taken.prefill - taken.verify, 0.0),
+        context=sum(share * run.context * sum(run.tree_sizes) for run, share in shares) / trees.steps,
+        trees=trees,
+    )
+
+
+def _predicted_speedup(own: Sequence[_Taken], plain: Sequence[_Taken], times: PassTimes) -> float:
+    """Return the speed-up with the decode times that theory expects; the prompt's are as measured."""
+
+    def seconds(drafted: _Taken, base: _Taken) -> float:
+        if drafted.steps is None or base.steps is None:
+            return drafted.seconds  # the whole answer came with the first token
+        return drafted.prefill + predicted_seconds(base.steps, drafted.steps, times)
+
+    if all(taken.steps is None for taken in own):
+        return 0.0
+    expected = [replace(a, seconds=seconds(a, b)) for a, b in zip(own, plain, strict=True)]
+    return _ratio(*_means(expected, plain, _Taken.rate))
+
+
+def _by_nodes(own: Sequence[_Taken], plain: Sequence[_Taken], times: PassTimes) -> list[float]:
+    """Return the speed-ups that theory expects of trees with at most 1, 2, ... nodes, over all questions."""
+    pairs = [(b.steps, a.steps) for a, b in zip(own, plain, strict=True) if a.steps and b.steps]
+    if not pairs:
+        return []
+    base, drafted = (Decoding.together(parts) for parts in zip(*pairs, strict=True))
+    return speedups_by_nodes(base, drafted, times)
 
 
 def _means(
