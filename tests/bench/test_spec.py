@@ -312,7 +312,9 @@ def test_times_are_of_what_they_say(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
         assert (run.ahead, run.first, run.answers) == (1, 1, 1)
 
 
-def test_theory_is_right_where_its_model_holds(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_theory_is_right_where_its_model_holds(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Times of passes depend on rows alone, as measured before on a machine of half the speed."""
     clock = Clock()
     monkeypatch.setattr(contenders, "time", clock)
@@ -332,10 +334,14 @@ def test_theory_is_right_where_its_model_holds(llm: LLM, monkeypatch: pytest.Mon
         lambda _, __, logits: clock.work(PASS * (1 + len(logits) / 8))
     )
     try:
-        results = SpecBench(llm, QUESTIONS, plan, times=measured).run()
+        bench = SpecBench(llm, QUESTIONS, plan, times=measured, path=tmp_path / "r.jsonl")
+        results = bench.run()
     finally:
         hook.remove()
     assert len(asked) == 2  # once a round
+    again = SpecBench(llm, QUESTIONS, plan, times=measured, path=tmp_path / "r.jsonl").run()
+    assert len(asked) == 2  # nothing was left to do
+    assert again.rows() == results.rows()
     for row in results.rows():
         for score in row.scores.values():
             assert score.predicted == pytest.approx(score.speedup, rel=1e-9)

@@ -12,7 +12,7 @@ from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
-    from soothsay.tokenizer import Message
+    from soothsay.tokenizer import Message, Tokenizer
 
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -85,20 +85,25 @@ def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
 
 
 def encode(entry: PromptEntry, llm: LLM) -> list[int]:
+    """`encode_with` the model's tokenizer. Raises `RequestError` if it has none."""
+    if llm.tokenizer is None:
+        raise RequestError("this model has no tokenizer, and the prompts are text")
+    return encode_with(llm.tokenizer, entry)
+
+
+def encode_with(tokenizer: Tokenizer, entry: PromptEntry) -> list[int]:
     """Return the token ids of an entry: a conversation in the model's chat template, or text as it is.
 
     Without a chat template, a conversation is the text of its messages with blank lines between them.
 
-    Raises `RequestError` if the model has no tokenizer, or its template refuses the conversation.
+    Raises `RequestError` if the template refuses the conversation.
     """
-    if llm.tokenizer is None:
-        raise RequestError("this model has no tokenizer, and the prompts are text")
     if isinstance(entry.prompt, str):
-        return llm.tokenizer.encode(entry.prompt)
-    if not llm.tokenizer.has_chat_template:
-        return llm.tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
+        return tokenizer.encode(entry.prompt)
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
     try:
-        return llm.chat_prompt(entry.prompt)
+        return tokenizer.encode_chat(entry.prompt)
     except RequestError as error:
         raise RequestError(f"prompt {entry.id}: {error}") from error
 

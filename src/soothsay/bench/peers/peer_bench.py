@@ -21,7 +21,7 @@ from soothsay.bench.peers.engines.base import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.prompts import PromptEntry, read_prompts, spread
+from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.texts import PASSAGE, QUESTION
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
@@ -258,16 +258,7 @@ def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerProm
         tasks.setdefault(entry.task, []).append(entry)
     chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
     for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
-        yield PeerPrompt(entry.id, entry.task, _encode(entry, tokenizer))
-
-
-def _encode(entry: PromptEntry, tokenizer: Tokenizer) -> list[int]:
-    """Encode a prompt with the chat template if there is one, else as plain text."""
-    if isinstance(entry.prompt, str):
-        return tokenizer.encode(entry.prompt)
-    if tokenizer.has_chat_template:
-        return tokenizer.encode_chat(entry.prompt)
-    return tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
+        yield PeerPrompt(entry.id, entry.task, encode_with(tokenizer, entry))
 
 
 def _digest(checkpoint: Checkpoint) -> str:

@@ -11,11 +11,12 @@ from soothsay.cli.bench.quality import quality
 from soothsay.cli.bench.report import report
 from soothsay.cli.bench.serve import serve
 from soothsay.cli.bench.spec import spec
+from soothsay.cli.bench.stack import stack
 from soothsay.cli.bench.step import step
 
 bench = typer.Typer(
     no_args_is_help=True,
     help="Measure speed and acceptance. What is compared takes turns within one run.",
 )
-for command in (decode, step, quality, peers, spec, agentic, serve, report):
+for command in (decode, stack, step, quality, peers, spec, agentic, serve, report):
     bench.command()(command)

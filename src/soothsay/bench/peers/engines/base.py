@@ -27,7 +27,7 @@ class UnavailableError(Exception):
 class Setup:
     """The model to load, and the conditions to run it under."""
 
-    model: str  # a Hugging Face directory
+    model: str  # a Hugging Face directory; for transformers and soothsay also a GGUF file
     dtype: str  # of the weights
     threads: int
     context: int  # maximum number of tokens of a prompt with its answer

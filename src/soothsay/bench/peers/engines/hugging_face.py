@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from .base import Peer, Setup, UnavailableError, need, timed
@@ -26,7 +27,12 @@ class Transformers(Peer):
     def load(self) -> None:
         """See `Peer`."""
         dtype, load = self.setup.dtype, self.transformers.AutoModelForCausalLM.from_pretrained
-        self.model = load(self.setup.model, dtype=getattr(self.torch, dtype)).eval()
+        model, options = self.setup.model, {}
+        if model.endswith(".gguf"):  # it dequantizes the file's weights
+            need("gguf")
+            model, name = os.path.split(model)
+            options["gguf_file"] = name
+        self.model = load(model, dtype=getattr(self.torch, dtype), **options).eval()
         # An id outside the vocabulary, so that no token ends an answer: prompt lookup does not accept None.
         self.model.generation_config.eos_token_id = self.model.config.vocab_size
 

@@ -1,0 +1,250 @@
+"""`soothsay bench stack`: each rung adds one thing to the rung before, and all rungs take turns."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+
+from soothsay import __version__
+from soothsay.bench.journal import Journal
+from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.peer_bench import turns
+from soothsay.bench.peers.peer_process import PeerProcess
+from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.stack.rungs import Contender, Ids, Ours, Theirs
+from soothsay.bench.stack.stack_results import (
+    BATCHES,
+    CACHED,
+    INTEGERS,
+    PEER,
+    PLAIN,
+    SPECULATION,
+    UNCACHED,
+    Rung,
+    StackResults,
+    StackRun,
+)
+from soothsay.bench.texts import PASSAGE, TOPICS
+from soothsay.config import DType, EngineConfig
+from soothsay.drafters.registry import build_drafter
+from soothsay.errors import ModelError, RequestError, SoothsayError
+from soothsay.llm import LLM
+from soothsay.machine import processor_name
+from soothsay.model.checkpoint import open_checkpoint, read_model_config
+from soothsay.tokenizer import Tokenizer
+
+AT_ONCE = (4, 16)
+"""Numbers of requests at once, one rung each."""
+
+WARM_UP_TOKENS = 16
+"""Tokens of the answers before the first round. They allocate memory, and teach `auto` what things cost."""
+
+Progress = Callable[[int, int, int], None]
+"""Called with the number of answers so far, their final number, and the tokens made by this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """What to measure.
+
+    Args:
+        model: what `LLM` takes.
+        integers: what the weights are rounded to, if the model's files have no integers.
+        drafter: of the rungs with speculation.
+        questions: a file of prompts, see `read_prompts`. None: prompts of ours.
+        requests: number of prompts.
+        tokens: of each answer; end tokens are ignored.
+        rounds: number of times that each rung answers all prompts.
+        prefix: tokens that the prompts of the last rung share.
+        peer: whether transformers takes part.
+    """
+
+    model: str
+    integers: DType = "int8"
+    drafter: str = "auto"
+    questions: Path | None = None
+    requests: int = 16
+    tokens: int = 64
+    rounds: int = 5
+    prefix: int = 1000
+    peer: bool = True
+
+
+class StackBench:
+    """Measures what a plan says. Use it as a context: transformers runs in a process, which must end.
+
+    Args:
+        plan: what to measure.
+        path: the file for results; an existing file with the same conditions is continued.
+        progress: see `Progress`.
+
+    Attributes:
+        notes: what a reader of the results must know.
+
+    Raises:
+        ModelError: the model cannot be loaded, or has no tokenizer.
+        RequestError: too few prompts fit into the model's context.
+        SoothsayError: the file is of another run.
+    """
+
+    def __init__(self, plan: StackPlan, path: Path | None = None, progress: Progress = lambda *_: None):
+        self.plan, self.notes = plan, list[str]()
+        self._progress, self._tokens = progress, 0
+        self._checkpoint = open_checkpoint(plan.model)
+        tokenizer = self._checkpoint.tokenizer()
+        if tokenizer is None:
+            raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
+        most = read_model_config(self._checkpoint).max_positions - EngineConfig.max_tree
+        room = most - plan.prefix - plan.tokens
+        self.prompts = choose_prompts(plan, tokenizer, room)
+        shared = list(islice(cycle(tokenizer.encode(PASSAGE)), plan.prefix))
+        self.long_prompts = [shared + prompt for prompt in self.prompts]
+        longest = max(map(len, self.long_prompts)) + plan.tokens
+        size = EngineConfig.block_size  # the KV pool has whole blocks, and room for a tree after the answer
+        self.context = -(-(longest + EngineConfig.max_tree) // size) * size
+        with ExitStack() as stack:
+            self._contenders = dict(self._build(stack))
+            self.results = StackResults([*self._contenders], Journal(self._conditions(), path))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> StackBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self) -> StackResults:
+        """Measure what is not in the file yet.
+
+        Raises `SoothsayError` if our engine gives other answers with speculation, in a batch, or with the
+        prefix cache.
+        """
+        plan, rungs = self.plan, [*self._contenders]
+        total, done = len(rungs) * plan.rounds * plan.requests, 0
+        self._progress(0, total, 0)
+        for rung, contender in self._contenders.items():
+            contender.begin()
+            contender.answer(self._prompts(rung)[: contender.at_once], min(plan.tokens, WARM_UP_TOKENS))
+        for number, rung in turns(rungs, plan.rounds):
+            if (rung.name, number + 1) not in self.results:
+                self.results.add(self._run(rung, number + 1, done, total))
+            done += plan.requests
+            self._progress(done, total, self._tokens)
+        return self.results
+
+    def _run(self, rung: Rung, number: int, done: int, total: int) -> StackRun:
+        contender, prompts = self._contenders[rung], self._prompts(rung)
+        seconds, answers = 0.0, list[Ids]()
+        contender.begin()
+        for first in range(0, len(prompts), contender.at_once):
+            group = prompts[first : first + contender.at_once]
+            taken, found = contender.answer(group, self.plan.tokens)
+            seconds += taken
+            answers += found
+            self._tokens += sum(map(len, found))
+            self._progress(done + len(answers), total, self._tokens)
+        return StackRun(rung.name, number, seconds, answers)
+
+    def _prompts(self, rung: Rung) -> list[Ids]:
+        return self.long_prompts if rung.name in (UNCACHED, CACHED) else self.prompts
+
+    def _build(self, stack: ExitStack) -> Iterator[tuple[Rung, Contender]]:
+        """Load the models, and yield the rungs from the lowest on."""
+        plan, stored = self.plan, self._checkpoint.weight_format()
+        config = EngineConfig(max_requests=1, max_context=self.context, prefix_caching=False)
+        floats = LLM(plan.model, drafter="none", dtype="bfloat16", config=config)
+        dtype = str(floats.model.dtype).removeprefix("torch.")
+        peer = self._peer(stack, dtype) if plan.peer else None
+        if peer is not None:
+            yield Rung(PEER, f"{PEER} {peer.version.split(',')[0]}, {dtype}"), Theirs(peer)
+        none = build_drafter("none", floats.engine.target)
+        yield Rung(PLAIN, f"soothsay, {dtype}", PEER if peer else ""), Ours(floats, none)
+
+        batches = [number for number in AT_ONCE if number <= plan.requests]
+        for number in AT_ONCE[len(batches) :]:
+            self.notes.append(f"{number} requests at once were left out: there are {plan.requests}.")
+        most = max(batches, default=1)
+        config = replace(config, max_requests=most)
+        llm = LLM(plan.model, drafter="none", dtype="auto" if stored else plan.integers, config=config)
+        yield (
+            Rung(INTEGERS, f"integers: {stored.name if stored else plan.integers}", PLAIN),
+            Ours(llm, build_drafter("none", llm.engine.target)),
+        )
+        drafter = build_drafter(plan.drafter, llm.engine.target)
+        yield Rung(SPECULATION, f"speculation: {plan.drafter}", INTEGERS, INTEGERS), Ours(llm, drafter)
+        below = SPECULATION
+        for number in batches:
+            rung = Rung(f"{number} {BATCHES}", f"{number} requests at once", below, INTEGERS)
+            yield rung, Ours(llm, drafter, number)
+            below = rung.name
+        title = f"without the cache, {plan.prefix:,} shared tokens"
+        yield Rung(UNCACHED, title), Ours(llm, drafter, most)
+        cached = LLM(llm.model, drafter="none", config=replace(config, prefix_caching=True))
+        target = replace(cached.engine.target, tokenizer=llm.tokenizer, path=self._checkpoint.path)
+        rung = Rung(CACHED, f"prefix cache, {plan.prefix:,} shared tokens", UNCACHED, UNCACHED)
+        yield rung, Ours(cached, build_drafter(plan.drafter, target), most)
+
+    def _peer(self, stack: ExitStack, dtype: str) -> PeerProcess | None:
+        """Start transformers, or note why it does not take part."""
+        setup = Setup(
+            model=str(self._checkpoint.path.resolve()),
+            dtype=dtype,
+            threads=torch.get_num_threads(),
+            context=self.context,
+        )
+        folder = tempfile.mkdtemp(prefix="soothsay-stack-")
+        with ExitStack() as own:
+            try:
+                process = PeerProcess(PEER, setup, sys.executable, Path(folder) / f"{PEER}.log")
+                peer = own.enter_context(process)
+                peer.load()
+            except (UnavailableError, SoothsayError) as reason:
+                self.notes.append(f"transformers was left out: {reason}")
+                return None
+            own.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(own.pop_all())
+        return peer
+
+    def _conditions(self) -> dict[str, object]:
+        plan = self.plan
+        return {
+            "model": plan.model,
+            "rungs": {rung.name: rung.title for rung in self._contenders},
+            "requests": plan.requests,
+            "tokens": plan.tokens,
+            "prefix": plan.prefix,
+            "prompts_digest": hashlib.blake2b(repr(self.long_prompts).encode(), digest_size=4).hexdigest(),
+            "threads": torch.get_num_threads(),
+            "processor": processor_name(),
+            "soothsay": __version__,
+        }
+
+
+def choose_prompts(plan: StackPlan, tokenizer: Tokenizer, room: int) -> list[Ids]:
+    """The prompts of a plan with at most `room` tokens, evenly spread over the file's categories.
+
+    Raises `RequestError` if there are fewer than `plan.requests`.
+    """
+    entries: Sequence[PromptEntry]
+    if plan.questions is not None:
+        entries = read_prompts(plan.questions)
+    else:
+        asked = (f"Tell me a story about {topic}." for topic in TOPICS.split())
+        entries = [PromptEntry(({"role": "user", "content": text},)) for text in asked]
+    fitting = [entry for entry in entries if len(encode_with(tokenizer, entry)) <= room]
+    if len(fitting) < plan.requests:
+        raise RequestError(
+            f"{len(fitting)} of {len(entries)} prompts fit into the model's context beside {plan.prefix} "
+            f"shared tokens and an answer of {plan.tokens}; {plan.requests} are needed. Ask for fewer "
+            "requests or a shorter prefix, or give a file with more prompts"
+        )
+    return [encode_with(tokenizer, entry) for entry in spread(fitting, plan.requests)]

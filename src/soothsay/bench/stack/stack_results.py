@@ -1,0 +1,143 @@
+"""Stores the runs of `soothsay bench stack`, checks their answers, and computes the factors."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+
+import numpy as np
+
+from soothsay.bench.journal import Journal
+from soothsay.errors import SoothsayError
+
+PEER, PLAIN, INTEGERS, SPECULATION = "transformers", "plain", "integers", "speculation"
+BATCHES = "at once"
+UNCACHED, CACHED = "prefix without cache", "prefix cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A contender, and what its answers and its rate are compared with."""
+
+    name: str  # identifies it in the journal
+    title: str
+    against: str = ""  # the rung whose rate it is compared with; empty: it is a base
+    equal_to: str = ""  # the rung whose answers it must give; empty: nobody's
+
+
+@dataclass(frozen=True, slots=True)
+class StackRun:
+    """One run: all prompts, answered by one rung."""
+
+    rung: str
+    round: int  # from 1
+    seconds: float
+    answers: list[list[int]]  # token ids, by prompt
+
+    @property
+    def rate(self) -> float:
+        """Generated tokens a second."""
+        return sum(map(len, self.answers)) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median over rounds, between the quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return cls(*(float(np.quantile(values, share)) for share in (0.25, 0.5, 0.75)))
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a rung adds."""
+
+    factor: Spread  # its rate over that of the rung that it is compared with
+    product: Spread  # of all factors up to this one
+
+
+@dataclass(frozen=True, slots=True)
+class StackRow:
+    """A rung's results."""
+
+    rung: Rung
+    rate: float  # tokens a second, median over rounds
+    gain: Gain | None  # None: it is a base
+
+
+class StackResults:
+    """The runs in a journal. Raises `SoothsayError` if the journal holds other entries."""
+
+    def __init__(self, rungs: Sequence[Rung], journal: Journal):
+        self.rungs, self.journal = list(rungs), journal
+        self._runs: dict[tuple[str, int], StackRun] = {}
+        for entry in journal.entries:
+            try:
+                self._keep(StackRun(**entry))
+            except (TypeError, ZeroDivisionError) as error:
+                raise SoothsayError(f"runs of 'bench stack' are expected ({error!r})") from None
+
+    def __contains__(self, key: tuple[str, int]) -> bool:
+        return key in self._runs
+
+    def add(self, run: StackRun) -> None:
+        """Add a run, and append it to the journal's file. Raises `SoothsayError` for wrong answers."""
+        self._keep(run)
+        self.journal.add(asdict(run))
+
+    def rows(self) -> list[StackRow]:
+        """A row for each rung. Ratios are of one round, spreads over rounds."""
+        rounds = sorted({number for _, number in self._runs})
+        products = [1.0] * len(rounds)
+        rows = []
+        for rung in self.rungs:
+            rates = [self._runs[rung.name, number].rate for number in rounds]
+            gain = None
+            if rung.against:
+                others = (self._runs[rung.against, number].rate for number in rounds)
+                ratios = [own / other for own, other in zip(rates, others, strict=True)]
+                products = [whole * ratio for whole, ratio in zip(products, ratios, strict=True)]
+                gain = Gain(Spread.of(ratios), Spread.of(products))
+            rows.append(StackRow(rung, statistics.median(rates), gain))
+        return rows
+
+    def agreement(self) -> tuple[int, int] | None:
+        """Prompts to which transformers and our plain decoding give equal answers, and all prompts."""
+        pair = [run for rung in (PEER, PLAIN) if (run := self._runs.get((rung, 1)))]
+        if len(pair) < 2:
+            return None
+        theirs, ours = (run.answers for run in pair)
+        return sum(a == b for a, b in zip(theirs, ours, strict=True)), len(ours)
+
+    def _keep(self, run: StackRun) -> None:
+        self._check(run)
+        self._runs[run.rung, run.round] = run
+
+    def _check(self, run: StackRun) -> None:
+        """Raise `SoothsayError` if an answer differs from an earlier one that it must equal."""
+        equal_to = {rung.name: rung.equal_to or rung.name for rung in self.rungs if rung.name != PEER}
+        group = equal_to.get(run.rung)
+        for other in self._runs.values():
+            if group is None or equal_to.get(other.rung) != group:
+                continue
+            for prompt, (own, known) in enumerate(zip(run.answers, other.answers, strict=True), start=1):
+                if own != known:
+                    raise SoothsayError(_difference(run, other, prompt, own, known))
+            return
+
+
+def _difference(run: StackRun, other: StackRun, prompt: int, own: list[int], known: list[int]) -> str:
+    pairs = chain(zip(own, known, strict=False), [(-1, -2)])  # after the last pair, the lengths differ
+    place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+    return (
+        f"'{run.rung}' in round {run.round} and '{other.rung}' in round {other.round} give different answers "
+        f"to prompt {prompt}, from token {place + 1} on. This must never happen: 'soothsay verify' says more"
+    )
