@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gguf import GGUFValue, GGUFValueType
 from gguf_files import write_gguf
 from typer.testing import CliRunner
 
-from soothsay import LLM, Request, RequestError, SamplingParams
+from soothsay import LLM, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.base import Setup
 from soothsay.bench.peers.engines.hugging_face import Transformers
@@ -261,6 +261,34 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
     assert [json.loads(line)["rung"] for line in again[-3:]] == NAMES[4:] + NAMES[:1]
     with pytest.raises(SoothsayError, match="of another run: other tokens"):
         StackBench(replace(SMALL, tokens=4), file)
+
+
+def test_only_the_last_rung_has_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[
+        tuple[bool, int, int]
+    ] = []  # by request: a long prompt, requests that run, tokens from the cache
+
+    class Noting(NoDrafter):
+        def __init__(self, spec: str, target: Target):
+            super().__init__(target)
+
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            for request in requests:
+                if request.num_output == 2:  # by then all of a group run
+                    seen.append((request.num_prompt > 40, len(requests), request.num_prefix_hits))
+            return super().propose(requests)
+
+    monkeypatch.setattr(stack_bench, "build_drafter", Noting)
+    with StackBench(replace(SMALL, tokens=4, rounds=1)) as bench:
+        seen.clear()
+        bench.run()
+    warm_up = 3 * 1 + 3 * 4
+    runs = seen[warm_up:]
+    assert len(runs) == 6 * 4
+    alone, together = [(False, 1, 0)] * 4, [(False, 4, 0)] * 4
+    assert runs[:16] == alone * 3 + together
+    assert [hits for _, _, hits in runs[16:20]] == [0] * 4
+    assert sorted(hits for _, _, hits in runs[20:]) == [0, 32, 32, 32]  # two full blocks
 
 
 def test_the_command(tmp_path: Path) -> None:
