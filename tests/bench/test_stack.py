@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,11 @@ def test_answers_that_may_differ() -> None:
     assert StackResults(RUNGS[1:], Journal({})).agreement() is None
 
 
-def test_files_of_something_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answers", [3, [[1]]])
+def test_files_of_something_else(answers: object, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
-    file.write_text('{"a": 1}\n{"b": 2}\n')
+    runs = [StackRun("plain", 1, 1.0, [[1], [2]]), StackRun("plain", 2, 1.0, answers)]  # type: ignore[arg-type]
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in ({"a": 1}, *map(asdict, runs))))
     with pytest.raises(SoothsayError, match="runs of 'bench stack' are expected"):
         StackResults(RUNGS, Journal.read(file))
 

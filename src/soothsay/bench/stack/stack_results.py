@@ -82,7 +82,7 @@ class StackResults:
         for entry in journal.entries:
             try:
                 self._keep(StackRun(**entry))
-            except (TypeError, ZeroDivisionError) as error:
+            except (TypeError, ValueError) as error:
                 raise SoothsayError(f"runs of 'bench stack' are expected ({error!r})") from None
 
     def __contains__(self, key: tuple[str, int]) -> bool:
