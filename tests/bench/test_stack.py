@@ -207,6 +207,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         path.write_text(FAKE.format(python=sys.executable, missing=missing, strange=strange))
         path.chmod(0o755)
         monkeypatch.setattr(stack_bench.sys, "executable", str(path))
+        monkeypatch.setattr(stack_bench.tempfile, "tempdir", str(tmp_path))
 
     return install
 
@@ -230,13 +231,16 @@ def test_transformers_is_the_first_rung(fake: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "strange"])
-def test_without_transformers_a_note_says_why(fake: Callable[..., None], kind: str) -> None:
+def test_without_transformers_a_note_says_why(fake: Callable[..., None], kind: str, tmp_path: Path) -> None:
     fake(**{kind: True})
     with StackBench(replace(SMALL, peer=True, requests=1)) as bench:
         reason = {"missing": "transformers is not installed", "strange": "ValueError: unknown"}[kind]
         assert bench.notes[0].startswith("transformers was left out: ")
         assert reason in bench.notes[0]
         assert bench.results.rungs[0].name == "plain"
+    logs = [str(log) for log in tmp_path.glob("soothsay-stack-*/*.log")]
+    assert len(logs) == (kind == "strange")  # where the reason names it
+    assert all(log in bench.notes[0] for log in logs)
 
 
 # the whole

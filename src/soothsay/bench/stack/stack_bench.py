@@ -203,14 +203,17 @@ class StackBench:
         )
         folder = tempfile.mkdtemp(prefix="soothsay-stack-")
         with ExitStack() as own:
+            cleaning = own.enter_context(ExitStack())
+            cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
             try:
                 process = PeerProcess(PEER, setup, sys.executable, Path(folder) / f"{PEER}.log")
                 peer = own.enter_context(process)
                 peer.load()
             except (UnavailableError, SoothsayError) as reason:
+                if isinstance(reason, SoothsayError):
+                    cleaning.pop_all()  # the reason names the log
                 self.notes.append(f"transformers was left out: {reason}")
                 return None
-            own.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.enter_context(own.pop_all())
         return peer
 
