@@ -9,10 +9,14 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from soothsay.openmp import limit_spinning
+
 if TYPE_CHECKING:
     from soothsay.api import *  # noqa: F403
 
 __version__ = "0.1.0"
+
+limit_spinning()
 
 
 def __getattr__(name: str) -> Any:
