@@ -19,17 +19,20 @@ class RopeConfig:
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and its long-context scalings."""
 
     theta: float = 10_000.0
-    kind: str = "default"  # or linear, llama3, yarn
+    kind: str = "default"  # or linear, llama3, yarn, longrope
     factor: float = 1.0
-    original_max_positions: int = 0  # llama3, yarn: the context of the first training
+    original_max_positions: int = 0  # llama3, yarn, longrope: the context of the first training
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn: scales cos and sin; None means 0.1 ln(factor) + 1
+    attention_factor: float | None = None  # yarn, longrope: scales cos and sin; None: derived from `factor`
     mscale: float = 0.0  # yarn, as DeepSeek writes it
     mscale_all_dim: float = 0.0
     truncate: bool = True  # yarn: round the correction range to whole dimensions
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies, one for each pair
+    long_factors: tuple[float, ...] = ()
+    context: int = 0  # longrope: the longest context that is served; it chooses between the factors
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class ModelConfig:
     rope: RopeConfig
     windows: tuple[int | None, ...]  # for each layer, its sliding window in tokens; None: it sees everything
     local_rope: RopeConfig | None = None  # Gemma 3: layers with a window use another base
+    rotary_dim: int | None = None  # the first dimensions of a head, which rotate; None: all
     norm_eps: float = 1e-6
     activation: str = "silu"
     tie_embeddings: bool = False

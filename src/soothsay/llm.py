@@ -76,7 +76,7 @@ class LLM:
             path = checkpoint.path
             tokenizer = tokenizer or checkpoint.tokenizer()
             eos_ids = checkpoint.eos_ids
-            self.model = load_model(checkpoint, dtype, device)
+            self.model = load_model(checkpoint, dtype, device, max_context=config.max_context)
         self.tokenizer = tokenizer
         self.config = complete_config(config, self.model)
         self.engine = Engine(self.model, tokenizer, self.config, path)

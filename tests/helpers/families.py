@@ -80,6 +80,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
     "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 10, "head_dim": 24}),
+    "phi3": ("Phi3", {"sliding_window": 10, "pad_token_id": None}),
+    "phi4_mini": (
+        "Phi3",
+        {
+            "num_attention_heads": 2,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+            "partial_rotary_factor": 0.75,  # 24 of 32 dimensions
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0 + 0.1 * i for i in range(12)],
+                "long_factor": [1.5 + 0.7 * i for i in range(12)],
+            },
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",
@@ -230,6 +247,9 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
         older["sliding_window_pattern"] = older.pop("_sliding_window_pattern")
         rope = rope["full_attention"]
     older["rope_theta"] = rope["rope_theta"]
-    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "rope_type")}
+    if "partial_rotary_factor" in rope:
+        older["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    moved = ("rope_theta", "rope_type", "partial_rotary_factor")
+    scaling = {key: value for key, value in rope.items() if key not in moved}
     older["rope_scaling"] = {**scaling, kind: rope["rope_type"]} if scaling else None
     return older

@@ -36,8 +36,10 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
 from soothsay.model.linear import Packed
+from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
@@ -70,6 +72,11 @@ class Pair:
 
     def _oracle(self, sequences: Sequence[Sequence[int]]) -> Any:
         length = max(len(sequence) for sequence in sequences)
+        rope = self.oracle.config.rope_parameters
+        if (
+            rope.get("rope_type") == "longrope"
+        ):  # its factors depend on the length there; make them the long ones
+            length = max(length, rope["original_max_position_embeddings"] + 1)
         tokens = torch.zeros(len(sequences), length, dtype=torch.long)
         mask = torch.zeros_like(tokens)
         for i, sequence in enumerate(sequences):
@@ -224,6 +231,18 @@ def test_taps_are_inputs_of_layers(pairs: Pairs, name: str) -> None:
     assert_close([*taps, hidden], pair.expected_states(sequences, (0, 1)))
 
 
+def test_a_short_context_takes_the_short_factors_of_longrope(pairs: Pairs) -> None:
+    """The configured context decides, not a request's length: keys would depend on later tokens."""
+    pair, (sequence,) = pairs("phi4_mini"), random_tokens(np.random.default_rng(5), 32)
+    with torch.no_grad():
+        expected = pair.oracle(torch.tensor([sequence])).logits[0]  # short factors, up to 32 tokens
+    rows = [Rows(array(sequence), 0)]
+    checkpoint = open_checkpoint(pair.directory)
+    for context, is_short in ((32, True), (33, False), (None, False)):
+        model = load_model(checkpoint, "float32", max_context=context)
+        assert ((run(model, rows)[0][0] - expected).abs().max() < TOLERANCE) == is_short
+
+
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
@@ -245,6 +264,15 @@ def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
 def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype: Any) -> None:
     model = packed(pairs(name), dtype)
     for start in (2, KEY_BLOCK - 8):  # the second tree crosses a multiple to which keys are padded
+        assert_same_bits(model, np.random.default_rng(start), start)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["phi4_mini"])
+def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
+    """With the kernels that fit, native ones if possible."""
+    model = load(pairs(name).directory, dtype)
+    for start in (2, KEY_BLOCK - 8):
         assert_same_bits(model, np.random.default_rng(start), start)
 
 

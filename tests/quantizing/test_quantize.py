@@ -31,8 +31,9 @@ from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats.declared import open_format
 from soothsay.model.linear import Dense
-from soothsay.model.load import TensorNames, load_model
+from soothsay.model.load import load_model
 from soothsay.model.rounding import gptq
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 from soothsay.quantizing import calibration_run, quantized_layers
 from soothsay.quantizing import samples as sampling

@@ -52,7 +52,7 @@ from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
-from soothsay.model.load import TensorNames
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.writing import writing
 
 

@@ -30,7 +30,7 @@ from soothsay.drafters.heads.serving import FeatureView
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.load import TensorNames
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 
 COPIED = ("draft-model", "rest.store")

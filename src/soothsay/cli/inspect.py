@@ -127,7 +127,8 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
 def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
     import torch
 
-    from soothsay.model.load import TensorNames, best_kernels, numeric_mode, table_bytes, weight_bytes
+    from soothsay.model.load import best_kernels, numeric_mode, table_bytes, weight_bytes
+    from soothsay.model.tensor_names import TensorNames
 
     names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
     mode = numeric_mode(names, dtype)

@@ -161,6 +161,8 @@ FIELDS: Mapping[str, Rule] = {
     "mscale": Real(0, 1e3),
     "mscale_all_dim": Real(0, 1e3),
     "truncate": FLAG,
+    "short_factor": Each(_POSITIVE),
+    "long_factor": Each(_POSITIVE),
     # drafters
     "soothsay_method": TEXT,
     "speculators_model_type": TEXT,

@@ -12,11 +12,10 @@ from typing import Any
 from soothsay.config import ModelConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
+from soothsay.model.rope_fields import parse_rope
 
 Raw = Mapping[str, Any]
 """The content of a `config.json`."""
-
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 """From a name in `config.json` to ours."""
@@ -67,6 +66,9 @@ class Family:
     """Embeddings are multiplied by the square root of the hidden size."""
 
     default_theta: float = 1e4
+    rotates_share: float | None = None
+    """Share of each head that rotates, where the file does not say so. None: all; files have no say."""
+
     has_local_rope: bool = False
     """Layers with a sliding window rotate by `rope_local_base_freq`."""
 
@@ -109,6 +111,7 @@ _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals tr
 
 FAMILIES: dict[str, Family] = {  # by `model_type`
     "llama": Family(),
+    "phi3": Family(windowed=every_layer, reads_layer_types=False, rotates_share=1.0),
     "mistral": Family(windowed=every_layer, reads_layer_types=False),
     "mixtral": Family(
         windowed=every_layer,
@@ -168,7 +171,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         raise ModelError(
             f"config.json: heads of {head_dim} dimensions cannot be rotated; head_dim must be even"
         )
-    rope, local_rope = _ropes(family, raw)
+    rotary_dim = _rotary_dim(family, raw, head_dim)
+    rope, local_rope = _ropes(family, raw, rotary_dim or head_dim)
     activation, attention_bias = _activation(family, raw), bool(raw.get("attention_bias", False))
     return ModelConfig(
         family=name,
@@ -183,6 +187,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         rope=rope,
         local_rope=local_rope,
         windows=_windows(family, raw, layers),
+        rotary_dim=rotary_dim,
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         activation=activation,
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.default_tied)),
@@ -223,48 +228,34 @@ def _experts(family: Family, raw: Raw, layers: int) -> dict[str, Any]:
     }
 
 
-def _ropes(family: Family, raw: Raw) -> tuple[RopeConfig, RopeConfig | None]:
+def _rotary_dim(family: Family, raw: Raw, head_dim: int) -> int | None:
+    """Dimensions of a head that rotate; None: all."""
+    if family.rotates_share is None:
+        return None
+    share = (raw.get("rope_parameters") or {}).get("partial_rotary_factor", family.rotates_share)
+    rotary_dim = int(head_dim * raw.get("partial_rotary_factor", share))
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"config.json: by its partial_rotary_factor, {rotary_dim} of {head_dim} dimensions of each head "
+            "rotate; the number must be even"
+        )
+    return None if rotary_dim == head_dim else rotary_dim
+
+
+def _ropes(family: Family, raw: Raw, dims: int) -> tuple[RopeConfig, RopeConfig | None]:
     """Rotary embeddings of layers that see everything, and of layers with a window where these differ."""
     positions = int(raw["max_position_embeddings"])
+    original = int(raw.get("original_max_position_embeddings") or positions)
     theta = float(raw.get("rope_theta") or family.default_theta)
     local_theta = float(raw.get("rope_local_base_freq") or 1e4)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+    def parse(scaling: Raw, theta: float) -> RopeConfig:
+        return parse_rope(scaling, theta, positions, original, dims)
+
     if "full_attention" in scaling:  # transformers 5 writes one mapping for each kind of layer
-        local = _rope(scaling["sliding_attention"], local_theta, positions)
-        return _rope(scaling["full_attention"], theta, positions), local
-    local_rope = _rope({}, local_theta, positions) if family.has_local_rope else None
-    return _rope(scaling, theta, positions), local_rope
-
-
-def _rope(scaling: Raw, theta: float, max_positions: int) -> RopeConfig:
-    """Parse a `rope_scaling` or `rope_parameters` mapping. Raises `ModelError` for an unknown type."""
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise ModelError(f"rope_scaling type {kind!r} is not supported; known types: {', '.join(ROPE_KINDS)}")
-    if kind != "default" and scaling.get("factor") is None:
-        raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
-
-    def number(key: str, default: float) -> float:
-        value = scaling.get(key)
-        return default if value is None else float(value)
-
-    attention_factor = scaling.get("attention_factor")
-    if number("high_freq_factor", 4.0) <= number("low_freq_factor", 1.0):
-        raise ModelError("config.json: high_freq_factor must be above low_freq_factor")
-    return RopeConfig(
-        theta=number("rope_theta", theta),
-        kind=kind,
-        factor=number("factor", 1.0),
-        original_max_positions=int(scaling.get("original_max_position_embeddings") or max_positions),
-        low_freq_factor=number("low_freq_factor", 1.0),
-        high_freq_factor=number("high_freq_factor", 4.0),
-        beta_fast=number("beta_fast", 32.0),
-        beta_slow=number("beta_slow", 1.0),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        mscale=number("mscale", 0.0),
-        mscale_all_dim=number("mscale_all_dim", 0.0),
-        truncate=bool(scaling.get("truncate", True)),
-    )
+        return parse(scaling["full_attention"], theta), parse(scaling["sliding_attention"], local_theta)
+    return parse(scaling, theta), parse({}, local_theta) if family.has_local_rope else None
 
 
 def _max_positions(family: Family, raw: Raw, rope: RopeConfig) -> int:

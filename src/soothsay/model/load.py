@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.head_order import qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.native.kernels import load_native
@@ -24,10 +26,12 @@ from soothsay.model.quantized import (
     Integers,
     Quantized,
     QuantizedRows,
+    Reordered,
     dequantized,
     joined,
     round_to_nearest,
 )
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Embedding, IntegerEmbedding, RMSNorm, Transformer, fuse
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -95,6 +99,7 @@ def load_model(
     dtype: DType = "auto",
     device: torch.device | str = "cpu",
     kernels: Kernels | None = None,
+    max_context: int | None = None,
 ) -> Transformer:
     """Load a model from a checkpoint.
 
@@ -107,11 +112,13 @@ def load_model(
             `soothsay quantize` loses less.
         device: where the model runs.
         kernels: None: the fastest that fit.
+        max_context: the longest context that will be served, for models that have several sets of rotary
+            positions (longrope); None: the model's own limit.
 
     Raises `ModelError` for an unknown dtype or quantization, for too little memory, and for tensors that are
     missing or do not fit the configuration.
     """
-    config = read_model_config(checkpoint)
+    config = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
@@ -127,6 +134,13 @@ def load_model(
     model.bits = 8 if mode.keeps_integers and mode.bits is None else mode.bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
+
+
+def for_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
+    """The configuration of a model that serves at most `max_context` tokens; None: the model's own limit."""
+    if max_context is None or config.rope.kind != "longrope":
+        return config
+    return replace(config, rope=replace(config.rope, context=max_context))
 
 
 def numeric_mode(
@@ -193,67 +207,6 @@ def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Ker
     return StockKernels() if native is None or not native.fit(config) else native
 
 
-class TensorNames:
-    """Maps our module names to the tensor names of a checkpoint."""
-
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint):
-        self.config, self.checkpoint = config, checkpoint
-        self.all = checkpoint.names()
-        embeddings = [name for name in self.all if name.endswith("embed_tokens.weight")]
-        if not embeddings:
-            raise ModelError(f"{checkpoint.path} has no embed_tokens.weight; is it a decoder's checkpoint?")
-        self.prefix = min(embeddings, key=len).removesuffix("embed_tokens.weight")
-
-    def of(self, module: str) -> list[str]:
-        """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
-        if module == "embedding" or (module == "head" and self.config.tie_embeddings):
-            return [f"{self.prefix}embed_tokens"]
-        if module == "head":
-            return [f"{self.prefix.removesuffix('model.')}lm_head"]
-        if module == "norm":
-            return [f"{self.prefix}norm"]
-        _, layer, *rest = module.split(".")
-        return [f"{self.prefix}layers.{layer}.{name}" for name in self._in_block(".".join(rest))]
-
-    def _in_block(self, module: str) -> list[str]:
-        mixtral = self.config.family == "mixtral"
-        sandwich = self.config.post_norms
-        fixed = {
-            "attention.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-            "attention.o": ["self_attn.o_proj"],
-            "attention.q_norm": ["self_attn.q_norm"],
-            "attention.k_norm": ["self_attn.k_norm"],
-            "attention_norm": ["input_layernorm"],
-            "attention_post_norm": ["post_attention_layernorm"],
-            "mlp_norm": ["pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"],
-            "mlp_post_norm": ["post_feedforward_layernorm"],
-            "mlp.gate_up": ["mlp.gate_proj", "mlp.up_proj"],
-            "mlp.down": ["mlp.down_proj"],
-            "mlp.router": ["block_sparse_moe.gate" if mixtral else "mlp.gate"],
-        }
-        if module in fixed:
-            return fixed[module]
-        _, _, expert, part = module.split(".")  # mlp.experts.{e}.gate_up or .down
-        where = f"block_sparse_moe.experts.{expert}." if mixtral else f"mlp.experts.{expert}."
-        gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-        return [where + gate, where + up] if part == "gate_up" else [where + down]
-
-    def require(self, module: str, suffix: str = "weight") -> list[str]:
-        """Full tensor names of `module`. Raises `ModelError` if one is missing."""
-        names = [f"{name}.{suffix}" for name in self.of(module)]
-        for name in names:
-            self.check(name)
-        return names
-
-    def check(self, name: str) -> None:
-        """Raises `ModelError` if the checkpoint has no tensor `name`."""
-        if name not in self.all:
-            raise ModelError(
-                f"{self.checkpoint.path} has no tensor {name!r}, which {self.config.family} with this "
-                "config.json needs; the download is incomplete, or the configuration belongs to another model"
-            )
-
-
 class _Source:
     """Reads the tensors of a module, checks their shapes and converts them."""
 
@@ -287,7 +240,9 @@ class _Source:
         names = self.names.require(module, suffix)
         parts = [self.read(name) for name in names]
         self._check(names, parts, expected)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        order = row_order(module, self.names.config)
+        return whole if order is None else whole[order]
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
         """The weight of a linear layer, in the layer's format."""
@@ -297,6 +252,9 @@ class _Source:
             plain = self.names.require(module)
             tensors = [self.read(name) for name in plain]
             self._check(plain, tensors, expected)
+            orders = self._orders(module, tensors)
+            if orders is not None:
+                tensors = [tensor[order] for tensor, order in zip(tensors, orders, strict=True)]
             return _joined([self.mode.convert(module, tensor) for tensor in tensors])
         if not all(quantized):
             raise ModelError(
@@ -318,7 +276,25 @@ class _Source:
                 f"{stored.name} ({error}); the file is damaged, or config.json belongs to another model"
             ) from error
         self._check(parts, weights, expected)
+        orders = self._orders(module, weights)
+        if orders is not None:
+            weights = [Reordered(*part) for part in zip(weights, orders, strict=True)]
         return self.mode.convert(module, joined(weights))
+
+    def _orders(self, module: str, parts: Sequence[Tensor | QuantizedRows]) -> list[Tensor] | None:
+        """For each part of a module, the order of its rows; None if they stay in order."""
+        order = row_order(module, self.names.config)
+        if order is None:
+            return None
+        sizes = [part.shape[0] for part in parts]
+        firsts = list(accumulate(sizes, initial=0))
+        orders = [order[first : first + size] - first for first, size in zip(firsts, sizes, strict=False)]
+        if any(own.min() < 0 or own.max() >= size for own, size in zip(orders, sizes, strict=True)):
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {', '.join(self.names.of(module))} have {sizes} rows, which "
+                "do not end with a head; the file is damaged, or config.json belongs to another model"
+            )
+        return orders
 
     def blocks(self, module: str) -> BlockRows | None:
         """The rows of a table in blocks, if they stay so."""
@@ -344,6 +320,11 @@ class _Source:
                     f"{self.names.checkpoint.path}: {name} is stored as {part.dtype}, which config.json does "
                     "not declare in a quantization_config; take another version of this model"
                 )
+
+
+def row_order(module: str, config: ModelConfig) -> Tensor | None:
+    """For each row of a module, its number in a checkpoint; None if the order is the same."""
+    return qkv_order(config) if module.endswith("attention.qkv") else None
 
 
 def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:

@@ -72,17 +72,23 @@ class Quantized:
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""
+        return self._at(slice(begin, end))
 
+    def take(self, rows: Tensor) -> Quantized:
+        """Some rows: `[n]` int64, their numbers."""
+        return self._at(rows)
+
+    def _at(self, rows: slice | Tensor) -> Quantized:
         def part(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[begin:end]
+            return None if values is None else values[rows]
 
         return replace(
             self,
-            values=self.values[begin:end],
-            scales=self.scales[begin:end],
+            values=self.values[rows],
+            scales=self.scales[rows],
             zeros=part(self.zeros),
             minimums=part(self.minimums),
-            units=self.units and (self.units[0][begin:end], part(self.units[1])),
+            units=self.units and (self.units[0][rows], part(self.units[1])),
         )
 
     def without_values(self) -> Quantized:
@@ -175,6 +181,30 @@ class Joined:
                 cut.append(part.rows(max(begin - first, 0), min(end - first, rows)))
             first += rows
         return Quantized.cat(cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """A weight whose rows stand in another order. See `QuantizedRows`."""
+
+    weight: QuantizedRows
+    order: Tensor  # [out] int64: for each row, its number in `weight`; close rows have close numbers
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+        return self.weight.shape
+
+    @property
+    def kind(self) -> Kind:
+        """See `QuantizedRows`."""
+        return self.weight.kind
+
+    def rows(self, begin: int, end: int) -> Quantized:
+        """See `QuantizedRows`."""
+        wanted = self.order[begin:end]
+        first, last = int(wanted.min()), int(wanted.max())
+        return self.weight.rows(first, last + 1).take(wanted - first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,26 +5,35 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import RopeConfig
 
 
 class Rope(nn.Module):
-    """Computes the cosines and sines of positions, once a pass."""
+    """Computes the cosines and sines of positions, once a pass.
 
-    def __init__(self, config: RopeConfig, head_dim: int):
+    Of each half of a head, the last dimensions turn by 0 if only `rotary_dim` dimensions of the head rotate.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, rotary_dim: int | None = None):
         super().__init__()
-        self.scale = attention_scale(config)
-        inverse = inverse_frequencies(config, head_dim)
+        rotary_dim = rotary_dim or head_dim
+        still = (head_dim - rotary_dim) // 2  # dimensions of each half
+        inverse = F.pad(inverse_frequencies(config, rotary_dim), (0, still))
         self.register_buffer("signed", torch.cat([-inverse, inverse]), persistent=False)
         self.signed: Tensor  # [d] radians per position, the first half negated
+        scale = torch.full((rotary_dim // 2,), attention_scale(config), device="cpu")
+        self.is_scaled = attention_scale(config) != 1.0
+        self.register_buffer("scale", F.pad(scale, (0, still), value=1.0).repeat(2), persistent=False)
+        self.scale: Tensor  # [d] factors of cosines and sines
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`[N]` positions -> cosines and sines, `[N, 1, d]` each. The first half of the sines is negated."""
         angles = positions.float()[:, None, None] * self.signed
         cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if self.scale == 1.0 else (cos * self.scale, sin * self.scale)
+        return (cos * self.scale, sin * self.scale) if self.is_scaled else (cos, sin)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -33,7 +42,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """`[d / 2]` radians per position."""
+    """`[d / 2]` radians per position, where d are the dimensions that rotate."""
     inverse = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if config.kind == "linear":  # Chen et al. 2023, arXiv 2306.15595
         return inverse / config.factor
@@ -50,6 +59,9 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
         low, high = max(low, 0), min(high, head_dim - 1)
         ramp = (torch.arange(head_dim // 2, device="cpu").float() - low) / max(high - low, 1e-3)
         return torch.lerp(inverse, inverse / config.factor, ramp.clamp(0, 1))
+    if config.kind == "longrope":  # Ding et al. 2024, arXiv 2402.13753
+        is_long = config.context > config.original_max_positions
+        return inverse / torch.tensor(config.long_factors if is_long else config.short_factors, device="cpu")
     return inverse
 
 
@@ -63,11 +75,14 @@ def _yarn_dimension(config: RopeConfig, head_dim: int, turns: float) -> float:
 
 
 def attention_scale(config: RopeConfig) -> float:
-    """Factor of cosines and sines: yarn sharpens attention for longer contexts."""
-    if config.kind != "yarn":
+    """Factor of cosines and sines: yarn and longrope sharpen attention for longer contexts."""
+    if config.kind not in ("yarn", "longrope"):
         return 1.0
     if config.attention_factor is not None:
         return config.attention_factor
+    if config.kind == "longrope":
+        longer = math.log(max(config.factor, 1.0)) / math.log(config.original_max_positions)
+        return math.sqrt(1 + longer)
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0

@@ -272,8 +272,9 @@ class Transformer(nn.Module):
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
-        self.rope = Rope(config.rope, config.head_dim)
-        self.local_rope = None if config.local_rope is None else Rope(config.local_rope, config.head_dim)
+        sizes = config.head_dim, config.rotary_dim
+        self.rope = Rope(config.rope, *sizes)
+        self.local_rope = None if config.local_rope is None else Rope(config.local_rope, *sizes)
         self.bits: int | None = None
         """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
 

@@ -18,7 +18,8 @@ from soothsay.errors import ModelError, RequestError
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.declared import open_format
-from soothsay.model.load import TensorNames, load_model
+from soothsay.model.load import load_model
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import CheckpointWriter, require_free, writing
 from soothsay.quantizing.calibration_run import CalibrationRun

@@ -13,9 +13,10 @@ from soothsay.config import ModelConfig
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.linear import Dense
-from soothsay.model.load import TensorNames
+from soothsay.model.load import row_order
 from soothsay.model.quantized import Quantized
 from soothsay.model.rounding import gptq, round_fitted
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 from soothsay.quantizing.calibration_run import CalibrationRun
 
@@ -68,7 +69,9 @@ def compensate_layers(
             for path in paths:
                 layer = _quantize_layer(names, read, scheme, prefix + path, hessians.pop(path, None))
                 bias = cast(Tensor | None, block.get_submodule(path).bias)
-                block.set_submodule(path, Dense(layer.weight.to(block.dtype), bias))
+                order = row_order(path, names.config)
+                weight = layer.weight if order is None else layer.weight[order]
+                block.set_submodule(path, Dense(weight.to(block.dtype), bias))
                 yield layer
         run.advance(block)
 

@@ -16,7 +16,8 @@ from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.load import TensorNames, load_model
+from soothsay.model.load import load_model, row_order
+from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import writing
 from soothsay.train.examples import Example
@@ -157,7 +158,9 @@ def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tenso
             continue
         parts = names.of(module)
         shares = next((share for end, share in rows.items() if module.endswith(end)), [1.0])
-        sizes = [round(share * tensor.shape[0]) for share in shares]
+        sizes = [round(share * tensor.shape[0]) for share in shares] if len(parts) > 1 else [len(tensor)]
+        if (order := row_order(module, model.config)) is not None:
+            tensor = tensor[order.argsort()]
         values = tensor - 1 if model.config.zero_centred_norms and module.endswith("norm") else tensor
         for part, value in zip(parts, values.split(sizes), strict=True):
             out[f"{part}.{suffix}"] = value.detach().clone()

@@ -69,7 +69,7 @@ def draft_model(
             f"the draft model {model} has another vocabulary than the target, so it can only guess a chain: "
             f"leave out width={width} and branch={branch}"
         )
-    loaded = load_model(checkpoint, dtype, target.model.device)
+    loaded = load_model(checkpoint, dtype, target.model.device, max_context=target.config.max_context)
     if translation is None:
         return DraftModel(target, loaded, depth, shape.width, shape.branch)
     _check_context(loaded, target)

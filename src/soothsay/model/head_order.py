@@ -1,0 +1,40 @@
+"""The order of a head's dimensions in the rows of queries and keys.
+
+Kernels pair dimension i with i + d/2 and rotate all of them. Checkpoints may rotate a part of each head only.
+Scores stay the same if queries and keys change their order together. So the rows are reordered while they
+load, and the dimensions that do not rotate turn by 0 (`soothsay.model.rope`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from soothsay.config import ModelConfig
+
+
+def qkv_order(config: ModelConfig) -> Tensor | None:
+    """For each row of `attention.qkv`, its number in a checkpoint: `[(H_q + 2 H_kv) * d]` int64.
+
+    None if the order is the same.
+
+    Example: heads of 8 dimensions, of which 4 rotate.
+
+        checkpoint   0 1 2 3 | 4 5 6 7      pairs (0, 2), (1, 3)
+        order        0 1 4 5   2 3 6 7      pairs (0, 2), (1, 3) rotate; (4, 6), (5, 7) turn by 0
+    """
+    order, d = _of_head(config), config.head_dim
+    if torch.equal(order, torch.arange(d, device="cpu")):
+        return None
+    heads = torch.arange(config.num_heads + config.num_kv_heads, device="cpu")
+    turned = (heads[:, None] * d + order).flatten()
+    values = torch.arange(len(turned), len(turned) + config.num_kv_heads * d, device="cpu")
+    return torch.cat([turned, values])
+
+
+def _of_head(config: ModelConfig) -> Tensor:
+    """For each dimension of a head, its number in a checkpoint: `[d]`."""
+    rotary_dim = config.rotary_dim or config.head_dim
+    first, second = torch.arange(rotary_dim, device="cpu").view(2, -1)
+    rest = torch.arange(rotary_dim, config.head_dim, device="cpu").view(2, -1)
+    return torch.cat([first, rest[0], second, rest[1]])

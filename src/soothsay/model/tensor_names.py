@@ -1,0 +1,89 @@
+"""Names of the tensors in Hugging Face's checkpoints for our modules, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from soothsay.config import ModelConfig
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import Checkpoint
+
+Names = Mapping[str, Sequence[str]]
+"""A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
+
+BLOCK_NAMES: Names = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.o": ("self_attn.o_proj",),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "attention_norm": ("input_layernorm",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down": ("mlp.down_proj",),
+    "mlp.router": ("mlp.gate",),
+    "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.down": ("mlp.experts.{}.down_proj",),
+}
+"""Names that most families share."""
+
+_GEMMA_NAMES: Names = {
+    "attention_post_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    "mlp_post_norm": ("post_feedforward_layernorm",),
+}
+FAMILY_NAMES: Mapping[str, Names] = {
+    "mixtral": {
+        "mlp.router": ("block_sparse_moe.gate",),
+        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
+    },
+    "gemma2": _GEMMA_NAMES,
+    "gemma3_text": _GEMMA_NAMES,
+    "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
+}
+"""What a family names otherwise."""
+
+
+class TensorNames:
+    """Maps our module names to the tensor names of a checkpoint."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint):
+        self.config, self.checkpoint = config, checkpoint
+        self.all = checkpoint.names()
+        embeddings = [name for name in self.all if name.endswith("embed_tokens.weight")]
+        if not embeddings:
+            raise ModelError(f"{checkpoint.path} has no embed_tokens.weight; is it a decoder's checkpoint?")
+        self.prefix = min(embeddings, key=len).removesuffix("embed_tokens.weight")
+
+    def of(self, module: str) -> list[str]:
+        """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
+        if module == "embedding" or (module == "head" and self.config.tie_embeddings):
+            return [f"{self.prefix}embed_tokens"]
+        if module == "head":
+            return [f"{self.prefix.removesuffix('model.')}lm_head"]
+        if module == "norm":
+            return [f"{self.prefix}norm"]
+        _, layer, *rest = module.split(".")
+        return [f"{self.prefix}layers.{layer}.{name}" for name in self._in_block(".".join(rest))]
+
+    def _in_block(self, module: str) -> list[str]:
+        names = {**BLOCK_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
+        if module in names:
+            return list(names[module])
+        _, _, expert, part = module.split(".")  # mlp.experts.{e}.gate_up or .down
+        return [name.format(expert) for name in names[f"mlp.experts.{part}"]]
+
+    def require(self, module: str, suffix: str = "weight") -> list[str]:
+        """Full tensor names of `module`. Raises `ModelError` if one is missing."""
+        names = [f"{name}.{suffix}" for name in self.of(module)]
+        for name in names:
+            self.check(name)
+        return names
+
+    def check(self, name: str) -> None:
+        """Raises `ModelError` if the checkpoint has no tensor `name`."""
+        if name not in self.all:
+            raise ModelError(
+                f"{self.checkpoint.path} has no tensor {name!r}, which {self.config.family} with this "
+                "config.json needs; the download is incomplete, or the configuration belongs to another model"
+            )
