@@ -19,7 +19,7 @@ class RopeConfig:
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and its long-context scalings."""
 
     theta: float = 10_000.0
-    kind: str = "default"  # or linear, llama3, yarn, longrope
+    kind: str = "default"  # or linear, llama3, yarn, longrope, none (nothing rotates)
     factor: float = 1.0
     original_max_positions: int = 0  # llama3, yarn, longrope: the context of the first training
     low_freq_factor: float = 1.0  # llama3
@@ -50,7 +50,8 @@ class ModelConfig:
     max_positions: int
     rope: RopeConfig
     windows: tuple[int | None, ...]  # for each layer, its sliding window in tokens; None: it sees everything
-    local_rope: RopeConfig | None = None  # Gemma 3: layers with a window use another base
+    second_rope: RopeConfig | None = None  # of some layers: other frequencies, or none
+    second_rope_layers: tuple[int, ...] = ()
     rotary_dim: int | None = None  # the first dimensions of a head, which rotate; None: all
     norm_eps: float = 1e-6
     activation: str = "silu"

@@ -97,6 +97,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             },
         },
     ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": None, "no_rope_layer_interval": 2}),
+    "smollm3_windows": (
+        "SmolLM3",
+        {
+            "num_attention_heads": 2,
+            "pad_token_id": None,
+            "no_rope_layers": [0, 1, 1],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",

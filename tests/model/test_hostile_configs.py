@@ -136,7 +136,7 @@ def parse(config: dict[str, Any]) -> None:
         parsed = parse_model_config(config)
     except ModelError:
         return
-    for rope in (parsed.rope, parsed.local_rope):
+    for rope in (parsed.rope, parsed.second_rope):
         if rope is not None and parsed.head_dim <= 256:
             assert Rope(rope, parsed.head_dim).signed.isfinite().all()
     assert len(parsed.windows) == parsed.num_layers <= 10_000

@@ -137,6 +137,8 @@ FIELDS: Mapping[str, Rule] = {
     "sliding_window_pattern": _LAYER,
     "max_window_layers": _LAYER,
     "layer_types": Each(TEXT),
+    "no_rope_layers": Each(Whole(0, 1)),
+    "no_rope_layer_interval": Whole(1, MAX_LAYERS),
     # mixtures of experts
     "num_local_experts": Whole(1, 65_536),
     "num_experts": Whole(1, 65_536),

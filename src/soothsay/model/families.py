@@ -42,6 +42,15 @@ def all_but_every_sixth(raw: Raw, layers: int) -> list[bool]:
     return [(i + 1) % pattern != 0 for i in range(layers)]
 
 
+def unrotated_layers(raw: Raw, layers: int) -> list[bool]:
+    """Layers with 0 in `no_rope_layers`. Without it, each `no_rope_layer_interval`-th (default: fourth)."""
+    interval = int(raw.get("no_rope_layer_interval") or 4)
+    rotated = raw.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]
+    if len(rotated) < layers:
+        raise ModelError(f"config.json: no_rope_layers has {len(rotated)} entries for {layers} layers")
+    return [not rotates for rotates in rotated[:layers]]
+
+
 def last_layers(raw: Raw, layers: int) -> list[bool]:
     """Layers from `max_window_layers` on have a sliding window."""
     return [i >= int(raw.get("max_window_layers", 28)) for i in range(layers)]
@@ -69,8 +78,11 @@ class Family:
     rotates_share: float | None = None
     """Share of each head that rotates, where the file does not say so. None: all; files have no say."""
 
-    has_local_rope: bool = False
-    """Layers with a sliding window rotate by `rope_local_base_freq`."""
+    local_rope: bool = False
+    """Layers with a sliding window rotate by a rotary embedding of their own."""
+
+    unrotated: Callable[[Raw, int], Sequence[bool]] | None = None
+    """For each layer, whether it does not rotate. None: all do."""
 
     states_scaled_context: bool = False
     """`max_position_embeddings` includes linear scaling."""
@@ -125,13 +137,20 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "qwen3_moe": Family(
         qk_norm=True, windowed=every_layer, reads_layer_types=False, window_switch=True, has_experts=True
     ),
+    "smollm3": Family(
+        default_tied=True,
+        default_theta=2e6,
+        windowed=unrotated_layers,
+        window_switch=True,
+        unrotated=unrotated_layers,
+    ),
     "gemma2": replace(_GEMMA, windowed=even_layers),
     "gemma3_text": replace(
         _GEMMA,
         qk_norm=True,
         windowed=all_but_every_sixth,
         default_theta=1e6,
-        has_local_rope=True,
+        local_rope=True,
         states_scaled_context=True,
         defaults=_GEMMA3_DEFAULTS,
     ),
@@ -172,7 +191,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
             f"config.json: heads of {head_dim} dimensions cannot be rotated; head_dim must be even"
         )
     rotary_dim = _rotary_dim(family, raw, head_dim)
-    rope, local_rope = _ropes(family, raw, rotary_dim or head_dim)
+    windows = _windows(family, raw, layers)
+    rope, second_rope, second_rope_layers = _ropes(family, raw, rotary_dim or head_dim, windows)
     activation, attention_bias = _activation(family, raw), bool(raw.get("attention_bias", False))
     return ModelConfig(
         family=name,
@@ -185,8 +205,9 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         head_dim=head_dim,
         max_positions=_max_positions(family, raw, rope),
         rope=rope,
-        local_rope=local_rope,
-        windows=_windows(family, raw, layers),
+        second_rope=second_rope,
+        second_rope_layers=second_rope_layers,
+        windows=windows,
         rotary_dim=rotary_dim,
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         activation=activation,
@@ -242,8 +263,10 @@ def _rotary_dim(family: Family, raw: Raw, head_dim: int) -> int | None:
     return None if rotary_dim == head_dim else rotary_dim
 
 
-def _ropes(family: Family, raw: Raw, dims: int) -> tuple[RopeConfig, RopeConfig | None]:
-    """Rotary embeddings of layers that see everything, and of layers with a window where these differ."""
+def _ropes(
+    family: Family, raw: Raw, dims: int, windows: Sequence[int | None]
+) -> tuple[RopeConfig, RopeConfig | None, tuple[int, ...]]:
+    """The rotary embedding of most layers, the second one, and the layers that have the second one."""
     positions = int(raw["max_position_embeddings"])
     original = int(raw.get("original_max_position_embeddings") or positions)
     theta = float(raw.get("rope_theta") or family.default_theta)
@@ -253,9 +276,16 @@ def _ropes(family: Family, raw: Raw, dims: int) -> tuple[RopeConfig, RopeConfig 
     def parse(scaling: Raw, theta: float) -> RopeConfig:
         return parse_rope(scaling, theta, positions, original, dims)
 
+    local: Raw = {}
     if "full_attention" in scaling:  # transformers 5 writes one mapping for each kind of layer
-        return parse(scaling["full_attention"], theta), parse(scaling["sliding_attention"], local_theta)
-    return parse(scaling, theta), parse({}, local_theta) if family.has_local_rope else None
+        scaling, local = scaling["full_attention"], scaling["sliding_attention"]
+    if family.unrotated is not None:
+        second, chosen = RopeConfig(kind="none"), family.unrotated(raw, len(windows))
+    else:
+        second = parse(local, local_theta)
+        chosen = [family.local_rope and window is not None for window in windows]
+    layers = tuple(i for i, is_chosen in enumerate(chosen) if is_chosen)
+    return parse(scaling, theta), second if layers or family.local_rope else None, layers
 
 
 def _max_positions(family: Family, raw: Raw, rope: RopeConfig) -> int:

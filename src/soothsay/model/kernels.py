@@ -41,7 +41,7 @@ class Norm(Protocol):
 
 
 Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Cosines and sines of global layers, then of local layers, as `Rope` returns them."""
+"""Cosines and sines of most layers, then of `second_rope_layers`, as `Rope` returns them."""
 
 
 FusedBlocks = Callable[

@@ -43,6 +43,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     """`[d / 2]` radians per position, where d are the dimensions that rotate."""
+    if config.kind == "none":
+        return torch.zeros(head_dim // 2, device="cpu")
     inverse = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if config.kind == "linear":  # Chen et al. 2023, arXiv 2306.15595
         return inverse / config.factor

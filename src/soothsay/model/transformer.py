@@ -114,7 +114,8 @@ class Block(nn.Module):
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, config.norm_eps)
 
-        self.local = config.local_rope is not None and config.windows[layer] is not None
+        self.rope_number = int(layer in config.second_rope_layers)
+        """0: it rotates by `rope`. 1: by `second_rope`."""
         self.kernels = kernels
         self.attention = Attention(config, layer, kernels, in_features)
         self.mlp: nn.Module = (
@@ -186,7 +187,7 @@ class Blocks(nn.ModuleList):
             if layer in taps:
                 streams[layer] = x
             block = cast(Block, self[layer])
-            x = block(x, ropes[block.local], batch, None if kv is None else kv[layer])
+            x = block(x, ropes[block.rope_number], batch, None if kv is None else kv[layer])
         return {**streams, len(self): x}
 
 
@@ -274,7 +275,7 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.weight
         sizes = config.head_dim, config.rotary_dim
         self.rope = Rope(config.rope, *sizes)
-        self.local_rope = None if config.local_rope is None else Rope(config.local_rope, *sizes)
+        self.second_rope = None if config.second_rope is None else Rope(config.second_rope, *sizes)
         self.bits: int | None = None
         """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
 
@@ -315,7 +316,7 @@ class Transformer(nn.Module):
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
         x = self.embedding(batch.tokens)
         rope, last = self.rope(batch.positions), len(self.blocks)
-        ropes = rope, rope if self.local_rope is None else self.local_rope(batch.positions)
+        ropes = rope, rope if self.second_rope is None else self.second_rope(batch.positions)
         kv = None if cache is None else cache.layers
         streams = self.blocks(x, ropes, batch, kv, range(last) if layers is None else layers, taps)
         return self.kernels.norm(streams[last], self.norm, x.dtype), tuple(streams[tap] for tap in taps)

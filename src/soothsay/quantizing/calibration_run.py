@@ -95,8 +95,8 @@ class _SampleStates:
     def through(self, block: Block) -> Iterator[Tensor]:
         """The outputs of `block`, batch by batch."""
         rope = self.model.rope
-        if block.local and self.model.local_rope is not None:
-            rope = self.model.local_rope
+        if block.rope_number and self.model.second_rope is not None:
+            rope = self.model.second_rope
         for batch, state in zip(self.batches, self.states, strict=True):
             yield block(state, rope(batch.positions), batch, None)
 

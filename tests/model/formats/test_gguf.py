@@ -448,7 +448,7 @@ class TestRope:
 
         config = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", arch, more)).config)
         assert (config.family, config.rope.theta) == (family, theta)
-        assert (config.local_rope and config.local_rope.theta) == (1e4 if arch == "gemma3" else None)
+        assert (config.second_rope and config.second_rope.theta) == (1e4 if arch == "gemma3" else None)
 
     def test_longrope(self, tmp_path: Path) -> None:
         path = tiny(

@@ -33,7 +33,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_softcap": 5.0,
         "intermediate_size": 48,
     },
-    "gemma3": {"post_norms": True, "qk_norm": True, "windows": (7, None), "local_rope": RopeConfig(1e3)},
+    "gemma3": {
+        "post_norms": True,
+        "qk_norm": True,
+        "windows": (7, None),
+        "second_rope": RopeConfig(1e3),
+        "second_rope_layers": (0,),
+    },
     "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (1,)},
 }
 MODES = {

@@ -35,7 +35,13 @@ FAMILIES = {
         "logit_softcap": 10.0,
         "embedding_scale": 8.0,
     },
-    "gemma3": {"post_norms": True, "qk_norm": True, "windows": (7, None), "local_rope": RopeConfig(1e3)},
+    "gemma3": {
+        "post_norms": True,
+        "qk_norm": True,
+        "windows": (7, None),
+        "second_rope": RopeConfig(1e3),
+        "second_rope_layers": (0,),
+    },
     "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (0, 1)},
 }
 

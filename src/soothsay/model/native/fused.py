@@ -126,5 +126,5 @@ def _parts(block: Block) -> _Parts:
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
-        *(ACTIVATIONS[c.activation], block.local),
+        *(ACTIVATIONS[c.activation], block.rope_number),
     )
