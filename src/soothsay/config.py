@@ -63,8 +63,11 @@ class ModelConfig:
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
     post_norms: bool = False  # Gemma 2 and 3: a norm after attention and after the feed-forward part, too
     embedding_scale: float = 1.0
+    embedding_scale_rounded: bool = False  # Gemma: to the dtype of the embedding's table, as in training
+    residual_multiplier: float = 1.0  # Granite: what attention and feed-forward part add is multiplied by it
     attention_scale: float = 1.0
     attention_softcap: float | None = None
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     num_experts: int = 0
     experts_per_token: int = 0

@@ -109,6 +109,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "tie_word_embeddings": False,
         },
     ),
+    "granite": (
+        "Granite",
+        {
+            "num_attention_heads": 2,
+            "embedding_multiplier": 3.7,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 0.6,
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",

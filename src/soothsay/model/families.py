@@ -87,6 +87,9 @@ class Family:
     states_scaled_context: bool = False
     """`max_position_embeddings` includes linear scaling."""
 
+    has_multipliers: bool = False
+    """Files scale embeddings, residuals, attention and logits, by Granite's keys."""
+
     has_experts: bool = False
     always_normalizes_experts: bool = False
     """The weights of the chosen experts add up to 1 whatever the file says."""
@@ -144,6 +147,7 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         window_switch=True,
         unrotated=unrotated_layers,
     ),
+    "granite": Family(has_multipliers=True),
     "gemma2": replace(_GEMMA, windowed=even_layers),
     "gemma3_text": replace(
         _GEMMA,
@@ -218,12 +222,27 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         qk_norm=family.qk_norm,
         zero_centred_norms=family.zero_centred_norms,
         post_norms=family.post_norms,
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_scale=float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
         attention_softcap=raw.get("attn_logit_softcapping"),
         logit_softcap=raw.get("final_logit_softcapping"),
         **(_experts(family, raw, layers) if family.has_experts else {}),
+        **_scales(family, raw, hidden, head_dim),
     )
+
+
+def _scales(family: Family, raw: Raw, hidden: int, head_dim: int) -> dict[str, Any]:
+    """The fields of `ModelConfig` that scale embeddings, residuals, attention and logits."""
+    if family.has_multipliers:
+        return {
+            "embedding_scale": float(raw.get("embedding_multiplier", 1.0)),
+            "residual_multiplier": float(raw.get("residual_multiplier", 1.0)),
+            "attention_scale": float(raw.get("attention_multiplier", 1.0)),
+            "logit_scale": 1 / float(raw.get("logits_scaling", 1.0)),
+        }
+    return {
+        "embedding_scale": hidden**0.5 if family.scaled_embedding else 1.0,
+        "embedding_scale_rounded": family.scaled_embedding,
+        "attention_scale": float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+    }
 
 
 def _activation(family: Family, raw: Raw) -> str:

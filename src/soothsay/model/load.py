@@ -351,4 +351,5 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
     elif isinstance(module, Embedding):  # remains a view of the file: only the rows in use are read
         table = source.tensor(name, "weight", module.weight)
         module.weight = nn.Parameter(table, requires_grad=False)
-        module.scale = float(torch.tensor(module.scale, dtype=table.dtype))  # rounded as in training
+        if model.config.embedding_scale_rounded:
+            module.scale = float(torch.tensor(module.scale, dtype=table.dtype))

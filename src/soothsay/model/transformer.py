@@ -111,8 +111,8 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
 
-        def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.norm_eps)
+        def norm() -> RMSNorm:  # the stream is divided by the multiplier, and its mean square by the square
+            return RMSNorm(config.hidden_size, config.norm_eps / config.residual_multiplier**2)
 
         self.rope_number = int(layer in config.second_rope_layers)
         """0: it rotates by `rope`. 1: by `second_rope`."""
@@ -255,6 +255,12 @@ class IntegerEmbedding(Embedding):
         return rows * self.scale if self.scale != 1.0 else rows
 
 
+def finished_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """An output head's products `[M, V]` as logits: scaled, and bounded smoothly by `softcap`; float32."""
+    logits = logits.float() if scale == 1.0 else logits.float() * scale
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
 class Transformer(nn.Module):
     """A decoder with random float32 weights. `soothsay.model.load.load_model` makes one from a checkpoint.
 
@@ -314,18 +320,33 @@ class Transformer(nn.Module):
         available = len(batch.tokens) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
-        x = self.embedding(batch.tokens)
+        x = self.enter(batch.tokens)
         rope, last = self.rope(batch.positions), len(self.blocks)
         ropes = rope, rope if self.second_rope is None else self.second_rope(batch.positions)
         kv = None if cache is None else cache.layers
         streams = self.blocks(x, ropes, batch, kv, range(last) if layers is None else layers, taps)
-        return self.kernels.norm(streams[last], self.norm, x.dtype), tuple(streams[tap] for tap in taps)
+        return self.leave(streams[last]), tuple(self._unscaled(streams[tap]) for tap in taps)
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """The first block's input: `[N] -> [N, hidden]` float32.
+
+        Between blocks, the residual stream is divided by `residual_multiplier`. So blocks add to it without
+        multiplying, and compute the same, since each begins with a norm.
+        """
+        x, multiplier = cast(Tensor, self.embedding(tokens)), self.config.residual_multiplier
+        return x if multiplier == 1.0 else x / multiplier
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The normed final states of the last block's output: `[N, hidden] -> [N, hidden]` float32."""
+        return self.kernels.norm(self._unscaled(x), self.norm, x.dtype)
+
+    def _unscaled(self, x: Tensor) -> Tensor:
+        multiplier = self.config.residual_multiplier
+        return x if multiplier == 1.0 else x * multiplier
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""
-        logits: Tensor = self.head(hidden).float()
-        cap = self.config.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return finished_logits(self.head(hidden), self.config.logit_scale, self.config.logit_softcap)
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVPool:
         """A KV pool for this model."""

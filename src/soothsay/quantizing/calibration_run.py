@@ -90,7 +90,7 @@ class _SampleStates:
             Batch.pack(requests[i : i + step], group=c.group, windows=c.windows)
             for i in range(0, len(requests), step)
         ]
-        self.states = [model.embedding(batch.tokens) for batch in self.batches]  # [rows, H] of each batch
+        self.states = [model.enter(batch.tokens) for batch in self.batches]  # [rows, H] of each batch
 
     def through(self, block: Block) -> Iterator[Tensor]:
         """The outputs of `block`, batch by batch."""
@@ -110,6 +110,6 @@ class _SampleStates:
         model, loss = self.model, 0.0
         states = torch.cat(self.states).view(*self.samples.shape, -1)
         for ids, state in zip(self.samples, states, strict=True):
-            logits = model.logits(model.kernels.norm(state[:-1].contiguous(), model.norm, state.dtype))
+            logits = model.logits(model.leave(state[:-1].contiguous()))
             loss += float(F.cross_entropy(logits, ids[1:], reduction="sum"))
         return exp(loss / self.samples[:, 1:].numel())

@@ -132,6 +132,7 @@ def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
         windows=(None,) * layers,
         second_rope=None,
         second_rope_layers=(),
+        residual_multiplier=1.0,
         sparse_layers=(),
         num_experts=0,
         tie_embeddings=False,

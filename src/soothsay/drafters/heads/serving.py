@@ -99,9 +99,8 @@ class FeatureView:
         norm = RMSNorm(self.size, self.norm_eps)
         norm.weight = nn.Parameter(self.norm)
         head = kernels.linear(mode.convert("head", self.head), None, torch.float32)
-        ends = TargetEnds(
-            Embedding(self.embedding, self.embedding_scale), norm, head, kernels, target.config.logit_softcap
-        )
+        embedding, c = Embedding(self.embedding, self.embedding_scale), target.config
+        ends = TargetEnds(embedding, norm, head, kernels, c.logit_scale, c.logit_softcap)
         return ends.to(target.device).requires_grad_(False)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.model.kernels import Kernels
-from soothsay.model.transformer import Embedding, RMSNorm, Transformer
+from soothsay.model.transformer import Embedding, RMSNorm, Transformer, finished_logits
 
 
 class TargetEnds(nn.Module):
@@ -32,16 +32,18 @@ class TargetEnds(nn.Module):
         norm: RMSNorm,
         head: nn.Module,
         kernels: Kernels,
+        scale: float = 1.0,
         softcap: float | None = None,
     ):
         super().__init__()
         self.embedding, self.norm, self.head = embedding, norm, head
-        self.kernels, self.softcap = kernels, softcap
+        self.kernels, self.scale, self.softcap = kernels, scale, softcap
 
     @classmethod
     def of(cls, model: Transformer) -> TargetEnds:
         """The ends of `model`."""
-        return cls(model.embedding, model.norm, model.head, model.kernels, model.config.logit_softcap)
+        c = model.config
+        return cls(model.embedding, model.norm, model.head, model.kernels, c.logit_scale, c.logit_softcap)
 
     @property
     def hidden_size(self) -> int:
@@ -64,8 +66,7 @@ class TargetEnds(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output head: normed hidden states `[M, H]` -> logits `[M, V]` float32."""
-        logits: Tensor = self.head(hidden).float()
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+        return finished_logits(self.head(hidden), self.scale, self.softcap)
 
 
 class Head(nn.Module):
