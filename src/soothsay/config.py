@@ -60,8 +60,10 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False  # OLMo 2 and 3: a norm of all queries together, and one of all keys
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
-    post_norms: bool = False  # Gemma 2 and 3: a norm after attention and after the feed-forward part, too
+    pre_norms: bool = True  # a norm before attention and before the feed-forward part
+    post_norms: bool = False  # a norm after attention and after the feed-forward part
     embedding_scale: float = 1.0
     embedding_scale_rounded: bool = False  # Gemma: to the dtype of the embedding's table, as in training
     residual_multiplier: float = 1.0  # Granite: what attention and feed-forward part add is multiplied by it
@@ -79,6 +81,12 @@ class ModelConfig:
     def group(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def has_common_blocks(self) -> bool:
+        """Whether blocks compute no more than Llama's and Gemma's do. One native call runs these blocks, and
+        heads of drafters are made of them."""
+        return self.pre_norms and not self.qk_norm_over_heads
 
     @property
     def num_parameters(self) -> int:

@@ -119,6 +119,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "logits_scaling": 0.6,
         },
     ),
+    "olmo2": ("Olmo2", {"pad_token_id": None, "attention_bias": True}),
+    "olmo2_groups": ("Olmo2", {"pad_token_id": None, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "pad_token_id": None,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 2,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": YARN | {"rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",
@@ -265,8 +280,9 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     rope = config["rope_parameters"]
     older.pop("layer_types", None)
     if "sliding_attention" in rope:
-        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-        older["sliding_window_pattern"] = older.pop("_sliding_window_pattern")
+        if "_sliding_window_pattern" in older:  # Gemma 3
+            older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            older["sliding_window_pattern"] = older.pop("_sliding_window_pattern")
         rope = rope["full_attention"]
     older["rope_theta"] = rope["rope_theta"]
     if "partial_rotary_factor" in rope:

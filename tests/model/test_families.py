@@ -268,7 +268,7 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["phi4_mini", "smollm3_windows", "granite"])
+@pytest.mark.parametrize("name", ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3"])
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
     """With the kernels that fit, native ones if possible."""
     model = load(pairs(name).directory, dtype)

@@ -36,6 +36,11 @@ def even_layers(raw: Raw, layers: int) -> list[bool]:
     return [i % 2 == 0 for i in range(layers)]
 
 
+def all_but_every_fourth(raw: Raw, layers: int) -> list[bool]:
+    """Each layer but every fourth has a sliding window."""
+    return [(i + 1) % 4 != 0 for i in range(layers)]
+
+
 def all_but_every_sixth(raw: Raw, layers: int) -> list[bool]:
     """Each layer but every `sliding_window_pattern`-th (default: sixth) has a sliding window."""
     pattern = int(raw.get("sliding_window_pattern") or 6)
@@ -64,17 +69,23 @@ class Family:
     """Queries, keys and values have a bias whatever the file says, and attention's output has none."""
 
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False
     activation_key: str = "hidden_act"
     default_activation: str = "silu"
     default_tied: bool = False
     """Whether the output head is the embedding's table."""
 
     zero_centred_norms: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     scaled_embedding: bool = False
     """Embeddings are multiplied by the square root of the hidden size."""
 
     default_theta: float = 1e4
+    default_norm_eps: float = 1e-6
+    local_theta: float | None = 1e4
+    """Base of layers with a window, where the file has no `rope_local_base_freq`. None: the others' base."""
+
     rotates_share: float | None = None
     """Share of each head that rotates, where the file does not say so. None: all; files have no say."""
 
@@ -115,6 +126,7 @@ _GEMMA = Family(
     post_norms=True,
     scaled_embedding=True,
 )
+_OLMO = Family(qk_norm=True, qk_norm_over_heads=True, pre_norms=False, post_norms=True, default_norm_eps=1e-5)
 _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals transformers' defaults
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -148,6 +160,10 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         unrotated=unrotated_layers,
     ),
     "granite": Family(has_multipliers=True),
+    "olmo2": _OLMO,
+    "olmo3": replace(
+        _OLMO, windowed=all_but_every_fourth, default_theta=5e5, local_rope=True, local_theta=None
+    ),
     "gemma2": replace(_GEMMA, windowed=even_layers),
     "gemma3_text": replace(
         _GEMMA,
@@ -213,14 +229,16 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         second_rope_layers=second_rope_layers,
         windows=windows,
         rotary_dim=rotary_dim,
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=float(raw.get("rms_norm_eps", family.default_norm_eps)),
         activation=activation,
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.default_tied)),
         qkv_bias=family.qkv_bias_only or attention_bias,
         o_bias=attention_bias and not family.qkv_bias_only,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
+        qk_norm_over_heads=family.qk_norm_over_heads,
         zero_centred_norms=family.zero_centred_norms,
+        pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         attention_softcap=raw.get("attn_logit_softcapping"),
         logit_softcap=raw.get("final_logit_softcapping"),
@@ -289,7 +307,7 @@ def _ropes(
     positions = int(raw["max_position_embeddings"])
     original = int(raw.get("original_max_position_embeddings") or positions)
     theta = float(raw.get("rope_theta") or family.default_theta)
-    local_theta = float(raw.get("rope_local_base_freq") or 1e4)
+    local_theta = float(raw.get("rope_local_base_freq") or family.local_theta or theta)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
 
     def parse(scaling: Raw, theta: float) -> RopeConfig:

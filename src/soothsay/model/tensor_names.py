@@ -31,6 +31,10 @@ _GEMMA_NAMES: Names = {
     "mlp_norm": ("pre_feedforward_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
 }
+_OLMO_NAMES: Names = {
+    "attention_post_norm": ("post_attention_layernorm",),
+    "mlp_post_norm": ("post_feedforward_layernorm",),
+}
 FAMILY_NAMES: Mapping[str, Names] = {
     "mixtral": {
         "mlp.router": ("block_sparse_moe.gate",),
@@ -39,6 +43,8 @@ FAMILY_NAMES: Mapping[str, Names] = {
     },
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
+    "olmo2": _OLMO_NAMES,
+    "olmo3": _OLMO_NAMES,
     "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
 }
 """What a family names otherwise."""

@@ -44,8 +44,9 @@ class Attention(nn.Module):
         width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
         self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        normed = (c.num_heads, c.num_kv_heads) if c.qk_norm_over_heads else (1, 1)  # heads
+        self.q_norm = RMSNorm(normed[0] * c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(normed[1] * c.head_dim, c.norm_eps) if c.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes keys and values to `kv` `[2 * H_kv, S, d]`."""
@@ -54,9 +55,21 @@ class Attention(nn.Module):
         if kv is None:  # KV lives within the pass: row i in slot i
             kv = qkv.new_empty(2 * c.num_kv_heads, x.shape[0], c.head_dim)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        if norms is not None and c.qk_norm_over_heads:
+            qkv, norms = self._normed(qkv, *norms), None
         q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, kv, batch.slots)
         out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
         return cast(Tensor, self.o(out))
+
+    def _normed(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> Tensor:
+        """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
+        c = self.config
+        q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        parts = [
+            self.kernels.norm(part.flatten(1).float().contiguous(), norm, qkv.dtype).view(part.shape)
+            for part, norm in ((q, q_norm), (k, k_norm))
+        ]
+        return torch.cat([*parts, v], dim=1)
 
 
 class FeedForward(nn.Module):
@@ -99,10 +112,10 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """A decoder block: attention and feed-forward layer, each after a norm, added to the residual stream.
+    """A decoder block: attention and feed-forward layer, added to the residual stream.
 
-    Gemma has a second norm after each. With `in_features`, attention reads rows of that size that come with
-    each pass, in place of the normed stream.
+    A norm stands before each (Llama), after each (OLMo 2), or both (Gemma). With `in_features`, attention
+    reads rows of that size that come with each pass, in place of the normed stream.
     """
 
     fused: FusedBlocks | None = None
@@ -123,8 +136,8 @@ class Block(nn.Module):
             if layer in config.sparse_layers
             else FeedForward(config, config.intermediate_size, kernels)
         )
-        self.attention_norm = norm() if in_features is None else None
-        self.mlp_norm = norm()
+        self.attention_norm = norm() if config.pre_norms and in_features is None else None
+        self.mlp_norm = norm() if config.pre_norms else None
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
 
@@ -147,8 +160,11 @@ class Block(nn.Module):
         dtype = self.dtype
         if self.attention_norm is not None:
             inputs = self.kernels.norm(x, self.attention_norm, dtype)
-        delta = self.attention(inputs, rope, batch, kv)
-        x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
+        delta = self.attention(x if inputs is None else inputs, rope, batch, kv)
+        if self.mlp_norm is None:
+            x = normed = self.kernels.add(x, delta, self.attention_post_norm)
+        else:
+            x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
         return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
 
 

@@ -20,6 +20,7 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
+from soothsay.errors import DrafterError
 from soothsay.model.transformer import Block, FeedForward, Transformer
 from soothsay.train.sequences import TrainingKernels, weight_of
 
@@ -55,7 +56,7 @@ def eagle(target: Transformer) -> EagleHead:
     block = head.block
     _copy(block.attention, last.attention)
     _copy(block.mlp, last.mlp)
-    _copy(block.mlp_norm, last.mlp_norm)
+    _copy(cast(nn.Module, block.mlp_norm), cast(nn.Module, last.mlp_norm))
     # the block adds nothing yet: the output at every depth is the feature that was read
     weight_of(block.attention.o).zero_()
     weight_of(cast(FeedForward, block.mlp).down).zero_()
@@ -78,7 +79,7 @@ def eagle3(target: Transformer, vocabulary: Sequence[int]) -> Eagle3Head:
     last = cast(Block, target.blocks[-1])
     _copy(head.block.attention.o, last.attention.o)
     _copy(head.block.mlp, last.mlp)
-    _copy(head.block.mlp_norm, last.mlp_norm)
+    _copy(cast(nn.Module, head.block.mlp_norm), cast(nn.Module, last.mlp_norm))
     _copy(head.norm, target.norm)
     weight = weight_of(last.attention.qkv).float()
     weight_of(head.block.attention.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
@@ -125,7 +126,15 @@ def three_layers(layers: int) -> tuple[int, ...]:
 
 
 def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
-    """The configuration of `layers` dense blocks of the target's size, without windows."""
+    """The configuration of `layers` dense blocks of the target's size, without windows.
+
+    Raises `DrafterError` for a target whose blocks heads do not have.
+    """
+    if not target.has_common_blocks:
+        raise DrafterError(
+            f"no head is made of blocks as family {target.family!r} has them; train medusa or hydra, which "
+            "have no blocks"
+        )
     return replace(
         target,
         num_layers=layers,

@@ -58,10 +58,10 @@ class NativeBlocks:
 
     @staticmethod
     def fit(block: Block) -> bool:
-        """Whether the library has a kernel for each part of a block."""
-        return isinstance(block.mlp, FeedForward) and all(
-            isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in _layers(block)
-        )
+        """Whether the library's call computes each part of a block."""
+        if not isinstance(block.mlp, FeedForward) or not block.attention.config.has_common_blocks:
+            return False
+        return all(isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in _layers(block))
 
     def __call__(
         self,
@@ -121,10 +121,11 @@ def _norms(block: Block) -> list[Norm | None]:
 
 def _parts(block: Block) -> _Parts:
     attention, c = block.attention, block.attention.config
+    eps = cast(Norm, block.mlp_norm).eps
     return _Parts(
         *(layer.address for layer in _layers(block)),
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
-        *(attention.window or 0, block.mlp_norm.eps, c.attention_scale, c.attention_softcap or 0.0),
+        *(attention.window or 0, eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
         *(ACTIVATIONS[c.activation], block.rope_number),
     )
