@@ -36,6 +36,14 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class QueryGrowthConfig:
+    """Queries are multiplied by `1 + beta ln(1 + floor(position / span))`."""
+
+    beta: float
+    span: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What one decoder computes."""
 
@@ -69,6 +77,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0  # Granite: what attention and feed-forward part add is multiplied by it
     attention_scale: float = 1.0
     attention_softcap: float | None = None
+    query_growth: QueryGrowthConfig | None = None  # Ministral 3
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     num_experts: int = 0
@@ -86,7 +95,7 @@ class ModelConfig:
     def has_common_blocks(self) -> bool:
         """Whether blocks compute no more than Llama's and Gemma's do. One native call runs these blocks, and
         heads of drafters are made of them."""
-        return self.pre_norms and not self.qk_norm_over_heads
+        return self.pre_norms and not self.qk_norm_over_heads and self.query_growth is None
 
     @property
     def num_parameters(self) -> int:

@@ -134,6 +134,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             },
         },
     ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 32,
+            "pad_token_id": None,
+            "rope_parameters": YARN
+            | {
+                "original_max_position_embeddings": 16,
+                "factor": 16.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",

@@ -167,6 +167,7 @@ FIELDS: Mapping[str, Rule] = {
     "mscale": Real(0, 1e3),
     "mscale_all_dim": Real(0, 1e3),
     "truncate": FLAG,
+    "llama_4_scaling_beta": Real(0, 1e3),
     "short_factor": Each(_POSITIVE),
     "long_factor": Each(_POSITIVE),
     # drafters

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from soothsay.config import ModelConfig, RopeConfig
+from soothsay.config import ModelConfig, QueryGrowthConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.rope_fields import parse_rope
 
 Raw = Mapping[str, Any]
 """The content of a `config.json`."""
+
+MAX_SPANS = 2**10
+"""Limit of the original contexts in a context, for queries that grow with each of them."""
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 """From a name in `config.json` to ours."""
@@ -98,6 +101,9 @@ class Family:
     states_scaled_context: bool = False
     """`max_position_embeddings` includes linear scaling."""
 
+    grows_queries: bool = False
+    """Queries grow with the position, by `llama_4_scaling_beta` among the rotary parameters."""
+
     has_multipliers: bool = False
     """Files scale embeddings, residuals, attention and logits, by Granite's keys."""
 
@@ -146,6 +152,13 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         default_theta=1e6,
         has_experts=True,
         always_normalizes_experts=True,
+    ),
+    "ministral3": Family(
+        windowed=every_layer,
+        reads_layer_types=False,
+        default_theta=1e6,
+        default_norm_eps=1e-5,
+        grows_queries=True,
     ),
     "qwen2": Family(qkv_bias_only=True, windowed=last_layers, window_switch=True),
     "qwen3": Family(qk_norm=True, windowed=last_layers, window_switch=True),
@@ -213,6 +226,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     rotary_dim = _rotary_dim(family, raw, head_dim)
     windows = _windows(family, raw, layers)
     rope, second_rope, second_rope_layers = _ropes(family, raw, rotary_dim or head_dim, windows)
+    max_positions = _max_positions(family, raw, rope)
     activation, attention_bias = _activation(family, raw), bool(raw.get("attention_bias", False))
     return ModelConfig(
         family=name,
@@ -223,7 +237,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=_max_positions(family, raw, rope),
+        max_positions=max_positions,
         rope=rope,
         second_rope=second_rope,
         second_rope_layers=second_rope_layers,
@@ -241,6 +255,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         attention_softcap=raw.get("attn_logit_softcapping"),
+        query_growth=_query_growth(raw, rope, max_positions) if family.grows_queries else None,
         logit_softcap=raw.get("final_logit_softcapping"),
         **(_experts(family, raw, layers) if family.has_experts else {}),
         **_scales(family, raw, hidden, head_dim),
@@ -261,6 +276,16 @@ def _scales(family: Family, raw: Raw, hidden: int, head_dim: int) -> dict[str, A
         "embedding_scale_rounded": family.scaled_embedding,
         "attention_scale": float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
     }
+
+
+def _query_growth(raw: Raw, rope: RopeConfig, max_positions: int) -> QueryGrowthConfig | None:
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    beta, span = scaling.get("llama_4_scaling_beta"), rope.original_max_positions
+    if beta is None:
+        return None
+    if max_positions > MAX_SPANS * span:
+        raise ModelError(f"config.json: original_max_position_embeddings {span} is too small for its context")
+    return QueryGrowthConfig(float(beta), span)
 
 
 def _activation(family: Family, raw: Raw) -> str:

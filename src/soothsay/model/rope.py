@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import RopeConfig
+from soothsay.config import QueryGrowthConfig, RopeConfig
 
 
 class Rope(nn.Module):
@@ -34,6 +34,26 @@ class Rope(nn.Module):
         angles = positions.float()[:, None, None] * self.signed
         cos, sin = angles.cos(), angles.sin()
         return (cos * self.scale, sin * self.scale) if self.is_scaled else (cos, sin)
+
+
+class QueryGrowth(nn.Module):
+    """Factors of queries that grow with the position, so that attention stays sharp in long contexts.
+
+    The factor is `1 + beta ln(1 + floor(position / span))` (Llama 4, Ministral 3). All factors are computed
+    once, so that a position's has the same bits in any batch.
+    """
+
+    def __init__(self, config: QueryGrowthConfig, max_positions: int):
+        super().__init__()
+        self.span = config.span
+        factors = [1 + config.beta * math.log1p(n) for n in range(max_positions // config.span + 1)]
+        self.register_buffer("factors", torch.tensor(factors, device="cpu"), persistent=False)
+        self.factors: Tensor  # [spans]
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """`[N]` positions -> `[N, 1, 1]`. Positions beyond the model's context have the last factor."""
+        spans = (positions // self.span).clamp(max=len(self.factors) - 1)
+        return self.factors[spans][:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from soothsay.core.cache import KVPool
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.quantized import Quantized
-from soothsay.model.rope import Rope
+from soothsay.model.rope import QueryGrowth, Rope
 
 
 class RMSNorm(nn.Module):
@@ -47,6 +47,7 @@ class Attention(nn.Module):
         normed = (c.num_heads, c.num_kv_heads) if c.qk_norm_over_heads else (1, 1)  # heads
         self.q_norm = RMSNorm(normed[0] * c.head_dim, c.norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(normed[1] * c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.growth = None if c.query_growth is None else QueryGrowth(c.query_growth, c.max_positions)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes keys and values to `kv` `[2 * H_kv, S, d]`."""
@@ -58,13 +59,15 @@ class Attention(nn.Module):
         if norms is not None and c.qk_norm_over_heads:
             qkv, norms = self._normed(qkv, *norms), None
         q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, kv, batch.slots)
+        if self.growth is not None:
+            q = q * self.growth(batch.positions)
         out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
         return cast(Tensor, self.o(out))
 
     def _normed(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> Tensor:
         """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
         c = self.config
-        q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         parts = [
             self.kernels.norm(part.flatten(1).float().contiguous(), norm, qkv.dtype).view(part.shape)
             for part, norm in ((q, q_norm), (k, k_norm))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.config import RopeConfig
+from soothsay.config import QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.linear import Dense
@@ -42,9 +42,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "multiplier": {"residual_multiplier": 0.22, "second_rope": RopeConfig(kind="none"), "rotary_dim": 16},
     "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (1,)},
+    "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
 }
-UNFUSED = ("mixtral", "olmo2")
+FUSED = {
+    "mixtral": [True, False, False],
+    "olmo2": [False] * 3,
+    "ministral3": [False] * 3,
+}  # first block, second block, both
 MODES = {
     "bfloat16": NumericMode(torch.bfloat16),
     "int8": NumericMode(torch.bfloat16, 8),
@@ -94,7 +99,7 @@ def test_bits_are_the_same(
         if fused:
             fuse(model)
         found = [isinstance(part.fused, NativeBlocks) for part in (*model.blocks, model.blocks)]
-        assert found == [fused, *[fused and family not in UNFUSED] * 2]
+        assert found == (FUSED.get(family, [True] * 3) if fused else [False] * 3)
         pool = model.new_cache(20, 8)
         for layer in pool.layers:
             layer.zero_()
