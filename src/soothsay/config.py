@@ -61,6 +61,7 @@ class ModelConfig:
     second_rope: RopeConfig | None = None  # of some layers: other frequencies, or none
     second_rope_layers: tuple[int, ...] = ()
     rotary_dim: int | None = None  # the first dimensions of a head, which rotate; None: all
+    rotates_neighbours: bool = False  # as stored, dimensions 2 i and 2 i + 1 of a head rotate together
     norm_eps: float = 1e-6
     activation: str = "silu"
     tie_embeddings: bool = False

@@ -149,6 +149,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             },
         },
     ),
+    "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
+    "glm4": (
+        "Glm4",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "pad_token_id": None,
+            "attention_bias": False,
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",

@@ -73,6 +73,10 @@ class Family:
 
     qk_norm: bool = False
     qk_norm_over_heads: bool = False
+    default_attention_bias: bool = False
+    o_bias: bool = True
+    """Attention's output has a bias where queries have one."""
+
     activation_key: str = "hidden_act"
     default_activation: str = "silu"
     default_tied: bool = False
@@ -89,6 +93,7 @@ class Family:
     local_theta: float | None = 1e4
     """Base of layers with a window, where the file has no `rope_local_base_freq`. None: the others' base."""
 
+    rotates_neighbours: bool = False
     rotates_share: float | None = None
     """Share of each head that rotates, where the file does not say so. None: all; files have no say."""
 
@@ -133,6 +138,13 @@ _GEMMA = Family(
     scaled_embedding=True,
 )
 _OLMO = Family(qk_norm=True, qk_norm_over_heads=True, pre_norms=False, post_norms=True, default_norm_eps=1e-5)
+_GLM = Family(
+    default_attention_bias=True,
+    o_bias=False,
+    rotates_neighbours=True,
+    rotates_share=0.5,
+    default_norm_eps=1.5625e-7,
+)
 _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals transformers' defaults
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -173,6 +185,8 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         unrotated=unrotated_layers,
     ),
     "granite": Family(has_multipliers=True),
+    "glm": _GLM,
+    "glm4": replace(_GLM, post_norms=True),
     "olmo2": _OLMO,
     "olmo3": replace(
         _OLMO, windowed=all_but_every_fourth, default_theta=5e5, local_rope=True, local_theta=None
@@ -227,7 +241,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     windows = _windows(family, raw, layers)
     rope, second_rope, second_rope_layers = _ropes(family, raw, rotary_dim or head_dim, windows)
     max_positions = _max_positions(family, raw, rope)
-    activation, attention_bias = _activation(family, raw), bool(raw.get("attention_bias", False))
+    activation = _activation(family, raw)
+    attention_bias = bool(raw.get("attention_bias", family.default_attention_bias))
     return ModelConfig(
         family=name,
         vocab_size=int(raw["vocab_size"]),
@@ -243,11 +258,12 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         second_rope_layers=second_rope_layers,
         windows=windows,
         rotary_dim=rotary_dim,
+        rotates_neighbours=family.rotates_neighbours,
         norm_eps=float(raw.get("rms_norm_eps", family.default_norm_eps)),
         activation=activation,
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.default_tied)),
         qkv_bias=family.qkv_bias_only or attention_bias,
-        o_bias=attention_bias and not family.qkv_bias_only,
+        o_bias=attention_bias and family.o_bias and not family.qkv_bias_only,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
         qk_norm_over_heads=family.qk_norm_over_heads,

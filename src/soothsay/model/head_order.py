@@ -1,8 +1,8 @@
 """The order of a head's dimensions in the rows of queries and keys.
 
-Kernels pair dimension i with i + d/2 and rotate all of them. Checkpoints may rotate a part of each head only.
-Scores stay the same if queries and keys change their order together. So the rows are reordered while they
-load, and the dimensions that do not rotate turn by 0 (`soothsay.model.rope`).
+Kernels pair dimension i with i + d/2 and rotate all. Checkpoints may pair neighbours, or rotate a part
+of each head. Scores stay the same if queries and keys change their order together. So the rows are reordered
+while they load, and the dimensions that do not rotate turn by 0 (`soothsay.model.rope`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def qkv_order(config: ModelConfig) -> Tensor | None:
 
         checkpoint   0 1 2 3 | 4 5 6 7      pairs (0, 2), (1, 3)
         order        0 1 4 5   2 3 6 7      pairs (0, 2), (1, 3) rotate; (4, 6), (5, 7) turn by 0
+        neighbours   0 2 4 5   1 3 6 7      pairs (0, 1), (2, 3) rotate
     """
     order, d = _of_head(config), config.head_dim
     if torch.equal(order, torch.arange(d, device="cpu")):
@@ -35,6 +36,7 @@ def qkv_order(config: ModelConfig) -> Tensor | None:
 def _of_head(config: ModelConfig) -> Tensor:
     """For each dimension of a head, its number in a checkpoint: `[d]`."""
     rotary_dim = config.rotary_dim or config.head_dim
-    first, second = torch.arange(rotary_dim, device="cpu").view(2, -1)
+    rotated = torch.arange(rotary_dim, device="cpu")
+    first, second = rotated.view(-1, 2).t() if config.rotates_neighbours else rotated.view(2, -1)
     rest = torch.arange(rotary_dim, config.head_dim, device="cpu").view(2, -1)
     return torch.cat([first, rest[0], second, rest[1]])

@@ -43,6 +43,12 @@ FAMILY_NAMES: Mapping[str, Names] = {
     },
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
+    "glm": {"mlp.gate_up": ("mlp.gate_up_proj",)},
+    "glm4": {
+        "attention_post_norm": ("post_self_attn_layernorm",),
+        "mlp_post_norm": ("post_mlp_layernorm",),
+        "mlp.gate_up": ("mlp.gate_up_proj",),
+    },
     "olmo2": _OLMO_NAMES,
     "olmo3": _OLMO_NAMES,
     "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
