@@ -70,6 +70,8 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_over_heads: bool = False  # OLMo 2 and 3: a norm of all queries together, and one of all keys
+    centred_norms: bool = False  # Cohere: a norm subtracts the mean first
+    parallel: bool = False  # Cohere: attention and the feed-forward part read the same normed stream
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
     pre_norms: bool = True  # a norm before attention and before the feed-forward part
     post_norms: bool = False  # a norm after attention and after the feed-forward part
@@ -96,7 +98,10 @@ class ModelConfig:
     def has_common_blocks(self) -> bool:
         """Whether blocks compute no more than Llama's and Gemma's do. One native call runs these blocks, and
         heads of drafters are made of them."""
-        return self.pre_norms and not self.qk_norm_over_heads and self.query_growth is None
+        special = (
+            self.qk_norm_over_heads or self.query_growth is not None or self.centred_norms or self.parallel
+        )
+        return self.pre_norms and not special
 
     @property
     def num_parameters(self) -> int:

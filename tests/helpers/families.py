@@ -160,6 +160,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "attention_bias": False,
         },
     ),
+    "cohere": ("Cohere", {"layer_norm_eps": 1e-3, "logit_scale": 1.3, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "num_hidden_layers": 5,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "layer_norm_eps": 1e-3,
+            "logit_scale": 1.3,
+            "sliding_window": 9,
+        },
+    ),
     "qwen2": ("Qwen2", {"num_attention_heads": 8}),
     "qwen2_windows": (
         "Qwen2",

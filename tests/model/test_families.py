@@ -44,7 +44,7 @@ from soothsay.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
 NAMES = [*CASES, MULTIMODAL]
-FURTHER = ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm"]
+FURTHER = ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm", "cohere2"]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
 
@@ -271,7 +271,8 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "name", ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm"]
+    "name",
+    ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm", "cohere2"],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
     """With the kernels that fit, native ones if possible."""

@@ -39,15 +39,24 @@ def even_layers(raw: Raw, layers: int) -> list[bool]:
     return [i % 2 == 0 for i in range(layers)]
 
 
-def all_but_every_fourth(raw: Raw, layers: int) -> list[bool]:
-    """Each layer but every fourth has a sliding window."""
-    return [(i + 1) % 4 != 0 for i in range(layers)]
+def all_but_each(default: int) -> Callable[[Raw, int], list[bool]]:
+    """Each layer but every `sliding_window_pattern`-th has a sliding window."""
+
+    def windowed(raw: Raw, layers: int) -> list[bool]:
+        pattern = int(raw.get("sliding_window_pattern") or default)
+        return [(i + 1) % pattern != 0 for i in range(layers)]
+
+    return windowed
 
 
-def all_but_every_sixth(raw: Raw, layers: int) -> list[bool]:
-    """Each layer but every `sliding_window_pattern`-th (default: sixth) has a sliding window."""
-    pattern = int(raw.get("sliding_window_pattern") or 6)
-    return [(i + 1) % pattern != 0 for i in range(layers)]
+def full_layers(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
+    """Layers without a sliding window."""
+    return [window is None for window in windows]
+
+
+def listed_layers(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
+    """See `unrotated_layers`."""
+    return unrotated_layers(raw, len(windows))
 
 
 def unrotated_layers(raw: Raw, layers: int) -> list[bool]:
@@ -83,12 +92,15 @@ class Family:
     """Whether the output head is the embedding's table."""
 
     zero_centred_norms: bool = False
+    parallel: bool = False
+    centred_norms: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     scaled_embedding: bool = False
     """Embeddings are multiplied by the square root of the hidden size."""
 
     default_theta: float = 1e4
+    norm_eps_key: str = "rms_norm_eps"
     default_norm_eps: float = 1e-6
     local_theta: float | None = 1e4
     """Base of layers with a window, where the file has no `rope_local_base_freq`. None: the others' base."""
@@ -100,8 +112,8 @@ class Family:
     local_rope: bool = False
     """Layers with a sliding window rotate by a rotary embedding of their own."""
 
-    unrotated: Callable[[Raw, int], Sequence[bool]] | None = None
-    """For each layer, whether it does not rotate. None: all do."""
+    unrotated: Callable[[Raw, Sequence[int | None]], Sequence[bool]] | None = None
+    """For each layer, by the windows of all, whether it does not rotate. None: all do."""
 
     states_scaled_context: bool = False
     """`max_position_embeddings` includes linear scaling."""
@@ -109,6 +121,7 @@ class Family:
     grows_queries: bool = False
     """Queries grow with the position, by `llama_4_scaling_beta` among the rotary parameters."""
 
+    default_logit_scale: float = 1.0
     has_multipliers: bool = False
     """Files scale embeddings, residuals, attention and logits, by Granite's keys."""
 
@@ -144,6 +157,15 @@ _GLM = Family(
     rotates_neighbours=True,
     rotates_share=0.5,
     default_norm_eps=1.5625e-7,
+)
+_COHERE = Family(
+    default_tied=True,
+    rotates_neighbours=True,
+    parallel=True,
+    centred_norms=True,
+    norm_eps_key="layer_norm_eps",
+    default_norm_eps=1e-5,
+    default_logit_scale=0.0625,
 )
 _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals transformers' defaults
     "vocab_size": 262_208,
@@ -182,20 +204,20 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         default_theta=2e6,
         windowed=unrotated_layers,
         window_switch=True,
-        unrotated=unrotated_layers,
+        unrotated=listed_layers,
     ),
     "granite": Family(has_multipliers=True),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),
     "olmo2": _OLMO,
-    "olmo3": replace(
-        _OLMO, windowed=all_but_every_fourth, default_theta=5e5, local_rope=True, local_theta=None
-    ),
+    "olmo3": replace(_OLMO, windowed=all_but_each(4), default_theta=5e5, local_rope=True, local_theta=None),
     "gemma2": replace(_GEMMA, windowed=even_layers),
     "gemma3_text": replace(
         _GEMMA,
         qk_norm=True,
-        windowed=all_but_every_sixth,
+        windowed=all_but_each(6),
         default_theta=1e6,
         local_rope=True,
         states_scaled_context=True,
@@ -232,6 +254,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
     if "head_dim" not in raw and hidden % heads:
         raise ModelError(f"config.json: {heads} attention heads do not divide hidden_size {hidden}")
+    if raw.get("use_qk_norm"):
+        raise ModelError("config.json: use_qk_norm (as in Command R+) is not supported; take another model")
     head_dim = int(raw.get("head_dim") or hidden // heads)
     if head_dim % 2:
         raise ModelError(
@@ -259,7 +283,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         windows=windows,
         rotary_dim=rotary_dim,
         rotates_neighbours=family.rotates_neighbours,
-        norm_eps=float(raw.get("rms_norm_eps", family.default_norm_eps)),
+        norm_eps=float(raw.get(family.norm_eps_key, family.default_norm_eps)),
         activation=activation,
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.default_tied)),
         qkv_bias=family.qkv_bias_only or attention_bias,
@@ -268,6 +292,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         qk_norm=family.qk_norm,
         qk_norm_over_heads=family.qk_norm_over_heads,
         zero_centred_norms=family.zero_centred_norms,
+        centred_norms=family.centred_norms,
+        parallel=family.parallel,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         attention_softcap=raw.get("attn_logit_softcapping"),
@@ -288,6 +314,7 @@ def _scales(family: Family, raw: Raw, hidden: int, head_dim: int) -> dict[str, A
             "logit_scale": 1 / float(raw.get("logits_scaling", 1.0)),
         }
     return {
+        "logit_scale": float(raw.get("logit_scale", family.default_logit_scale)),
         "embedding_scale": hidden**0.5 if family.scaled_embedding else 1.0,
         "embedding_scale_rounded": family.scaled_embedding,
         "attention_scale": float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
@@ -358,7 +385,7 @@ def _ropes(
     if "full_attention" in scaling:  # transformers 5 writes one mapping for each kind of layer
         scaling, local = scaling["full_attention"], scaling["sliding_attention"]
     if family.unrotated is not None:
-        second, chosen = RopeConfig(kind="none"), family.unrotated(raw, len(windows))
+        second, chosen = RopeConfig(kind="none"), family.unrotated(raw, windows)
     else:
         second = parse(local, local_theta)
         chosen = [family.local_rope and window is not None for window in windows]

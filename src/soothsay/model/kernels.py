@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Norm(Protocol):
-    """A root mean square norm: `x / rms(x) * weight` in float32."""
+    """A root mean square norm: `x / rms(x) * weight` in float32. Centred, it norms `x - mean(x)`."""
 
     @property
     def weight(self) -> Tensor:
@@ -38,6 +38,10 @@ class Norm(Protocol):
     @property
     def eps(self) -> float:
         """The number that is added to the mean square."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
 
 
 Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -124,6 +128,11 @@ class Kernels(noise.SamplingKernels, Protocol):
         """
 
 
+def layer_norm(x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+    """A centred norm of `x`, `[N, size]` float32, in `dtype`. Each row is computed by itself."""
+    return F.layer_norm(x, norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
+
+
 class StockKernels:
     """PyTorch's own operations: on any device, differentiable, the reference for other kernels."""
 
@@ -132,6 +141,8 @@ class StockKernels:
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
+        if norm.centred:
+            return layer_norm(x, norm, dtype)
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps).to(dtype)
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:

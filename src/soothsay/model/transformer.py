@@ -22,12 +22,15 @@ from soothsay.model.rope import QueryGrowth, Rope
 
 
 class RMSNorm(nn.Module):
-    """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it."""
+    """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it.
 
-    def __init__(self, size: int, eps: float):
+    If it is `centred`, it is a layer norm without bias (Ba et al. 2016, arXiv 1607.06450).
+    """
+
+    def __init__(self, size: int, eps: float, *, centred: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.eps, self.centred = eps, centred
 
 
 class Attention(nn.Module):
@@ -117,8 +120,9 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """A decoder block: attention and feed-forward layer, added to the residual stream.
 
-    A norm stands before each (Llama), after each (OLMo 2), or both (Gemma). With `in_features`, attention
-    reads rows of that size that come with each pass, in place of the normed stream.
+    A norm stands before each (Llama), after each (OLMo 2), or both (Gemma). Or both read the same normed
+    stream (Cohere). With `in_features`, attention reads rows of that size that come with each pass, in place
+    of the normed stream.
     """
 
     fused: FusedBlocks | None = None
@@ -128,7 +132,8 @@ class Block(nn.Module):
         super().__init__()
 
         def norm() -> RMSNorm:  # the stream is divided by the multiplier, and its mean square by the square
-            return RMSNorm(config.hidden_size, config.norm_eps / config.residual_multiplier**2)
+            eps = config.norm_eps / config.residual_multiplier**2
+            return RMSNorm(config.hidden_size, eps, centred=config.centred_norms)
 
         self.rope_number = int(layer in config.second_rope_layers)
         """0: it rotates by `rope`. 1: by `second_rope`."""
@@ -140,7 +145,8 @@ class Block(nn.Module):
             else FeedForward(config, config.intermediate_size, kernels)
         )
         self.attention_norm = norm() if config.pre_norms and in_features is None else None
-        self.mlp_norm = norm() if config.pre_norms else None
+        self.parallel = config.parallel
+        self.mlp_norm = norm() if config.pre_norms and not config.parallel else None
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
 
@@ -163,9 +169,11 @@ class Block(nn.Module):
         dtype = self.dtype
         if self.attention_norm is not None:
             inputs = self.kernels.norm(x, self.attention_norm, dtype)
-        delta = self.attention(x if inputs is None else inputs, rope, batch, kv)
+        inputs = x if inputs is None else inputs
+        delta = self.attention(inputs, rope, batch, kv)
         if self.mlp_norm is None:
-            x = normed = self.kernels.add(x, delta, self.attention_post_norm)
+            x = self.kernels.add(x, delta, self.attention_post_norm)
+            normed = inputs if self.parallel else x
         else:
             x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
         return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
@@ -294,7 +302,7 @@ class Transformer(nn.Module):
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
         self.blocks = Blocks(Block(config, layer, kernels) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight

@@ -42,12 +42,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "multiplier": {"residual_multiplier": 0.22, "second_rope": RopeConfig(kind="none"), "rotary_dim": 16},
     "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (1,)},
+    "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
 }
 FUSED = {
     "mixtral": [True, False, False],
     "olmo2": [False] * 3,
+    "cohere": [False] * 3,
     "ministral3": [False] * 3,
 }  # first block, second block, both
 MODES = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.machine import granted_processors
-from soothsay.model.kernels import Norm
+from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
 from soothsay.model.native.automata import NativeAutomaton
@@ -116,6 +116,8 @@ class NativeKernels:
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
+        if norm.centred:
+            return layer_norm(x, norm, dtype)
         out = torch.empty(x.shape, dtype=dtype)
         self._add_norm(x, None, None, norm, None, out)
         return out
