@@ -77,6 +77,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             },
         },
     ),
+    "llama_rope_dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
     "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 10, "head_dim": 24}),
@@ -235,15 +239,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
         },
     ),
 }
+MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and settings of the vision part
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64},
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+        },
+        {
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "out_hidden_size": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    ),
+}
 MULTIMODAL = "gemma3_multimodal"  # the model of "gemma3", saved as the decoder of a multimodal model
 
 
 def random_oracle(name: str, **changes: Any) -> Any:
     """Make a random model of transformers. Its attention, norms and biases all affect its logits."""
-    family, settings = CASES[name]
-    suffix = "TextConfig" if family == "Gemma3" else "Config"
-    config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
-    oracle = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager")
+    if name in MULTIMODALS:
+        family, settings, vision = MULTIMODALS[name]
+        tied = settings.get("tie_word_embeddings", False)
+        config = getattr(transformers, f"{family}Config")(
+            text_config={**SIZES, **settings}, vision_config=vision, tie_word_embeddings=tied
+        )
+        whole = f"{family}ForConditionalGeneration"
+    else:
+        family, settings = CASES[name]
+        suffix = "TextConfig" if family == "Gemma3" else "Config"
+        config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
+        whole = f"{family}ForCausalLM"
+    oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
     for key, parameter in oracle.named_parameters():

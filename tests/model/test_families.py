@@ -17,6 +17,7 @@ from families import (
     BLOCK,
     CASES,
     MULTIMODAL,
+    MULTIMODALS,
     VOCAB,
     array,
     load,
@@ -43,7 +44,7 @@ from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
-NAMES = [*CASES, MULTIMODAL]
+NAMES = [*CASES, MULTIMODAL, *MULTIMODALS]
 FURTHER = ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm", "cohere2"]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -66,7 +67,9 @@ class Pair:
         """The rows of all sequences end to end: each layer's input, then the states before and after the
         last norm."""
         before: list[Tensor] = []
-        hook = self.oracle.model.norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+        hook = self.oracle.get_decoder().norm.register_forward_pre_hook(
+            lambda _, args: before.append(args[0])
+        )
         states = self._oracle(sequences).hidden_states
         hook.remove()
         wanted = [*(states[layer] for layer in layers), before[0], states[-1]]
@@ -74,7 +77,7 @@ class Pair:
 
     def _oracle(self, sequences: Sequence[Sequence[int]]) -> Any:
         length = max(len(sequence) for sequence in sequences)
-        rope = self.oracle.config.rope_parameters
+        rope = self.oracle.config.get_text_config().rope_parameters
         if (
             rope.get("rope_type") == "longrope"
         ):  # its factors depend on the length there; make them the long ones
@@ -243,6 +246,10 @@ def test_a_short_context_takes_the_short_factors_of_longrope(pairs: Pairs) -> No
     for context, is_short in ((32, True), (33, False), (None, False)):
         model = load_model(checkpoint, "float32", max_context=context)
         assert ((run(model, rows)[0][0] - expected).abs().max() < TOLERANCE) == is_short
+
+
+def test_dynamic_scaling_ends_where_it_would_begin(pairs: Pairs) -> None:
+    assert pairs("llama_rope_dynamic").model.config.max_positions == 256
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

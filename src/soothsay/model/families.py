@@ -176,6 +176,10 @@ _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals tr
     "query_pre_attn_scalar": 256,
 }
 
+_QWEN2 = Family(qkv_bias_only=True, windowed=last_layers, window_switch=True)
+_QWEN2_VL = replace(_QWEN2, default_theta=1e6, defaults={"max_window_layers": 80})
+_QWEN3 = Family(qk_norm=True, windowed=last_layers, window_switch=True)
+
 FAMILIES: dict[str, Family] = {  # by `model_type`
     "llama": Family(),
     "phi3": Family(windowed=every_layer, reads_layer_types=False, rotates_share=1.0),
@@ -194,8 +198,13 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         default_norm_eps=1e-5,
         grows_queries=True,
     ),
-    "qwen2": Family(qkv_bias_only=True, windowed=last_layers, window_switch=True),
-    "qwen3": Family(qk_norm=True, windowed=last_layers, window_switch=True),
+    "qwen2": _QWEN2,
+    "qwen2_vl": _QWEN2_VL,  # older files of these have no `text_config`
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3": _QWEN3,
+    "qwen3_vl_text": Family(qk_norm=True, default_theta=5e5),
     "qwen3_moe": Family(
         qk_norm=True, windowed=every_layer, reads_layer_types=False, window_switch=True, has_experts=True
     ),

@@ -10,8 +10,12 @@ from soothsay.errors import ModelError
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
-ALIASES = {"su": "longrope"}
-"""Older names of kinds."""
+ALIASES = {"su": "longrope", "mrope": "default", "dynamic": "default"}
+"""Kinds that compute what another one computes.
+
+su: longrope's older name. mrope: text has the same position in all three axes. dynamic: transformers changes
+the base as soon as a request is longer than `max_position_embeddings`, so keys would depend on later tokens.
+Up to there, nothing is scaled, and there the context ends."""
 
 
 def parse_rope(
@@ -28,10 +32,11 @@ def parse_rope(
 
     Raises `ModelError` for an unknown type, and for numbers that do not fit each other.
     """
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    kind = ALIASES.get(kind, kind)
+    name = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = ALIASES.get(name, name)
     if kind not in KINDS:
-        raise ModelError(f"rope_scaling type {kind!r} is not supported; known types: {', '.join(KINDS)}")
+        known = ", ".join((*KINDS, *ALIASES))
+        raise ModelError(f"rope_scaling type {kind!r} is not supported; known types: {known}")
     if kind not in ("default", "longrope") and scaling.get("factor") is None:
         raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
 

@@ -72,11 +72,17 @@ class TensorNames:
         if module == "embedding" or (module == "head" and self.config.tie_embeddings):
             return [f"{self.prefix}embed_tokens"]
         if module == "head":
-            return [f"{self.prefix.removesuffix('model.')}lm_head"]
+            return [self._head()]
         if module == "norm":
             return [f"{self.prefix}norm"]
         _, layer, *rest = module.split(".")
         return [f"{self.prefix}layers.{layer}.{name}" for name in self._in_block(".".join(rest))]
+
+    def _head(self) -> str:
+        """The innermost `lm_head` among those beside the decoder and around it."""
+        parts = self.prefix.split(".")[:-1]
+        places = [".".join([*parts[:depth], "lm_head"]) for depth in range(len(parts), -1, -1)]
+        return next((place for place in places if f"{place}.weight" in self.all), "lm_head")
 
     def _in_block(self, module: str) -> list[str]:
         names = {**BLOCK_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
