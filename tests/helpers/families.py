@@ -242,14 +242,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
 MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and settings of the vision part
     "qwen2_5_vl": (
         "Qwen2_5_VL",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        },
         {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64},
     ),
     "qwen3_vl": (
         "Qwen3VL",
         {
             "head_dim": 32,
-            "tie_word_embeddings": True,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 1e4,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -30,7 +30,9 @@ from soothsay.errors import ModelError
 from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
+from soothsay.model.load import load_model
 from soothsay.model.rope import Rope, attention_scale, inverse_frequencies
+from soothsay.model.transformer import Block
 from soothsay.tokenizer import Tokenizer
 
 TEXTS = [
@@ -71,12 +73,67 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # family -> transformers' cla
     ),
     "gemma2": ("Gemma2", GEMMA),
     "gemma3_text": ("Gemma3", GEMMA | {"num_hidden_layers": 7}),
+    "phi3": (
+        "Phi3",
+        {
+            "pad_token_id": None,
+            "sliding_window": 16,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.25, 1.5, 1.75, 2.0, 2.25],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3", {"pad_token_id": None, "tie_word_embeddings": False, "num_hidden_layers": 4}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.25,
+            "attention_multiplier": 0.125,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "olmo2": ("Olmo2", {"pad_token_id": None}),
+    "olmo3": ("Olmo3", {"pad_token_id": None, "num_hidden_layers": 4, "sliding_window": 16}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "pad_token_id": None,
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.125,
+            },
+        },
+    ),
+    "glm4": ("Glm4", {"pad_token_id": None, "head_dim": 32, "attention_bias": True}),
+    "cohere": ("Cohere", {"layer_norm_eps": 2.0**-20, "logit_scale": 0.25}),
+    "cohere2": ("Cohere2", {"layer_norm_eps": 2.0**-20, "logit_scale": 0.25, "num_hidden_layers": 4}),
 }
 ARCHITECTURES = {
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
+
+
+INTERLEAVED = tuple(gguf.MODEL_ARCH[name] for name in ("LLAMA", "SMOLLM3", "GRANITE", "MISTRAL3"))
+"""llama.cpp's converter interleaves q and k of subclasses of its LlamaModel."""
 
 
 def architecture(family: str) -> gguf.MODEL_ARCH:
@@ -128,7 +185,10 @@ def add_header(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "layer_norm_eps" in config:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -137,6 +197,7 @@ def add_header(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
         ropes = ropes["full_attention"]
     writer.add_rope_freq_base(ropes["rope_theta"])
+    add_own_keys(writer, config)
     if config["model_type"] in ("mixtral", "qwen3_moe"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -147,6 +208,39 @@ def add_header(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def add_own_keys(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    """The keys that single families have."""
+    family, ropes = config["model_type"], config["rope_parameters"]
+    if family in ("phi3", "olmo3", "cohere2"):
+        writer.add_sliding_window(config["sliding_window"])
+    if family == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if family in ("phi3", "glm4"):
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(ropes["partial_rotary_factor"] * head_dim))
+    if family == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(1.5)  # which follows from the contexts, too
+        for name, key in (("long", "long_factor"), ("short", "short_factor")):
+            add(writer, f"rope_factors_{name}.weight", torch.tensor(ropes[key]))
+    if family == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if family == "ministral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(ropes["factor"])
+        writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(ropes["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(ropes["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(ropes["mscale_all_dim"])
+        writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
+    if family in ("cohere", "cohere2"):
+        writer.add_logit_scale(config["logit_scale"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
 
 def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -179,7 +273,7 @@ def convert(source: Path, target: Path, kind: str, tensors_in_part: int = 0) -> 
     for name, tensor in stack_experts(tensors).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        if arch == gguf.MODEL_ARCH.LLAMA and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if arch in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             tensor = tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
         if family.startswith("gemma") and name.endswith("norm.weight"):
@@ -320,6 +414,21 @@ def test_config_equals_the_original(family: str, directory: Callable[[str], Path
     assert checkpoint.tokenizer() is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+@pytest.mark.parametrize("family", ["phi3", "glm4", "cohere2"])
+def test_rows_of_integers_are_reordered_too(
+    family: str, dtype: Any, directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Queries and keys of these families rotate in part, or by neighbours: see `head_order`."""
+    convert(directory(family), tmp_path / "model.gguf", "Q8_0")
+    x, products = torch.randn(5, SIZES["hidden_size"]), []
+    for path, its_dtype in ((tmp_path / "model.gguf", dtype), (directory(family), "float32")):
+        model = load_model(open_checkpoint(path), its_dtype)
+        attention = cast(Block, model.blocks[1]).attention
+        products.append(attention.qkv(x).float())
+    assert (products[0] - products[1]).abs().max() < 0.03 * products[1].abs().max()
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_tensors_are_views_of_the_file(kind: str, tmp_path: Path) -> None:
     path = tiny(
@@ -434,7 +543,7 @@ class TestRope:
 
     @pytest.mark.parametrize(
         ("family", "theta"),
-        [(family, 1e6 if family == "gemma3_text" else 1e4) for family in MODELS],
+        [(family, 1e6 if family == "gemma3_text" else 1e4) for family in list(MODELS)[:7]],
     )
     def test_a_file_without_a_base(self, family: str, theta: float, tmp_path: Path) -> None:
         """llama.cpp takes 10,000, for a Mixtral too. Gemma 3 has a million, and 10,000 in local layers."""
@@ -498,7 +607,7 @@ class TestErrors:
     def test_unknown_architecture(self, tmp_path: Path) -> None:
         self.fails(
             tiny(tmp_path / "model.gguf", "mamba"),
-            "architecture 'mamba'; the known ones are llama, qwen2, qwen3, qwen3moe, gemma2, gemma3",
+            "architecture 'mamba'; the known ones are llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, phi3, ",
         )
 
     def test_unsupported_type(self, tmp_path: Path) -> None:

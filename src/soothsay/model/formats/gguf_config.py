@@ -15,17 +15,35 @@ import numpy.typing as npt
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.config_fields import MAX_LAYERS
 
 FAMILIES = {
     "llama": "llama",  # Mistral's files too; Mixtral's have experts
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "qwen2vl": "qwen2",  # text has one position in all three axes
+    "qwen3vl": "qwen3",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "olmo2": "olmo2",  # OLMo 3's files too, which have a sliding window
+    "mistral3": "ministral3",
+    "glm4": "glm4",
+    "command-r": "cohere",
+    "cohere2": "cohere2",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }
 ROPE_DIVISORS = "rope_freqs.weight"
+LONGROPE_FACTORS = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
+"""Tensors with the factors of longrope, and their keys in a `rope_scaling`."""
+
+MAX_FACTORS = 2**15
+"""Limit of the factors in a tensor: a head has at most twice as many dimensions."""
+
+
+ROTATES_PART = ("phi3", "glm4")
+"""Families of which `rope.dimension_count` may be less than the size of a head."""
 
 
 class Header:
@@ -39,8 +57,11 @@ class Header:
                 f"{path} holds a model of architecture {self.architecture!r}; "
                 f"the known ones are {', '.join(FAMILIES)}"
             )
-        mixtral = self.architecture == "llama" and self.number("expert_count", 0) > 0
-        self.family = "mixtral" if mixtral else FAMILIES[self.architecture]
+        self.family = FAMILIES[self.architecture]
+        if self.family == "llama" and self.number("expert_count", 0) > 0:
+            self.family = "mixtral"
+        if self.family == "olmo2" and self.number("attention.sliding_window", 0) > 0:
+            self.family = "olmo3"
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, or `default`. Raises `ModelError` for a list whose values differ between layers."""
@@ -78,7 +99,10 @@ class Header:
 
 
 def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The keys of config.json, without `rope_scaling`. `shapes` are those of the tensors by GGUF's names."""
+    """The keys of config.json that most families have, without `rope_scaling`.
+
+    `shapes` are those of the tensors by GGUF's names.
+    """
     if "token_embd.weight" not in shapes:
         raise ModelError(
             f"{header.path} has no tensor 'token_embd.weight'; is it a whole model, not an adapter?"
@@ -88,7 +112,9 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     if heads < 1:
         raise ModelError(f"{header.path}: attention.head_count is {heads}; the file is damaged")
     head_dim = get("attention.key_length", hidden // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    rotated = get("rope.dimension_count", head_dim)
+    checked = ("attention.value_length", "rope.dimension_count")
+    for key in checked[:1] if family in ROTATES_PART and rotated <= head_dim else checked:
         if get(key, head_dim) != head_dim:
             raise ModelError(
                 f"{header.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
@@ -103,57 +129,43 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         "num_key_value_heads": get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": require("context_length"),
-        "rms_norm_eps": require("attention.layer_norm_rms_epsilon"),
+        **_norm_eps(header),
         "rope_theta": get("rope.freq_base", 1e6 if family == "gemma3_text" else 1e4),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
     }
+    if family in ROTATES_PART:
+        config["partial_rotary_factor"] = rotated / head_dim
     if family in ("mixtral", "qwen3_moe"):
         used = require("expert_used_count")
         config |= {"num_local_experts": require("expert_count"), "num_experts_per_tok": used}
     if family == "qwen3_moe":
         size = get("expert_feed_forward_length", config["intermediate_size"] // max(used, 1))
         config |= {"moe_intermediate_size": size, "norm_topk_prob": True}  # llama.cpp always normalizes
-    return config | _gemma_config(header, config) if family.startswith("gemma") else config
+    return config
 
 
-def _gemma_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Gemma's own keys."""
-    gemma2, get, layers = header.family == "gemma2", header.number, int(config["num_hidden_layers"])
-    # the 27B model; the file does not state the scale of attention
-    largest = layers == (46 if gemma2 else 62)
-    scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
-    own = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": scalar,
-        "sliding_window": get("attention.sliding_window", 4096 if gemma2 else None),
-        "attn_logit_softcapping": get("attn_logit_softcapping", 50.0 if gemma2 else None),
-        "final_logit_softcapping": get("final_logit_softcapping", 30.0 if gemma2 else None),
-    }
-    if not gemma2:
-        own["rope_local_base_freq"] = get("rope.freq_base_swa", 1e4)
-    pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
-    if pattern is not None:  # an array of booleans, or n: every n-th layer is global
-        if not isinstance(pattern, np.ndarray | int) or layers > MAX_LAYERS:
-            raise ModelError(
-                f"{header.path}: sliding_window_pattern {pattern!r:.80} of {layers} layers is damaged"
-            )
-        local = (
-            pattern.tolist()
-            if isinstance(pattern, np.ndarray)
-            else [not pattern or (i + 1) % pattern for i in range(layers)]
-        )
-        own["layer_types"] = ["sliding_attention" if is_local else "full_attention" for is_local in local]
-    return own
+def _norm_eps(header: Header) -> dict[str, Any]:
+    if header.family.startswith("cohere"):
+        return {"layer_norm_eps": header.require("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": header.require("attention.layer_norm_rms_epsilon")}
 
 
-def read_rope_scaling(header: Header, divisors: Tensor | None, config: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope_scaling(
+    header: Header, divisors: Tensor | None, factors: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> dict[str, Any]:
     """The mapping `rope_scaling` of config.json, empty without scaling.
 
-    `divisors` are those of the frequencies, `[d / 2]`, if the file has them.
+    Args:
+        header: of the file.
+        divisors: those of the frequencies, `[d / 2]`, if the file has them.
+        factors: longrope's, by their keys in the mapping.
+        config: the other keys of config.json.
     """
+    if factors:
+        return _longrope(header, factors)
     kind = header.get("rope.scaling.type", "linear")
     factor = (
         header.number("rope.scaling.factor") or header.number("rope.scale_linear") or 1.0
@@ -190,8 +202,30 @@ def read_rope_scaling(header: Header, divisors: Tensor | None, config: Mapping[s
             multiplier := header.number("rope.scaling.attn_factor", 1.0)
         ) != 1.0:  # llama.cpp multiplies its default by it
             given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
+        given |= _ministral_scaling(header) if header.family == "ministral3" else {}
         scaling |= {name: value for name, value in given.items() if value is not None}
     return scaling
+
+
+def _ministral_scaling(header: Header) -> dict[str, Any]:
+    multiplier = header.number("rope.scaling.yarn_log_multiplier")
+    return {
+        "llama_4_scaling_beta": header.number("attention.temperature_scale"),
+        "mscale": None if multiplier is None else 1.0,
+        "mscale_all_dim": multiplier,
+    }
+
+
+def _longrope(header: Header, factors: Mapping[str, Tensor]) -> dict[str, Any]:
+    if any(values.ndim != 1 or len(values) > MAX_FACTORS for values in factors.values()):
+        raise ModelError(
+            f"{header.path}: the factors of longrope are no lists for a head; the file is damaged"
+        )
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": header.require("rope.scaling.original_context_length"),
+        **{key: values.tolist() for key, values in factors.items()},
+    }
 
 
 def _llama3_scaling(divisors: npt.NDArray[np.float64], theta: float) -> dict[str, Any] | None:

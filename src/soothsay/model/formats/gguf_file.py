@@ -20,7 +20,20 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import checked_fields
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat
-from soothsay.model.formats.gguf_config import ROPE_DIVISORS, Header, read_config, read_rope_scaling
+from soothsay.model.formats.gguf_config import (
+    LONGROPE_FACTORS,
+    ROPE_DIVISORS,
+    Header,
+    read_config,
+    read_rope_scaling,
+)
+from soothsay.model.formats.gguf_families import (
+    BLOCK_NAMES,
+    FAMILY_NAMES,
+    INTERLEAVED,
+    OUTER_NAMES,
+    own_config,
+)
 from soothsay.model.formats.gguf_header import MAX_TENSORS
 from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
@@ -29,42 +42,6 @@ from soothsay.model.quantized import dequantized
 from soothsay.tokenizer import Tokenizer
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-_OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_FAMILY_NAMES = {  # {} stands for the expert
-    "gemma2": _GEMMA_NAMES,
-    "gemma3_text": _GEMMA_NAMES,
-    "mixtral": {
-        "ffn_gate_inp": "block_sparse_moe.gate",
-        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-    },
-    "qwen3_moe": {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
-    },
-}
 
 
 class GGUFCheckpoint:
@@ -79,10 +56,13 @@ class GGUFCheckpoint:
         check_types(self._metadata, path)
         header = Header(path, self._metadata)
         divisors = stored.pop(ROPE_DIVISORS, None)
+        factors = {LONGROPE_FACTORS[name]: stored.pop(name) for name in LONGROPE_FACTORS if name in stored}
         shapes = {name: tensor.shape for name, tensor in stored.items()}
-        self.config: dict[str, Any] = checked_fields(read_config(header, shapes), str(path))
+        config = read_config(header, shapes)
+        self.config: dict[str, Any] = checked_fields(config | own_config(header, config), str(path))
         divided_by = None if divisors is None else divisors.read(_map(divisors.path))
-        scaling = read_rope_scaling(header, divided_by, self.config)
+        longrope = {key: tensor.read(_map(tensor.path)) for key, tensor in factors.items()}
+        scaling = read_rope_scaling(header, divided_by, longrope, self.config)
         if scaling:
             self.config["rope_scaling"] = scaling
         self._tensors = _rename(header, stored, self.config)
@@ -189,17 +169,17 @@ def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, _Stor
 
 def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]) -> dict[str, _Stored]:
     """Tensors by Hugging Face's names, with the changes that `_Stored.read` has to undo."""
-    block_names = _BLOCK_NAMES | _FAMILY_NAMES.get(header.family, {})
+    block_names = BLOCK_NAMES | FAMILY_NAMES.get(header.family, {})
     interleaved = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     renamed: dict[str, _Stored] = {}
     for name, tensor in stored.items():
         stem, _, suffix = name.rpartition(".")
         outer, _, inner = stem.partition(".")
         layer, _, part = inner.partition(".")
-        target = block_names.get(part) if outer == "blk" else _OUTER_NAMES.get(stem)
+        target = block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem)
         if target is None or suffix not in ("weight", "bias"):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
-        if header.architecture == "llama" and part in interleaved:
+        if header.architecture in INTERLEAVED and part in interleaved:
             heads = int(config[interleaved[part]])
             if tensor.shape[0] % (2 * heads):
                 raise ModelError(f"{header.path}: {name} has {tensor.shape[0]} rows for {heads} heads")
