@@ -5,15 +5,20 @@ Each drafter in the registry is tested, and the variants in `every_drafter.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from every_drafter import DRAFTERS, resolve
 
 from soothsay import LLM, Grammar, Result, SamplingParams, Stream
+from soothsay.config import QueryGrowthConfig, RopeConfig
 from soothsay.core.request import Request
+from soothsay.model.linear import Dense, stock_linear
+from soothsay.model.transformer import Transformer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 
@@ -201,6 +206,46 @@ def test_on_several_threads() -> None:
             same(result, plainly)
     finally:
         torch.set_num_threads(1)
+
+
+BLOCKS: dict[str, dict[str, Any]] = {  # one of each kind of computation that the bundled model does not have
+    "layers that rotate otherwise, or not": {
+        "second_rope": RopeConfig(kind="none"),
+        "second_rope_layers": (1,),
+        "rotary_dim": 8,
+        "windows": (9, None),
+    },
+    "multipliers": {"residual_multiplier": 0.22, "embedding_scale": 12.0, "logit_scale": 2.0},
+    "norms after blocks": {
+        "pre_norms": False,
+        "post_norms": True,
+        "qk_norm": True,
+        "qk_norm_over_heads": True,
+    },
+    "norms around blocks": {"post_norms": True},
+    "queries that grow": {"query_growth": QueryGrowthConfig(0.3, 16)},
+    "parallel blocks": {"parallel": True, "centred_norms": True},
+}
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_other_kinds_of_blocks(blocks: str, tiny: Callable[..., Transformer]) -> None:
+    """Alone without a drafter, then together, with drafters, in chunks, with preemption and prefix hits."""
+    model = tiny(3, **BLOCKS[blocks])
+    for name, part in list(model.named_modules()):
+        if isinstance(part, Dense):  # whose bits may depend on the number of rows
+            model.set_submodule(name, stock_linear(part.weight.detach(), None, torch.float32))
+    repeated = [*range(20, 32)] * 4
+    asked = [repeated, [5, 6, 7], [*repeated[:30], 9], [*range(60)]]
+    modes = [replace(mode, max_tokens=24) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED)]
+    alone = LLM(model, drafter="none", kv_tokens=512, prefix_caching=False)
+    expected = [alone.generate(ids, mode) for ids, mode in zip(asked, modes, strict=True)]
+    together = LLM(model, drafter="none", kv_tokens=128, block_size=8, max_rows=40)
+    for drafter in ("prompt-lookup", "suffix", "layer-skip(exit=1)"):
+        results = together.generate(asked, modes, drafter=drafter)
+        for result, reference in zip(results, expected, strict=True):
+            same(result, reference)
+        assert drafter != "suffix" or sum(result.stats.drafted for result in results) > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

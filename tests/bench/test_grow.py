@@ -42,7 +42,8 @@ from soothsay.model.families import parse_model_config
 from soothsay.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # of logits of order 1 to 10, float32
-DENSE = [name for name in CASES if name not in ("mixtral", "qwen3_moe", "qwen3_moe_sparse")]
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
+DENSE = [name for name, (family, _) in CASES.items() if family in FAMILIES]
 WIDER = "layers=8,hidden=96,heads=6,kv_heads=3,ffn=112"
 OTHERWISE = {  # heads that must fill the stream, or larger groups
     "llama1": "layers=5,hidden=96,heads=6,kv_heads=6,ffn=112",
@@ -362,6 +363,12 @@ def test_groups_that_would_need_more_keys(tmp_path: Path) -> None:
 
 
 # what cannot grow
+
+
+def test_a_family_that_cannot_grow(tmp_path: Path) -> None:
+    source = make_source("granite", tmp_path / "source")
+    with pytest.raises(ModelError, match="a model of family granite cannot grow, only one of llama"):
+        grown(source.directory, WIDER, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import random_oracle
 from typer.testing import CliRunner, Result
 
 from soothsay.cli.app import app
@@ -72,3 +73,18 @@ def test_what_does_not_fit_ends_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = inspect("sibyl", "-d", str(tmp_path / "empty"))
     assert (result.exit_code, "has no config.json" in result.stderr) == (2, True)
+
+
+def test_how_blocks_and_rotary_positions_differ_from_llamas(tmp_path: Path) -> None:
+    random_oracle("phi4_mini").save_pretrained(tmp_path / "phi")
+    told = facts(inspect(str(tmp_path / "phi")))
+    assert told["rotary"] == (
+        "base 10,000, scaled by longrope, factor 8, long factors (short with max_context=32 or less), "
+        "24 of 32 dimensions"
+    )
+    assert told["blocks"] == "attention, then the feed-forward part; norms before them"
+    assert "short factors (" in facts(inspect(str(tmp_path / "phi"), "--context", "32"))["rotary"]
+    random_oracle("cohere2").save_pretrained(tmp_path / "cohere")
+    told = facts(inspect(str(tmp_path / "cohere")))
+    assert told["rotary, more"] == "none in 1 of 5 layers"
+    assert told["blocks"] == "attention, beside the feed-forward part; norms before them"

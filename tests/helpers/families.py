@@ -123,6 +123,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "logits_scaling": 0.6,
         },
     ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 3.7,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 0.6,
+        },
+    ),
     "olmo2": ("Olmo2", {"pad_token_id": None, "attention_bias": True}),
     "olmo2_groups": ("Olmo2", {"pad_token_id": None, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "olmo3": (
@@ -359,7 +373,8 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     rope = config["rope_parameters"]
-    older.pop("layer_types", None)
+    if config["model_type"] != "granitemoehybrid":  # where it always was
+        older.pop("layer_types", None)
     if "sliding_attention" in rope:
         if "_sliding_window_pattern" in older:  # Gemma 3
             older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]

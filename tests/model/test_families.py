@@ -42,6 +42,8 @@ from soothsay.model.families import parse_model_config
 from soothsay.model.linear import Packed
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.train.lm import named_tensors
+from soothsay.train.sequences import TrainingKernels
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
 NAMES = [*CASES, MULTIMODAL, *MULTIMODALS]
@@ -250,6 +252,17 @@ def test_a_short_context_takes_the_short_factors_of_longrope(pairs: Pairs) -> No
 
 def test_dynamic_scaling_ends_where_it_would_begin(pairs: Pairs) -> None:
     assert pairs("llama_rope_dynamic").model.config.max_positions == 256
+
+
+@pytest.mark.parametrize("name", ["phi4_mini", "glm", "cohere2", "gemma3", "olmo3"])
+def test_weights_go_back_under_their_names(pairs: Pairs, name: str) -> None:
+    checkpoint = open_checkpoint(pairs(name).directory)
+    model = load_model(checkpoint, "float32", kernels=TrainingKernels())
+    named = named_tensors(model, checkpoint)
+    with checkpoint.open() as read:
+        assert named.keys() == checkpoint.names()
+        for tensor, value in named.items():
+            torch.testing.assert_close(value, read(tensor), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

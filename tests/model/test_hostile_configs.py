@@ -45,6 +45,18 @@ MORE: dict[str, Any] = {  # fields of other families
     "use_sliding_window": True,
     "sliding_window_pattern": 6,
     "max_window_layers": 4,
+    "no_rope_layers": [1, 0] * 4,
+    "no_rope_layer_interval": 4,
+    "shared_intermediate_size": 64,
+    "position_embedding_type": "rope",
+    "partial_rotary_factor": 0.5,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 8.0,
+    "logit_scale": 0.5,
+    "layer_norm_eps": 1e-5,
+    "use_qk_norm": False,
     "layer_types": ["full_attention"] * 8,
     "query_pre_attn_scalar": 64,
     "attn_logit_softcapping": 50.0,
@@ -70,6 +82,10 @@ ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "truncate": True,
+    "short_factor": [1.0] * 16,
+    "long_factor": [1.0] * 16,
+    "llama_4_scaling_beta": 0.1,
+    "partial_rotary_factor": 0.5,
 }
 
 
@@ -115,13 +131,15 @@ def test_every_field_of_a_model_with_hostile_values(directory: Path, field: str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_of_every_family_is_parsed_or_refused(family: str) -> None:
     good = {**CONFIG, **MORE, "model_type": family}
+    if family == "granitemoehybrid":
+        good |= {"num_local_experts": 0, "num_experts_per_tok": 0}
     parse_model_config(good)
     for field in good:
         for value in HOSTILE:
             if field != "model_type":
                 parse(good | {field: value})
     for field in ROPE:
-        for kind in ("linear", "llama3", "yarn", "default"):
+        for kind in ("linear", "llama3", "yarn", "longrope", "dynamic", "default"):
             for value in HOSTILE:
                 rope = {**ROPE, "rope_type": kind, field: value}
                 parse(good | {"rope_parameters": rope})
@@ -138,7 +156,9 @@ def parse(config: dict[str, Any]) -> None:
         return
     for rope in (parsed.rope, parsed.second_rope):
         if rope is not None and parsed.head_dim <= 256:
-            assert Rope(rope, parsed.head_dim).signed.isfinite().all()
+            made = Rope(rope, parsed.head_dim, parsed.rotary_dim)
+            assert made.signed.isfinite().all()
+            assert made.scale.isfinite().all()
     assert len(parsed.windows) == parsed.num_layers <= 10_000
 
 

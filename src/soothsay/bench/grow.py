@@ -55,6 +55,9 @@ from soothsay.model.formats.weight_format import Reader
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.writing import writing
 
+GROWABLE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+"""Families whose blocks can grow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grown:
@@ -236,6 +239,9 @@ def _require_growable(checkpoint: Checkpoint, old: ModelConfig) -> None:
         raise ModelError(f"{path} is one file; only Hugging Face directories can grow")
     if old.num_experts:
         raise ModelError(f"{path}: a mixture of experts ({old.family}) cannot grow: it is not supported")
+    if old.family not in GROWABLE:
+        known = ", ".join(GROWABLE)
+        raise ModelError(f"{path}: a model of family {old.family} cannot grow, only one of {known}")
     if open_format(checkpoint.config, path) is not None:
         raise ModelError(f"{path} is quantized and cannot grow; grow the model that it was made from")
 

@@ -59,10 +59,11 @@ def inspect(
 
         from soothsay.drafters.base import Target
         from soothsay.model.checkpoint import open_checkpoint, read_model_config
+        from soothsay.model.load import for_context
         from soothsay.model.transformer import Transformer
 
         checkpoint = open_checkpoint(model)
-        config, tokenizer = read_model_config(checkpoint), checkpoint.tokenizer()
+        config, tokenizer = for_context(read_model_config(checkpoint), context), checkpoint.tokenizer()
         with torch.device("meta"):
             shapes = Transformer(config)
         context = context or config.max_positions
@@ -93,11 +94,31 @@ def _architecture(c: ModelConfig) -> Rows:
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
     yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
     yield "context", f"{c.max_positions:,} tokens"
-    plain = c.rope.kind == "default"
-    scaling = "not scaled" if plain else f"scaled by {c.rope.kind}, factor {c.rope.factor:g}"
-    yield "rotary", f"base {c.rope.theta:,.0f}, {scaling}"
+    yield "rotary", _rotary(c)
+    if c.second_rope is not None:
+        layers = f"in {len(c.second_rope_layers)} of {c.num_layers} layers"
+        none = c.second_rope.kind == "none"
+        yield "", f"{'none' if none else f'base {c.second_rope.theta:,.0f}'} {layers}"
+    yield "blocks", _blocks(c)
     for size, count in Counter(window for window in c.windows if window is not None).items():
         yield "window", f"{size:,} tokens in {count} of {c.num_layers} layers"
+
+
+def _rotary(c: ModelConfig) -> str:
+    plain = c.rope.kind == "default"
+    scaling = "not scaled" if plain else f"scaled by {c.rope.kind}, factor {c.rope.factor:g}"
+    if c.rope.kind == "longrope":
+        is_long = c.rope.context > c.rope.original_max_positions
+        which = "long" if is_long else "short"
+        scaling += f", {which} factors (short with max_context={c.rope.original_max_positions} or less)"
+    part = "" if c.rotary_dim is None else f", {c.rotary_dim} of {c.head_dim} dimensions"
+    return f"base {c.rope.theta:,.0f}, {scaling}{part}"
+
+
+def _blocks(c: ModelConfig) -> str:
+    norms = "around" if c.pre_norms and c.post_norms else "before" if c.pre_norms else "after"
+    between = "beside" if c.parallel else "then"
+    return f"attention, {between} the feed-forward part; norms {norms} them"
 
 
 def _files(checkpoint: Checkpoint) -> Rows:

@@ -73,6 +73,24 @@ def last_layers(raw: Raw, layers: int) -> list[bool]:
     return [i >= int(raw.get("max_window_layers", 28)) for i in range(layers)]
 
 
+def all_or_none(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
+    """All layers, unless `position_embedding_type` is "rope"."""
+    return [raw.get("position_embedding_type") != "rope"] * len(windows)
+
+
+def unchanged(raw: Raw) -> Raw:
+    """The file's keys are the usual ones."""
+    return raw
+
+
+def dense_hybrid(raw: Raw) -> Raw:
+    """A hybrid's configuration without recurrent layers and experts, as Granite 4's dense models have it."""
+    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]
+    if raw.get("num_local_experts", 8) or not set(kinds) <= {"attention", "full_attention"}:
+        raise ModelError("config.json: a hybrid with recurrent layers or experts is not supported")
+    return {**raw, "intermediate_size": raw["shared_intermediate_size"]}
+
+
 @dataclass(frozen=True)
 class Family:
     """What a family does unlike Llama, where its `config.json` does not say so."""
@@ -137,6 +155,9 @@ class Family:
 
     window_switch: bool = False
     """A `sliding_window` counts only if `use_sliding_window` is true."""
+
+    rewritten: Callable[[Raw], Raw] = unchanged
+    """The file with the usual keys. Raises `ModelError` for a model that is not supported."""
 
     defaults: Raw = field(default_factory=dict)
     """Values that files of this family leave out."""
@@ -216,6 +237,7 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         unrotated=listed_layers,
     ),
     "granite": Family(has_multipliers=True),
+    "granitemoehybrid": Family(has_multipliers=True, unrotated=all_or_none, rewritten=dense_hybrid),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
     "cohere": _COHERE,
@@ -250,7 +272,7 @@ def parse_model_config(raw: Raw) -> ModelConfig:
         raise ModelError(f"{named} is not a family that soothsay knows: {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     try:
-        return _parse(name, family, {**family.defaults, **raw})
+        return _parse(name, family, family.rewritten({**family.defaults, **raw}))
     except KeyError as error:
         raise ModelError(f"config.json of family {name!r} has no {error.args[0]!r}") from None
 
@@ -352,7 +374,7 @@ def _experts(family: Family, raw: Raw, layers: int) -> dict[str, Any]:
     dense = set(raw.get("mlp_only_layers") or ())
     step = int(raw.get("decoder_sparse_step") or 1)
     count, used = int(raw.get("num_local_experts") or raw["num_experts"]), int(raw["num_experts_per_tok"])
-    if used > count:
+    if not 1 <= used <= count:
         raise ModelError(f"config.json: num_experts_per_tok is {used}, and there are {count} experts")
     return {
         "num_experts": count,

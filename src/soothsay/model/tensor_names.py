@@ -49,6 +49,10 @@ FAMILY_NAMES: Mapping[str, Names] = {
         "mlp_post_norm": ("post_mlp_layernorm",),
         "mlp.gate_up": ("mlp.gate_up_proj",),
     },
+    "granitemoehybrid": {
+        "mlp.gate_up": ("shared_mlp.input_linear",),
+        "mlp.down": ("shared_mlp.output_linear",),
+    },
     "olmo2": _OLMO_NAMES,
     "olmo3": _OLMO_NAMES,
     "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
