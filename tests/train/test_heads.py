@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from soothsay.config import RopeConfig
+from soothsay.drafters.heads.modules.base import Head
+from soothsay.errors import DrafterError
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
@@ -61,3 +64,22 @@ def test_answers_that_are_shorter_than_a_draft_teach_what_they_can(
     assert losses["loss_5"] == 0
     losses["loss"].backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in recipe.head.parameters())
+
+
+@pytest.mark.parametrize("make", [new_heads.eagle, new_heads.mtp, new_heads.block])
+def test_blocks_of_heads_rotate_as_llamas(
+    make: Callable[[Transformer], Head], tiny: Callable[..., Transformer]
+) -> None:
+    """Also for a target that rotates a part of each head, with factors for this part."""
+    rope = RopeConfig(kind="longrope", original_max_positions=64, long_factors=(1.0,) * 4, context=512)
+    head = make(tiny(0, rope=rope, rotary_dim=8))
+    assert head.rope.signed.ne(0).all()
+    assert not head.rope.is_scaled
+
+
+@pytest.mark.parametrize("changes", [{"parallel": True}, {"pre_norms": False, "post_norms": True}])
+def test_targets_whose_blocks_heads_do_not_have(
+    changes: dict[str, bool], tiny: Callable[..., Transformer]
+) -> None:
+    with pytest.raises(DrafterError, match="no head is made of blocks as family 'llama' has them"):
+        new_heads.eagle(tiny(0, **changes))

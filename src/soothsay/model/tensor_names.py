@@ -85,7 +85,7 @@ class TensorNames:
     def _head(self) -> str:
         """The innermost `lm_head` among those beside the decoder and around it."""
         parts = self.prefix.split(".")[:-1]
-        places = [".".join([*parts[:depth], "lm_head"]) for depth in range(len(parts), -1, -1)]
+        places = [".".join([*parts[:depth], "lm_head"]) for depth in range(len(parts), 0, -1)]
         return next((place for place in places if f"{place}.weight" in self.all), "lm_head")
 
     def _in_block(self, module: str) -> list[str]:

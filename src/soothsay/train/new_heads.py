@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from soothsay.config import ModelConfig
+from soothsay.config import ModelConfig, RopeConfig
 from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
@@ -126,7 +126,7 @@ def three_layers(layers: int) -> tuple[int, ...]:
 
 
 def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
-    """The configuration of `layers` dense blocks of the target's size, without windows.
+    """The configuration of `layers` dense blocks of the target's size, without windows. Whole heads rotate.
 
     Raises `DrafterError` for a target whose blocks heads do not have.
     """
@@ -142,6 +142,9 @@ def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
         second_rope=None,
         second_rope_layers=(),
         residual_multiplier=1.0,
+        rope=RopeConfig(target.rope.theta) if target.rope.kind == "longrope" else target.rope,
+        rotary_dim=None,
+        rotates_neighbours=False,
         sparse_layers=(),
         num_experts=0,
         tie_embeddings=False,
