@@ -39,8 +39,8 @@ def parse_model_config(raw: Raw) -> ModelConfig:
 
 
 def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
-    layers, hidden = int(raw["num_hidden_layers"]), int(raw["hidden_size"])
-    heads, kv_heads, head_dim = _heads(raw, hidden)
+    layers, (heads, kv_heads, head_dim) = int(raw["num_hidden_layers"]), _heads(raw)
+    hidden = int(raw["hidden_size"])
     rotary_dim = _rotary_dim(family, raw, head_dim)
     windows = _windows(family, raw, layers)
     rope, second_rope, second_rope_layers = _ropes(family, raw, rotary_dim or head_dim, windows)
@@ -84,9 +84,9 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     )
 
 
-def _heads(raw: Raw, hidden: int) -> tuple[int, int, int]:
+def _heads(raw: Raw) -> tuple[int, int, int]:
     """The heads of queries, those of keys and values, and the size of a head."""
-    heads = int(raw["num_attention_heads"])
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
