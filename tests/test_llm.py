@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay import LLM, FinishReason, ModelError, RequestError, SamplingParams, Stream
+from soothsay import LLM, FinishReason, ModelError, RequestError, SamplingParams, Stream, Tokenizer
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
@@ -62,6 +62,14 @@ class TestShapesOfCalls:
         assert sibyl.tokenizer is not None
         assert prompt == sibyl.tokenizer.encode("<|user|>Hello!<|end|><|assistant|>", special=False)
         assert sibyl.chat(messages, GREEDY) == sibyl.generate(prompt, GREEDY)
+
+    def test_chat_passes_variables_to_the_template(self, sibyl: LLM) -> None:
+        assert sibyl.tokenizer is not None
+        source = "{{ messages[0].content }}{% if not enable_thinking %} no{% endif %}{{ tools | length }}"
+        llm = LLM(sibyl.model, tokenizer=Tokenizer(sibyl.tokenizer.backend, source), drafter="none")
+        messages = [{"role": "user", "content": "Hi"}]
+        result = llm.chat(messages, GREEDY, enable_thinking=False, tools=[{}])
+        assert result == llm.generate(llm.tokenizer.encode("Hi no1", special=False), GREEDY)
 
     def test_a_model_object_without_tokenizer(self, tiny: Callable[..., Transformer]) -> None:
         llm = LLM(tiny())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from soothsay import LLM, ModelError, RequestError, Tokenizer
 from soothsay.tokenizer import Detokenizer
@@ -91,6 +93,36 @@ class TestTemplates:
         ):
             with pytest.raises(RequestError, match="template refused"):
                 self.template(byte_level, source).render([])
+
+    def test_tools_choose_the_template_for_them(self, byte_level: Tokenizer) -> None:
+        both = Tokenizer(byte_level.backend, {"default": "plain", "tool_use": "{{ tools | length }} tools"})
+        assert (both.render([]), both.render([], tools=[{}])) == ("plain", "1 tools")
+        assert self.template(byte_level, "{{ tools | length }}").render([], tools=[{}]) == "1"
+        only = Tokenizer(byte_level.backend, {"tool_use": "tools"})
+        assert only.render([], tools=[{}]) == "tools"
+        with pytest.raises(RequestError, match="no chat template"):
+            only.render([])
+        again = pickle.loads(pickle.dumps(both))
+        assert again.render([], tools=[{}]) == "1 tools"
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ tools is defined }}{{ documents is defined }}{{ tools is none }}",
+            "{% if tools is not none %}{{ tools }}{% endif %}",
+            "{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}|{{ messages[0].reasoning }}",
+            "{{ messages[1].thinking is defined }}{{ messages | length }}",
+        ],
+    )
+    @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
+    def test_what_every_template_is_given(self, byte_level: Tokenizer, source: str, field: str) -> None:
+        """As transformers gives it: lists that are None, and thoughts under the names that templates read."""
+        messages = [
+            {"role": "assistant", "content": "", field: "Hm."},
+            {"role": "assistant", "content": "", field: None},
+        ]
+        rendered, _ = render_jinja_template([messages], chat_template=source)
+        assert self.template(byte_level, source).render(messages) == rendered[0]
 
     def test_no_template_and_a_broken_one(self, byte_level: Tokenizer) -> None:
         assert not self.template(byte_level, None).has_chat_template

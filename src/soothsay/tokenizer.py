@@ -23,6 +23,12 @@ MAX_TOKENIZER_BYTES = 2**27
 MAX_TOKEN_ID = 2**24 - 1
 """Limit of token ids: tables have a row for each id."""
 
+TEMPLATE_NAMES = ("default", "tool_use")
+"""Names of chat templates that are read. The second is for conversations with tools, if a model has it."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message that may have the model's thoughts. Templates read one of the first two."""
+
 MAX_GROWTH = 64
 """How many times a normalizer or a decoder may make a text longer by replacing."""
 
@@ -32,30 +38,34 @@ class Tokenizer:
 
     Args:
         backend: encodes and decodes.
-        chat_template: a Jinja template; it runs in a sandbox. None: the model has none.
+        chat_template: a Jinja template, or several by name (`TEMPLATE_NAMES`). They run in a sandbox. None:
+            the model has none.
         special: the text of special tokens by name, such as `eos_token`; variables of the template.
 
-    Raises `ModelError` if the template is not valid Jinja.
+    Raises `ModelError` if a template is not valid Jinja.
     """
 
     def __init__(
-        self, backend: Backend, chat_template: str | None = None, special: Mapping[str, str] | None = None
+        self,
+        backend: Backend,
+        chat_template: str | Mapping[str, str] | None = None,
+        special: Mapping[str, str] | None = None,
     ):
         self.backend = backend
-        self.chat_template = chat_template
         self.special = dict(special or {})
-        self._template = None if chat_template is None else ChatTemplate(chat_template)
+        self._sources = {"default": chat_template} if isinstance(chat_template, str) else chat_template or {}
+        self._templates = {name: ChatTemplate(source) for name, source in self._sources.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the compiled template; unpickling compiles it again."""
-        return Tokenizer, (self.backend, self.chat_template, self.special)
+        """Pickle without the compiled templates; unpickling compiles them again."""
+        return Tokenizer, (self.backend, self._sources, self.special)
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
         """Read the tokenizer of a Hugging Face directory.
 
-        The files are `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. Only the first is
-        required.
+        The files are `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and
+        `additional_chat_templates/tool_use.jinja`. Only the first is required.
 
         Raises `ModelError` if a file cannot be read, or `tokenizer.json` is missing.
         """
@@ -71,13 +81,11 @@ class Tokenizer:
         ):
             backend = Backend.from_file(str(file))
             _check(backend)
-        settings_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
+        settings_file = path / "tokenizer_config.json"
         settings = read_json_object(settings_file) if settings_file.is_file() else {}
         try:
-            template = _template(settings.get("chat_template"))
-            if template_file.is_file():
-                template = read_model_text(template_file)
-            return cls(backend, template, _special(settings))
+            templates = _template_files(path) or _templates(settings.get("chat_template"))
+            return cls(backend, templates, _special(settings))
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
 
@@ -99,7 +107,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template, so that `render` works."""
-        return self._template is not None
+        return "default" in self._templates
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""
@@ -115,20 +123,24 @@ class Tokenizer:
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """Lay `messages` out by the chat template, up to where the assistant's answer begins.
 
+        As in transformers, a model's template `tool_use` lays out conversations with tools, `tools` and
+        `documents` are None unless they are given, and thoughts of earlier answers have all their names.
+
         Args:
             messages: with `role` and `content`.
-            variables: of the template, such as `add_generation_prompt=False`.
+            variables: of the template, such as `tools`, `enable_thinking=False` or
+                `add_generation_prompt=False`.
 
         Raises `RequestError` if the model has no template, or the template refuses the messages, fails, or
         exceeds its limits with them.
         """
-        if self._template is None:
+        given = {"add_generation_prompt": True, "tools": None, "documents": None, **self.special, **variables}
+        name = "default" if given["tools"] is None or "tool_use" not in self._templates else "tool_use"
+        if name not in self._templates:
             raise RequestError(
                 "this model has no chat template; give a plain text prompt instead of messages"
             )
-        return self._template.render(
-            **{"add_generation_prompt": True, **self.special, **variables, "messages": list(messages)}
-        )
+        return self._templates[name].render(**given, messages=[*map(_with_reasoning, messages)])
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""
@@ -220,11 +232,32 @@ def _special(settings: Mapping[str, Any]) -> dict[str, str]:
     return special
 
 
-def _template(value: Any) -> str | None:
-    """The chat template of a tokenizer_config.json: a text, or a list of named ones."""
-    if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
-        value = named[-1].get("template") if named else None
-    if value is not None and not isinstance(value, str):
-        raise ModelError(f"tokenizer_config.json: chat_template is {value!r:.80}, and should be a text")
-    return value
+def _template_files(path: Path) -> dict[str, str]:
+    """The chat templates by name that a directory has as files. They replace those of its settings."""
+    files = {name: path / "additional_chat_templates" / f"{name}.jinja" for name in TEMPLATE_NAMES}
+    files["default"] = path / "chat_template.jinja"
+    return {name: read_model_text(file) for name, file in files.items() if file.is_file()}
+
+
+def _templates(value: Any) -> dict[str, str]:
+    """The chat templates by name of a tokenizer_config.json: a text, or a list of named ones."""
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    named = {
+        name: entry.get("template")
+        for entry in entries
+        if isinstance(entry, dict)
+        for name in TEMPLATE_NAMES
+        if entry.get("name") == name
+    }
+    for source in named.values():
+        if source is not None and not isinstance(source, str):
+            raise ModelError(f"tokenizer_config.json: chat_template is {source!r:.80}, and should be a text")
+    return {name: source for name, source in named.items() if source is not None}
+
+
+def _with_reasoning(message: Message) -> Message:
+    """A message that has the model's thoughts, if any, under the names by which templates read them."""
+    if not isinstance(message, Mapping):
+        return message  # the template refuses it, or not
+    thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}

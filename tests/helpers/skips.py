@@ -76,6 +76,11 @@ EXPECTED = (
         lambda: find_shared(ROOT, None) is None,
     ),
     Expected(
+        r"no published templates: .*",
+        "published chat templates have licences of their own, so they are not kept here",
+        lambda: not os.environ.get("SOOTHSAY_TEMPLATES"),
+    ),
+    Expected(
         r"no browser: .*",
         "no Chromium is installed",
         lambda: shutil.which("chromium") is None,

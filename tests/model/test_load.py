@@ -420,6 +420,20 @@ def test_chat_template(tmp_path: Path, settings: Any, file: str | None) -> None:
     assert tokenizer.render([{"role": "user", "content": "hello"}]) == "<s>[user] hello "
 
 
+def test_a_chat_template_for_tools(tmp_path: Path) -> None:
+    write_tokenizer(write(tmp_path))
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "none"}]
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": [*named, {"name": "rag"}]})
+    found = [open_checkpoint(tmp_path).tokenizer()]
+    (tmp_path / "chat_template.jinja").write_text("none")
+    found.append(open_checkpoint(tmp_path).tokenizer())  # the files replace all of the list
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools, in a file")
+    found.append(open_checkpoint(tmp_path).tokenizer())
+    assert [one and one.render([]) for one in found] == ["none"] * 3
+    assert [one and one.render([], tools=[]) for one in found] == ["tools", "none", "tools, in a file"]
+
+
 def test_without_a_chat_template(tmp_path: Path) -> None:
     write_tokenizer(write(tmp_path))
     tokenizer = open_checkpoint(tmp_path).tokenizer()

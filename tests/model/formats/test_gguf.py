@@ -715,6 +715,12 @@ class TestSentencePiece:
         assert tokenizer.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
         assert checkpoint.eos_ids[:2] == (2, 7)
 
+    def test_a_chat_template_for_tools(self, tmp_path: Path) -> None:
+        named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "for tools"}]
+        tokenizer = spm(tmp_path, lambda writer: writer.add_chat_template(named)).tokenizer()
+        assert tokenizer is not None
+        assert (tokenizer.render([]), tokenizer.render([], tools=[{}])) == ("plain", "for tools")
+
     def test_only_normal_tokens_merge(self, tmp_path: Path) -> None:
         """An unused token, or one that a user defined, is no part and no result of a merge."""
         kinds = {"cd": TokenType.UNUSED, "bcd": TokenType.NORMAL, "ac": TokenType.NORMAL}

@@ -212,6 +212,7 @@ TOKENS: dict[str, Any] = {
     "tokenizer.ggml.add_bos_token": True,
     "tokenizer.ggml.add_space_prefix": True,
     "tokenizer.chat_template": "{{ messages }}",
+    "tokenizer.chat_template.tool_use": "{{ tools }}",
 }
 ODD: list[Any] = [
     *(0, -1, 1, 3, 2**31 - 1, 0.5, 1e300, float("nan"), float("inf")),

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_merges import Merges
-from soothsay.tokenizer import Tokenizer, backend_errors
+from soothsay.tokenizer import TEMPLATE_NAMES, Tokenizer, backend_errors
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -57,7 +57,12 @@ _WORDS = {
 _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0}
 }  # SentencePiece's defaults, for files that name none
-_TEMPLATE_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_TEMPLATE_KEYS = {name: f"tokenizer.chat_template.{name}" for name in TEMPLATE_NAMES} | {
+    "default": "tokenizer.chat_template"
+}
+"""Keys of chat templates by name."""
+
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 MAX_TOKEN = 1024
 """Limit of a token's text in characters."""
@@ -85,7 +90,7 @@ _ENTRIES = {"tokens": "O", "merges": "O", "scores": "fiu", "token_type": "iu"}
 def check_types(metadata: Mapping[str, Any], path: Path) -> None:
     """Raise `ModelError` if the metadata of the tokenizer have wrong types. Others rely on them."""
     kinds = {f"tokenizer.ggml.{key}": kind for key, kind in _KINDS.items()}
-    kinds["tokenizer.chat_template"] = str
+    kinds |= dict.fromkeys(_TEMPLATE_KEYS.values(), str)
     kinds |= dict.fromkeys((f"tokenizer.ggml.{key}_token_id" for key in _IDS), int)
     for key, kind in kinds.items():
         if key in metadata and not isinstance(metadata[key], kind):
@@ -145,8 +150,9 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     ids = _special_ids(metadata)
-    special = {name: vocabulary.tokens[ids[key]] for key, name in _TEMPLATE_NAMES.items() if key in ids}
-    return Tokenizer(backend, metadata.get("tokenizer.chat_template"), special)
+    special = {name: vocabulary.tokens[ids[key]] for key, name in _SPECIAL_NAMES.items() if key in ids}
+    templates = {name: metadata[key] for name, key in _TEMPLATE_KEYS.items() if key in metadata}
+    return Tokenizer(backend, templates, special)
 
 
 @dataclass(frozen=True)
