@@ -111,6 +111,23 @@ def test_generate_puts_stats_on_stderr(llm: LLM) -> None:
     assert "seed 3" in plain
 
 
+def test_models_defaults_hold_where_no_option_is_given(llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.9, "top_k": 3}')
+    own = replace(GREEDY, temperature=0.9, top_k=3, seed=5)
+    sampled = llm.generate(PROMPT, own).text
+    options = ["-n", "24", "--seed", "5", "--generation-config", str(tmp_path)]
+    assert run("generate", PROMPT, *options).stdout == sampled != llm.generate(PROMPT, GREEDY).text
+    more = llm.generate(PROMPT, replace(own, top_k=0)).text
+    assert run("generate", PROMPT, *options, "--top-k", "0").stdout == more != sampled
+    greedy = llm.chat([{"role": "user", "content": LOOPING}], replace(own, temperature=0.0)).text
+    told = run("chat", "-t", "0", *options, stdin=LOOPING).stdout
+    assert "\ndefaults of the model: temperature 0.9, top_k 3\n" in told
+    assert greedy in told
+    assert "defaults" not in run("chat", "-t", "0", "-n", "4", stdin=LOOPING).stdout
+    refused = run("generate", PROMPT, "--model", "nowhere", "--top-p", "2")
+    assert (refused.exit_code, "top_p=2.0 is not possible" in refused.stderr) == (2, True)
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     process = subprocess.Popen(
         main("generate", "--chat", LOOPING), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -20,6 +20,7 @@ from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import RequestError
 from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 from soothsay.request_builder import Prompt, RequestBuilder
@@ -42,6 +43,8 @@ class LLM:
             `soothsay.model.load.load_model`.
         tokenizer: takes the place of the model's own.
         device: where the model runs.
+        generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
+            generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
         config: the engine's numbers. Keywords such as `max_context=4096` set single ones.
 
     Raises:
@@ -63,12 +66,17 @@ class LLM:
         dtype: DType = "auto",
         tokenizer: Tokenizer | None = None,
         device: str = "cpu",
+        generation_config: str | os.PathLike[str] = "auto",
         config: EngineConfig | None = None,
         **engine_options: Any,
     ):
         config = _with_options(config or EngineConfig(), engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
+        self.sampling_defaults: dict[str, float] = {}
+        """The sampling parameters that the model's author recommends, by the names of `SamplingParams`."""
+        if generation_config not in ("auto", "none"):
+            self.sampling_defaults = sampling_in_folder(generation_config)
         if isinstance(model, Transformer):
             self.model = model
         else:
@@ -76,6 +84,8 @@ class LLM:
             path = checkpoint.path
             tokenizer = tokenizer or checkpoint.tokenizer()
             eos_ids = checkpoint.eos_ids
+            if generation_config == "auto":
+                self.sampling_defaults = checkpoint.sampling_defaults()
             self.model = load_model(checkpoint, dtype, device, max_context=config.max_context)
         self.tokenizer = tokenizer
         self.config = complete_config(config, self.model)
@@ -84,6 +94,15 @@ class LLM:
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter = drafter
         self._drafter(drafter)
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """The parameters of requests that bring none: `SamplingParams()` with the model's own defaults.
+
+        Example:
+            >>> params = dataclasses.replace(llm.default_sampling_params, max_tokens=1000)
+        """
+        return SamplingParams(**self.sampling_defaults)  # type: ignore[arg-type]
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -123,7 +142,8 @@ class LLM:
 
         Args:
             prompts: text or token ids, or a list of these.
-            params: for all prompts, or one for each. Default: `SamplingParams()`.
+            params: for all prompts, or one for each. Default: `default_sampling_params`. What is given holds
+                as it is: the model's defaults do not fill it up.
             drafter: in place of the model's default, for all prompts or one for each.
 
         Returns:
@@ -136,12 +156,12 @@ class LLM:
             StepError: the engine failed at the one prompt.
         """
         if _is_prompt(prompts):
-            submitted = self._submit(prompts, params or SamplingParams(), drafter)  # type: ignore[arg-type]
+            submitted = self._submit(prompts, params or self.default_sampling_params, drafter)  # type: ignore[arg-type]
             return self._collect(submitted, failing=True)
         groups: list[tuple[list[int], list[Stream]] | RequestError] = []
         many = list(prompts)
         for i, prompt in enumerate(many):
-            own_params = _pick(params, i, len(many), "params") or SamplingParams()
+            own_params = _pick(params, i, len(many), "params") or self.default_sampling_params
             try:
                 groups.append(self._submit(prompt, own_params, _pick(drafter, i, len(many), "drafter")))  # type: ignore[arg-type]
             except RequestError as error:
@@ -157,26 +177,37 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
+        **variables: Any,
     ) -> Result:
-        """Answer a conversation: messages with `role` and `content`, in the layout of the chat template."""
-        return self.generate(self.chat_prompt(messages), params, drafter=drafter)
+        """Answer a conversation, in the layout of the model's chat template.
+
+        Args:
+            messages: with `role` and `content`.
+            params: see `generate`.
+            drafter: see `generate`.
+            variables: of the chat template, such as `tools=[...]` or `enable_thinking=False`.
+        """
+        return self.generate(self.chat_prompt(messages, **variables), params, drafter=drafter)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
     ) -> Stream:
         """Answer one prompt piece by piece. The stream works with `for` and with `async for`."""
-        params = params or SamplingParams()
+        params = params or self.default_sampling_params
         if params.n != 1:
             raise RequestError(
                 f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
             )
         return self._submit(prompt, params, drafter)[1][0]
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins."""
+    def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        `variables` are those of the chat template, such as `enable_thinking=False`.
+        """
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer; give token ids to generate instead")
-        return self.tokenizer.encode_chat(messages)
+        return self.tokenizer.encode_chat(messages, **variables)
 
     def requests(
         self,

@@ -36,9 +36,9 @@ def body(**fields: Any) -> CompletionRequest:
 @pytest.mark.parametrize(("name", "value"), OUTSIDE)
 def test_numbers_outside_of_openai_s_ranges_need_the_operator_s_word(name: str, value: Any) -> None:
     with pytest.raises(ApiError, match="this server allows") as refused:
-        sampling_params(body(**{name: value}), ServerConfig(name="m"))
+        sampling_params(body(**{name: value}), ServerConfig(name="m"), {})
     assert (refused.value.status, refused.value.param) == (400, name)
-    allowed = getattr(sampling_params(body(**{name: value}), WIDE), name)
+    allowed = getattr(sampling_params(body(**{name: value}), WIDE, {}), name)
     assert allowed == ({1: value["1"]} if isinstance(value, dict) else value)
 
 
@@ -54,14 +54,14 @@ def test_numbers_outside_of_openai_s_ranges_need_the_operator_s_word(name: str, 
     ],
 )
 def test_both_ends_are_allowed(name: str, value: Any) -> None:
-    sampling_params(body(**{name: value}), ServerConfig(name="m"))
+    sampling_params(body(**{name: value}), ServerConfig(name="m"), {})
 
 
 @pytest.mark.parametrize("name", ["temperature", "presence_penalty", "repetition_penalty"])
 def test_no_operator_can_allow_what_float32_cannot_bear(name: str) -> None:
     reckless = ServerConfig(name="m", max_temperature=1e300, max_penalty=1e300, max_repetition_penalty=1e300)
     with pytest.raises(ApiError, match=rf"^{name}=1e\+299 is not possible"):
-        sampling_params(body(**{name: 1e299}), reckless)
+        sampling_params(body(**{name: 1e299}), reckless, {})
 
 
 @pytest.mark.parametrize(

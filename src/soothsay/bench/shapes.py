@@ -103,6 +103,10 @@ class RandomCheckpoint:
         """Bytes of all tensors."""
         return sum(2 * count for _, count in self.stored())
 
+    def sampling_defaults(self) -> dict[str, float]:
+        """There are none."""
+        return {}
+
     def tokenizer(self) -> Tokenizer | None:
         """None: there is no tokenizer."""
         return None

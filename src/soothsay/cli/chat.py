@@ -20,16 +20,18 @@ from rich.text import Text
 from soothsay.cli.options import (
     DrafterOption,
     DTypeOption,
+    GenerationConfigOption,
     MaxContextOption,
     MaxTokensOption,
     MinPOption,
     ModelOption,
+    OptionalTemperatureOption,
     SeedOption,
-    TemperatureOption,
     TopKOption,
     TopPOption,
+    given_sampling,
 )
-from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, summary
+from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 ANSWER_SHARE = 4
 """The answer gets one part in `ANSWER_SHARE` of the context. Old turns are dropped to make room for it."""
 
+TEMPERATURE = 0.7
+"""The temperature where neither the user nor the model names one."""
+
 
 def chat(
     model: ModelOption = "sibyl",
@@ -51,25 +56,34 @@ def chat(
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
     ] = False,
     max_tokens: MaxTokensOption = 512,
-    temperature: TemperatureOption = 0.7,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
+    temperature: OptionalTemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
     seed: SeedOption = None,
+    generation_config: GenerationConfigOption = "auto",
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
 ) -> None:
-    """Talk with a model. /help lists the commands within a conversation."""
+    """Talk with a model. /help lists the commands within a conversation.
+
+    Where neither an option nor the model's files name a temperature, it is 0.7.
+    """
     from soothsay.core.params import SamplingParams
 
-    params = SamplingParams(
+    given = given_sampling(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
     )
-    llm = load_llm(model, drafter=drafter, dtype=dtype, max_context=max_context)
+    llm = load_llm(
+        model, drafter=drafter, dtype=dtype, max_context=max_context, generation_config=generation_config
+    )
+    params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"{model}, drafter {drafter}. /help for commands, Ctrl-D to leave.", "dim"))
+    if llm.sampling_defaults:
+        console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
     Conversation(llm, params, drafter, console, system=system, colour=show_drafted).run()
 
 

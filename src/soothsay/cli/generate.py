@@ -13,16 +13,21 @@ from rich.console import Console
 from soothsay.cli.options import (
     DrafterOption,
     DTypeOption,
+    GenerationConfigOption,
     MaxContextOption,
     MaxTokensOption,
     MinPOption,
     ModelOption,
+    OptionalTemperatureOption,
     SeedOption,
-    TemperatureOption,
     TopKOption,
     TopPOption,
+    given_sampling,
 )
 from soothsay.cli.terminal import acceptance_summary, load_llm, summary
+
+TEMPERATURE = 0.0
+"""The temperature where neither the user nor the model names one."""
 
 
 def generate(
@@ -40,11 +45,12 @@ def generate(
     model: ModelOption = "sibyl",
     drafter: DrafterOption = "auto",
     max_tokens: MaxTokensOption = 256,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
+    temperature: OptionalTemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
     seed: SeedOption = None,
+    generation_config: GenerationConfigOption = "auto",
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the answer before this text. Can be repeated.")
     ] = None,
@@ -55,11 +61,14 @@ def generate(
         typer.Option("--stats/--no-stats", show_default="in a terminal", help="Show statistics on stderr."),
     ] = None,
 ) -> None:
-    """Answer one prompt. Only the answer goes to stdout, as a stream."""
+    """Answer one prompt. Only the answer goes to stdout, as a stream.
+
+    Where neither an option nor the model's files name a temperature, it is 0.
+    """
     text = _read_prompt(prompt, file)
     from soothsay.core.params import SamplingParams
 
-    params = SamplingParams(
+    given = given_sampling(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -68,7 +77,10 @@ def generate(
         stop=stop or (),
         max_tokens=max_tokens,
     )
-    llm = load_llm(model, drafter=drafter, dtype=dtype, max_context=max_context)
+    llm = load_llm(
+        model, drafter=drafter, dtype=dtype, max_context=max_context, generation_config=generation_config
+    )
+    params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
     begin = time.perf_counter()
     stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if chat else text, params)
     try:
@@ -81,7 +93,7 @@ def generate(
     choice, seconds = stream.choice, time.perf_counter() - begin
     console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
     if stats or (stats is None and console.is_terminal):
-        ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if temperature else "")
+        ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if params.temperature else "")
         console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
-from soothsay.cli.terminal import notice
+from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError
 from soothsay.files import user_path
@@ -143,6 +143,8 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
         yield "tokenizer", f"{len(tokenizer):,} tokens, {template} chat template"
         ends = [f"{token} {tokenizer.backend.id_to_token(token)}" for token in checkpoint.eos_ids]
     yield "end tokens", ", ".join(ends) or "none: answers end at max_tokens"
+    if defaults := sampling_summary(checkpoint.sampling_defaults()):
+        yield "sampling", f"{defaults}, by default"
 
 
 def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,28 +67,52 @@ MaxRunningOption = Annotated[
     typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=LIMITS),
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]
+GenerationConfigOption = Annotated[
+    str,
+    typer.Option(
+        "--generation-config",
+        help="Where defaults of sampling parameters are from: 'auto', the model's own files; a folder with a "
+        "generation_config.json; or 'none'.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 TemperatureOption = Annotated[
     float,
     typer.Option("--temperature", "-t", help="0: always the most likely token.", rich_help_panel=_SAMPLING),
 ]
+OptionalTemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        "-t",
+        show_default="the model's",
+        help="0: always the most likely token.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 TopPOption = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--top-p",
+        show_default="the model's",
         help="Keep the most likely tokens, up to this total probability.",
         rich_help_panel=_SAMPLING,
     ),
 ]
 TopKOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--top-k", help="Keep this many of the most likely tokens; 0: all.", rich_help_panel=_SAMPLING
+        "--top-k",
+        show_default="the model's",
+        help="Keep this many of the most likely tokens; 0: all.",
+        rich_help_panel=_SAMPLING,
     ),
 ]
 MinPOption = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--min-p",
+        show_default="the model's",
         help="Keep tokens that are at least this likely, relative to the most likely one.",
         rich_help_panel=_SAMPLING,
     ),
@@ -102,3 +126,15 @@ SeedOption = Annotated[
         rich_help_panel=_SAMPLING,
     ),
 ]
+
+
+def given_sampling(**options: Any) -> dict[str, Any]:
+    """The sampling parameters that the user gave. Raises `RequestError` for an impossible value.
+
+    Commands call this before they load a model, which takes time, and which has defaults for the others.
+    """
+    from soothsay.core.params import SamplingParams
+
+    given = {name: value for name, value in options.items() if value is not None}
+    SamplingParams(**given)
+    return given

@@ -15,13 +15,14 @@ from soothsay.cli.options import (
     LIMITS,
     DrafterOption,
     DTypeOption,
+    GenerationConfigOption,
     KvTokensOption,
     MaxContextOption,
     MaxRunningOption,
     ModelArgument,
     NameOption,
 )
-from soothsay.cli.terminal import notice
+from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.server.server_config import ServerConfig, served_name
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -49,6 +50,7 @@ def serve(
     ] = None,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
+    generation_config: GenerationConfigOption = "auto",
     kv_tokens: KvTokensOption = None,
     api_keys: Annotated[
         Path | None,
@@ -224,6 +226,7 @@ def serve(
                 kv_tokens=kv_tokens,
                 max_requests=max_running,
                 max_stall=max_stall,
+                generation_config=generation_config,
             )
             engine = stack.enter_context(EngineProcess(factory))
         config = ServerConfig(
@@ -246,8 +249,10 @@ def serve(
             max_bias=max_bias,
             max_repetition_penalty=max_repetition_penalty,
         )
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        if defaults := sampling_summary(engine.model.sampling_defaults):
+            console.print(f"defaults of the model: {defaults}; --generation-config none ignores them")
         if keys is None and host not in LOOPBACK:
-            console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
             console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
         log_to_stderr()
         make_runner(Server(engine, config, keys), host, port).run()

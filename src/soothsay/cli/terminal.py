@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ def load_llm(
     dtype: DType = "auto",
     max_context: int | None = None,
     prefix_caching: bool = True,
+    generation_config: str = "auto",
 ) -> LLM:
     """Load a model that serves one request at a time."""
     with notice(f"loading {model} ..."):
@@ -62,7 +63,13 @@ def load_llm(
             max_context=max_context,
             max_requests=1,
             prefix_caching=prefix_caching,
+            generation_config=generation_config,
         )
+
+
+def sampling_summary(sampling: Mapping[str, float]) -> str:
+    """Sampling parameters in one line, such as "temperature 0.6, top_k 20"."""
+    return ", ".join(f"{name} {value:g}" for name, value in sampling.items())
 
 
 def summary(stats: SpeculationStats, seconds: float) -> str:

@@ -24,6 +24,8 @@ from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose
 from soothsay.model.formats.weight_format import Reader, WeightFormat
+from soothsay.model.generation_config import FILE as GENERATION_CONFIG
+from soothsay.model.generation_config import sampling_in_file
 from soothsay.model.hub import download, has_safetensors
 from soothsay.model.packaged import PACKAGED, pull, pulled
 from soothsay.tokenizer import Tokenizer
@@ -67,6 +69,9 @@ class Checkpoint(Protocol):
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the checkpoint, if any."""
 
+    def sampling_defaults(self) -> dict[str, float]:
+        """The sampling parameters that the model's author recommends. Raises `ModelError`."""
+
 
 class SafetensorsCheckpoint:
     """A Hugging Face directory: config.json, safetensors in one file or in shards with an index."""
@@ -74,7 +79,7 @@ class SafetensorsCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self.config = read_json_object(path / "config.json")
-        generation = path / "generation_config.json"
+        generation = path / GENERATION_CONFIG
         self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
         if not self.eos_ids:
             self.eos_ids = _eos_ids(path / "config.json", self.config)
@@ -142,6 +147,11 @@ class SafetensorsCheckpoint:
         if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
             return None
         return Tokenizer.from_directory(self.path)
+
+    def sampling_defaults(self) -> dict[str, float]:
+        """See `Checkpoint`."""
+        file = self.path / GENERATION_CONFIG
+        return sampling_in_file(file) if file.is_file() else {}
 
 
 def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:

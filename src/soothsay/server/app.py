@@ -142,7 +142,8 @@ class Server:
         tools, forced = chosen_tools(body)
         if tools and not self.tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
-        params = sampling_params(body, self.config, self._tool_grammar(tools) if forced else None)
+        grammar = self._tool_grammar(tools) if forced else None
+        params = sampling_params(body, self.config, self.model.sampling_defaults, grammar)
         prompt = await self._read_chat(body, tools)
         parser = self.tools.parser if tools else PlainParser
         if body.parallel_tool_calls is False:
@@ -169,7 +170,7 @@ class Server:
 
     async def _complete(self, http: Request) -> Response:
         body = await self.read(http, CompletionRequest)
-        params = sampling_params(body, self.config)
+        params = sampling_params(body, self.config, self.model.sampling_defaults)
         scored = body.echo is True and body.logprobs is not None
         reply = partial(CompletionFormat, self.config.name, self._reply_texts(body), scored=scored)
         return await self.complete(http, body, params, reply)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.load import EngineLoad
@@ -57,6 +57,7 @@ class LoadedModel:
     num_blocks: int
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names of all drafters in the registry
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ class OllamaApi:
                 lambda parser: OllamaTextFormat(body.model, service.texts, parser),
             )
         completion = body.completion(self._name)
-        params = replace(sampling_params(completion, service.config), max_tokens=completion.max_tokens)
+        params = sampling_params(completion, service.config, service.model.sampling_defaults)
+        params = replace(params, max_tokens=completion.max_tokens)
         return await service.complete(
             http,
             completion,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,13 +76,24 @@ def request_options(body: GenerationRequest, key_name: str = "") -> RequestOptio
 
 
 def sampling_params(
-    body: ChatRequest | CompletionRequest, config: ServerConfig, tool_grammar: str | None = None
+    body: ChatRequest | CompletionRequest,
+    config: ServerConfig,
+    defaults: Mapping[str, float],
+    tool_grammar: str | None = None,
 ) -> SamplingParams:
-    """Read sampling parameters from a body. `tool_grammar`, in Lark, forces a tool call.
+    """Read sampling parameters from a body.
+
+    Args:
+        body: the request.
+        config: the server's limits.
+        defaults: parameters that hold where the body leaves them out. The limits are for clients, not for
+            these.
+        tool_grammar: in Lark; it forces a tool call.
 
     Raises `ApiError` for parameters that contradict each other or exceed the server's limits.
     """
-    given: dict[str, Any] = {name: value for name in SHARED if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = dict(defaults)
+    given |= {name: value for name in SHARED if (value := getattr(body, name)) is not None}
     given["logit_bias"] = _logit_bias(body, config)
     given["max_tokens"] = _max_tokens(body)
     given["logprobs"] = _logprobs(body, config)

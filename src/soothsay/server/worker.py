@@ -95,6 +95,7 @@ def _model(llm: LLM) -> LoadedModel:
         num_blocks=llm.engine.allocator.num_blocks,
         drafter=str(llm.drafter),
         drafters=tuple(REGISTRY),
+        sampling_defaults=llm.sampling_defaults,
     )
 
 

@@ -38,6 +38,7 @@ from soothsay.model.formats.gguf_header import MAX_TENSORS
 from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
+from soothsay.model.generation_config import sampling_in_gguf
 from soothsay.model.quantized import dequantized
 from soothsay.tokenizer import Tokenizer
 
@@ -112,6 +113,10 @@ class GGUFCheckpoint:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer inside the file, if any."""
         return build_tokenizer(self._metadata, self.path)
+
+    def sampling_defaults(self) -> dict[str, float]:
+        """See `Checkpoint`."""
+        return sampling_in_gguf(self._metadata, self.path)
 
 
 @dataclass(frozen=True)
