@@ -6,6 +6,7 @@ is tried.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,40 @@ from places import ROOT, find_shared
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from soothsay import LLM, ModelError, RequestError, Tokenizer
+from soothsay.server.tools import ToolFormat
 
 FOLDER = os.environ.get("SOOTHSAY_TEMPLATES")
 SHARED = find_shared(ROOT, os.environ.get("SOOTHSAY_SHARED"))
 FILES = sorted((Path(FOLDER) if FOLDER else (SHARED or ROOT) / "data" / "templates").glob("*.jinja"))
 THOUGHT = {"role": "assistant", "content": "Yes.", "reasoning_content": "Let me see.\nIs it?"}
+ARGUMENTS: dict[str, Any] = {
+    "place": 'Zürich\n "x" <b>',
+    "days": 3,
+    "deep": {"a": [1, None, "y"]},
+    "sure": True,
+    "list": [1, "2"],
+    "size": 2.5,
+}
+KINDS = ("string", "integer", "object", "boolean", "array", "number")
+TYPED: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    name: {"type": kind, "description": ""}
+                    for name, kind in zip(ARGUMENTS, KINDS, strict=True)
+                },
+                "required": [],
+            },
+        },
+    },
+    TOOLS[1],
+]
+ENDS = ("</s>", "<|eot_id|>", "<|eot|>", "<|im_end|>", "<|end|>", "<seed:eos>")
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 CHATS: dict[str, list[dict[str, Any]]] = {
     **CONVERSATIONS,
@@ -51,6 +81,46 @@ def test_a_published_template_renders_as_in_transformers(file: Path | None, siby
                 variables = {"add_generation_prompt": flag, "enable_thinking": flag}
                 given = variables if tools is None else {**variables, "tools": tools}
                 assert ours(tokenizer, messages, given) == theirs(source, messages, tools, **variables)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES or [None], ids=lambda file: file.stem if file else "none")
+def test_calls_that_a_published_template_writes_are_read(file: Path | None, sibyl: LLM) -> None:
+    if file is None:
+        pytest.skip("no published templates: SOOTHSAY_TEMPLATES names no folder of .jinja files")
+    assert sibyl.tokenizer is not None
+    try:
+        tokenizer = Tokenizer(sibyl.tokenizer.backend, file.read_text(), SPECIAL)
+    except ModelError:
+        return
+    form = ToolFormat.of(tokenizer)
+    for count in (1, 2) if form.frame is not None else ():
+        calls = [
+            {"id": f"abcdefgh{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, (name, arguments) in enumerate([("get_weather", ARGUMENTS), ("noop", {})][:count])
+        ]
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        whole = ours(tokenizer, [QUESTION, answer], {"tools": TYPED, "add_generation_prompt": False})
+        prompt = ours(tokenizer, [QUESTION], {"tools": TYPED})
+        text = answer_in(whole or "", prompt or "")
+        if "get_weather" not in text or "<|python_start|>" in text:  # Llama 4's are not read
+            continue
+        reader = form.parser(TYPED)
+        parts = [reader.push(text), reader.end()]
+        found = [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
+        assert found == [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def answer_in(whole: str, prompt: str) -> str:
+    """The answer at the end of a conversation, as the model would write it, without an end token."""
+    common = next(
+        (i for i, pair in enumerate(zip(whole, prompt, strict=False)) if len({*pair}) > 1), len(prompt)
+    )
+    tag = whole.rfind("<", 0, common)
+    if tag >= 0 and ">" not in whole[tag:common]:  # the prompt goes on with another tag
+        common = tag
+    text = whole[common:].rstrip()
+    return next((text.removesuffix(end) for end in ENDS if text.endswith(end)), text)
 
 
 def ours(tokenizer: Tokenizer, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str | None:

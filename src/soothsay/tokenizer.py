@@ -53,12 +53,14 @@ class Tokenizer:
     ):
         self.backend = backend
         self.special = dict(special or {})
-        self._sources = {"default": chat_template} if isinstance(chat_template, str) else chat_template or {}
-        self._templates = {name: ChatTemplate(source) for name, source in self._sources.items()}
+        named = {"default": chat_template} if isinstance(chat_template, str) else chat_template
+        self.templates = dict(named or {})
+        """The sources of the chat templates by name."""
+        self._compiled = {name: ChatTemplate(source) for name, source in self.templates.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the compiled templates; unpickling compiles them again."""
-        return Tokenizer, (self.backend, self._sources, self.special)
+        return Tokenizer, (self.backend, self.templates, self.special)
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
@@ -107,7 +109,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template, so that `render` works."""
-        return "default" in self._templates
+        return "default" in self.templates
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""
@@ -119,6 +121,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def hides(self, token: str) -> bool:
+        """Whether this is a special token: a text has it only if it is decoded with `skip_special=False`."""
+        number = self.backend.token_to_id(token)
+        return number is not None and token not in self.decode([number])
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """Lay `messages` out by the chat template, up to where the assistant's answer begins.
@@ -135,12 +142,12 @@ class Tokenizer:
         exceeds its limits with them.
         """
         given = {"add_generation_prompt": True, "tools": None, "documents": None, **self.special, **variables}
-        name = "default" if given["tools"] is None or "tool_use" not in self._templates else "tool_use"
-        if name not in self._templates:
+        name = "default" if given["tools"] is None or "tool_use" not in self.templates else "tool_use"
+        if name not in self.templates:
             raise RequestError(
                 "this model has no chat template; give a plain text prompt instead of messages"
             )
-        return self._templates[name].render(**given, messages=[*map(_with_reasoning, messages)])
+        return self._compiled[name].render(**given, messages=[*map(_with_reasoning, messages)])
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
-from tool_cases import CALL, HERMES, LLAMA, Told
+from tool_cases import CALL, HERMES, LLAMA, MISTRAL, TOOLS, Told
 
 from soothsay import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.replies import ChatFormat
 from soothsay.server.reply_format import Json, TokenTexts
-from soothsay.server.tools import HermesParser, Llama3Parser, PlainParser, ToolCallParser
+from soothsay.server.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.tool_readers import HermesParser, Llama3Parser, MistralParser
 
 Format = Callable[[], ToolCallParser]
 
@@ -25,6 +27,10 @@ CASES = [
     *(
         pytest.param(Llama3Parser, text, told, id=f"llama-{i}")
         for i, (text, told) in enumerate(LLAMA.items())
+    ),
+    *(
+        pytest.param(partial(MistralParser, TOOLS), text, told, id=f"mistral-{i}")
+        for i, (text, told) in enumerate(MISTRAL.items())
     ),
     *(pytest.param(PlainParser, text, (text, []), id=f"plain-{i}") for i, text in enumerate(("Hello", CALL))),
 ]

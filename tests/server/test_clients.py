@@ -11,7 +11,8 @@ from openai import OpenAI
 from serving import Running
 
 from soothsay import LLM, SamplingParams
-from soothsay.server.tools import HermesParser, OneCall
+from soothsay.server.tool_calls import OneCall
+from soothsay.server.tool_readers import HermesParser
 from soothsay.server.unknown_fields import HEADER
 
 MESSAGES: Any = [{"role": "user", "content": "Can you explain why the sky is blue?"}]

@@ -21,7 +21,8 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.events import EVENTS, LINES
 from soothsay.server.ollama_format import OllamaChatFormat
 from soothsay.server.reply_format import Json, TokenTexts
-from soothsay.server.tools import HermesParser, ToolCallParser
+from soothsay.server.tool_calls import ToolCallParser
+from soothsay.server.tool_readers import HermesParser
 
 MESSAGES: Any = [{"role": "user", "content": "Can you explain why the sky is blue?"}]
 PROMPT = "A man in a blue shirt"

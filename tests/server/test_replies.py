@@ -15,7 +15,7 @@ from soothsay.server.messages import AnswerUpdate
 from soothsay.server.replies import ChatFormat
 from soothsay.server.reply_format import TokenTexts
 from soothsay.server.reports import usage
-from soothsay.server.tools import HermesParser
+from soothsay.server.tool_readers import HermesParser
 
 
 def test_tokens_keep_the_space_they_begin_with() -> None:

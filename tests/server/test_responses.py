@@ -25,7 +25,8 @@ from soothsay.server.messages import AnswerUpdate
 from soothsay.server.reply_format import Json, TokenTexts
 from soothsay.server.responses_bodies import ResponsesRequest
 from soothsay.server.responses_format import ResponsesFormat
-from soothsay.server.tools import HermesParser, PlainParser, ToolCallParser
+from soothsay.server.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.tool_readers import HermesParser
 
 QUESTION = "Can you explain why the sky is blue?"
 ASKED: dict[str, Any] = {"model": "sibyl", "input": QUESTION, "max_output_tokens": 12}

@@ -52,6 +52,13 @@ def serve(
     max_context: MaxContextOption = None,
     generation_config: GenerationConfigOption = "auto",
     kv_tokens: KvTokensOption = None,
+    split_reasoning: Annotated[
+        bool,
+        typer.Option(
+            "--split-reasoning/--no-split-reasoning",
+            help="Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
+        ),
+    ] = True,
     api_keys: Annotated[
         Path | None,
         typer.Option(
@@ -234,6 +241,7 @@ def serve(
             drafters=engine.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
             share_between_keys=share_between_keys,
+            split_reasoning=split_reasoning,
             max_queue=max_queue,
             timeout=timeout,
             client_timeout=client_timeout,

@@ -37,13 +37,15 @@ from soothsay.server.process import EngineProcess
 from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from soothsay.server.reasoning import ReasoningFormat, ReasoningParser
 from soothsay.server.replies import ChatFormat, CompletionFormat
-from soothsay.server.reply_format import ReplyFormat, TokenTexts
+from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
 from soothsay.server.reports import usage
 from soothsay.server.responses_api import RESPONSES_BODIES, responses_routes
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.service import ChatReply, CompletionReply
-from soothsay.server.tools import OneCall, PlainParser, ToolCallParser, ToolFormat
+from soothsay.server.tool_calls import OneCall, PlainParser, ToolCallParser
+from soothsay.server.tools import ToolFormat
 from soothsay.server.unknown_fields import HEADER, ignored_fields
 from soothsay.server.web_page import page_routes
 
@@ -86,6 +88,7 @@ class Server:
         self.canary = Canary(self.loop, self.model.drafter, config)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self.tools = ToolFormat.of(self.model.tokenizer)
+        self.reasoning = ReasoningFormat.of(self.model.tokenizer) if config.split_reasoning else None
         self.texts = TokenTexts(self.model.tokenizer)
         self.read = BodyReader(config.max_bodies).read
         self._prompts = PromptReader(self.model)
@@ -144,11 +147,18 @@ class Server:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
         grammar = self._tool_grammar(tools) if forced else None
         params = sampling_params(body, self.config, self.model.sampling_defaults, grammar)
-        prompt = await self._read_chat(body, tools)
-        parser = self.tools.parser if tools else PlainParser
+        ids, text = await self._read_chat(body, tools)
+        parser: MakeParser = partial(self.tools.parser, tools) if tools else PlainParser
         if body.parallel_tool_calls is False:
             parser = partial(_one_call, parser)
-        return await self._answer(http, body, [prompt], params, reply(parser))
+        form = self.reasoning
+        if form is not None:
+            # an answer under a grammar begins with the grammar, even where the prompt opens thoughts
+            opened = params.grammar is None and form.is_open(text, continued_text(body))
+            parser = partial(_after_thoughts, parser, form, opened)
+        if (tools and self.tools.hidden) or (form is not None and form.hidden):
+            params = replace(params, skip_special_tokens=False)
+        return await self._answer(http, body, [ids], params, reply(parser))
 
     def _tool_grammar(self, tools: Sequence[dict[str, Any]]) -> str:
         """The grammar that forces a call of one of the tools. Raises `ApiError`."""
@@ -158,8 +168,8 @@ class Server:
             raise ApiError(400, problem, "unsupported", param="tool_choice")
         return grammar
 
-    async def _read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation in the chat template. Raises `ApiError`."""
+    async def _read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+        """Token ids of a conversation in the chat template, and its text. Raises `ApiError`."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
@@ -279,7 +289,8 @@ class Server:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
         if body.messages is not None:
-            ids = await self._read_chat(ChatRequest(model=self.config.name, messages=body.messages), ())
+            chat = ChatRequest(model=self.config.name, messages=body.messages)
+            ids, _ = await self._read_chat(chat, ())
         else:
             text = body.prompt or ""
             encode = partial(self._prompts.encode, text, special=body.add_special_tokens)
@@ -349,6 +360,10 @@ def _check_permissions(options: RequestOptions, least: int, *, traces: bool) -> 
     if options.traced and not traces:
         message = "this key may not ask for traces (soothsay keys add --trace)"
         raise ApiError(403, message, "not_allowed", param="speculation.trace")
+
+
+def _after_thoughts(parser: MakeParser, form: ReasoningFormat, opened: bool) -> ToolCallParser:
+    return ReasoningParser(parser(), form, opened=opened)
 
 
 def _one_call(parser: Callable[[], ToolCallParser]) -> ToolCallParser:

@@ -21,7 +21,7 @@ from soothsay.server.ollama_format import OllamaChatFormat, OllamaTextFormat, ti
 from soothsay.server.parameters import sampling_params
 from soothsay.server.reply_format import Json
 from soothsay.server.service import Service
-from soothsay.server.tools import PlainParser
+from soothsay.server.tool_calls import PlainParser
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this follows. Clients compare it with the version that they need."""
@@ -58,7 +58,7 @@ class OllamaApi:
             return self._loaded(body, {"message": {"role": "assistant", "content": ""}})
         return await service.chat(
             http,
-            body.chat(self._name),
+            body.chat(self._name, able=service.reasoning is not None),
             lambda parser: OllamaChatFormat(body.model, service.texts, parser),
         )
 
@@ -73,7 +73,7 @@ class OllamaApi:
         if not body.raw and tokenizer is not None and tokenizer.has_chat_template:
             return await service.chat(
                 http,
-                body.chat(self._name),
+                body.chat(self._name, able=service.reasoning is not None),
                 lambda parser: OllamaTextFormat(body.model, service.texts, parser),
             )
         completion = body.completion(self._name)
@@ -109,7 +109,11 @@ class OllamaApi:
                     "general.architecture": family,
                     f"{family}.context_length": self._service.model.max_context,
                 },
-                "capabilities": ["completion", *(["tools"] if self._service.tools.supported else [])],
+                "capabilities": [
+                    "completion",
+                    *(["tools"] if self._service.tools.supported else []),
+                    *(["thinking"] if self._service.reasoning is not None else []),
+                ],
             }
         )
 

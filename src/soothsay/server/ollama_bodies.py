@@ -63,12 +63,7 @@ class OllamaRequest(_Ollama):
     top_logprobs: int | None = None
 
     def fields(self, name: str) -> Json:
-        """The fields of a chat or a completion that mean the same. `name`: of the server's model.
-
-        Raises `ApiError` for what the model cannot do.
-        """
-        if self.think:
-            raise ApiError(400, f"{self.model!r} does not support thinking", "unsupported", param="think")
+        """The fields of a chat or a completion that mean the same. `name`: of the server's model."""
         form: Json | None = None
         if self.format == "json":
             form = {"type": "json_object"}
@@ -80,6 +75,19 @@ class OllamaRequest(_Ollama):
             "stream": self.stream is not False,
             "response_format": form,
         }
+
+    def thinking(self, *, able: bool) -> Json:
+        """The fields of a chat that turn thoughts on or off, or say how many. `able`: the model has thoughts.
+
+        Raises `ApiError` if it has none and shall think.
+        """
+        if self.think and not able:
+            raise ApiError(400, f"{self.model!r} does not support thinking", "unsupported", param="think")
+        if self.think is None or not able:
+            return {}
+        variables = dict.fromkeys(("enable_thinking", "thinking"), bool(self.think))
+        effort = self.think if isinstance(self.think, str) else None
+        return {"chat_template_kwargs": variables, "reasoning_effort": effort}
 
     @property
     def chat_logprobs(self) -> Json:
@@ -108,6 +116,7 @@ class OllamaMessage(_Ollama):
     content: str | None = None
     images: list[Any] | None = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    thinking: str | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -126,7 +135,11 @@ class OllamaMessage(_Ollama):
                 }
                 for place, call in enumerate(self.tool_calls)
             ]
-        names = {"name": self.tool_name, "tool_call_id": self.tool_call_id}
+        names = {
+            "name": self.tool_name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.thinking,
+        }
         return message | {name: value for name, value in names.items() if value is not None}
 
 
@@ -150,14 +163,15 @@ class OllamaChatRequest(OllamaRequest):
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = []
     tools: Annotated[list[OllamaTool], Field(fail_fast=True)] | None = None
 
-    def chat(self, name: str) -> ChatRequest:
-        """The chat that this request asks for. Raises `ApiError`."""
+    def chat(self, name: str, *, able: bool) -> ChatRequest:
+        """The chat that this request asks for. `able`: the model has thoughts. Raises `ApiError`."""
         tools = [{"type": "function", "function": tool.function.model_dump()} for tool in self.tools or ()]
         return make_body(
             ChatRequest,
             {
                 **self.fields(name),
                 **self.chat_logprobs,
+                **self.thinking(able=able),
                 "messages": [message.fields(number) for number, message in enumerate(self.messages)],
                 "tools": tools or None,
             },
@@ -186,15 +200,17 @@ class OllamaGenerateRequest(OllamaRequest):
             if value:
                 raise ApiError(400, f"{name} is not supported: {hint}", "unsupported", param=name)
 
-    def chat(self, name: str) -> ChatRequest:
+    def chat(self, name: str, *, able: bool) -> ChatRequest:
         """The chat that this request asks for: the prompt as a message. Raises `ApiError`."""
         messages = [{"role": "user", "content": self.prompt}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return make_body(ChatRequest, {**self.fields(name), **self.chat_logprobs, "messages": messages})
+        fields = {**self.fields(name), **self.chat_logprobs, **self.thinking(able=able)}
+        return make_body(ChatRequest, {**fields, "messages": messages})
 
     def completion(self, name: str) -> CompletionRequest:
         """The completion that this request asks for: the prompt as it is. Raises `ApiError`."""
+        self.thinking(able=False)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         prompt = f"{self.system}\n\n{self.prompt}" if self.system and not self.raw else self.prompt
         return make_body(CompletionRequest, {**self.fields(name), "prompt": prompt, "logprobs": logprobs})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from soothsay.server.jobs import Job
 from soothsay.server.protocol import GenerationRequest
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
 from soothsay.server.reports import usage
-from soothsay.server.tools import ToolCall
+from soothsay.server.tool_calls import ParsedPart, ToolCall
 
 
 class OllamaFormat(ReplyFormat):
@@ -29,40 +29,39 @@ class OllamaFormat(ReplyFormat):
         self._reason: FinishReason | None = None
 
     @abstractmethod
-    def content(self, text: str, calls: Sequence[ToolCall]) -> Json:
-        """The field of a reply that has the text and the calls."""
+    def content(self, part: ParsedPart) -> Json:
+        """The fields of a reply that have the text, the thoughts and the calls."""
 
     async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
         """The lines of a stream. The last one has no text, and the counts and durations of the answer."""
-        async for text, calls, logprobs in self._parts(job):
-            if text or calls or logprobs:
-                yield self._reply(text, calls, logprobs, {"done": False})
-        yield self._reply("", [], [], self._ending(job))
+        async for part, logprobs in self._parts(job):
+            if part.content or part.calls or part.reasoning or logprobs:
+                yield self._reply(part, logprobs, {"done": False})
+        yield self._reply(ParsedPart(), [], self._ending(job))
 
     async def collect(self, job: Job, body: GenerationRequest) -> Json:
         """Wait for the answer, and return the whole reply."""
-        whole, all_calls, all_logprobs = "", list[ToolCall](), list[Json]()
-        async for text, calls, logprobs in self._parts(job):
-            whole += text
-            all_calls += calls
+        parts, all_logprobs = list[ParsedPart](), list[Json]()
+        async for part, logprobs in self._parts(job):
+            parts.append(part)
             all_logprobs += logprobs
-        return self._reply(whole, all_calls, all_logprobs, self._ending(job))
+        return self._reply(join(parts), all_logprobs, self._ending(job))
 
     def failure(self, error: ApiError) -> Json:
         """The last line of a stream whose job fails."""
         return {"error": error.message}
 
-    async def _parts(self, job: Job) -> AsyncIterator[tuple[str, list[ToolCall], list[Json]]]:
-        """Text, calls and log-probabilities of each update."""
+    async def _parts(self, job: Job) -> AsyncIterator[tuple[ParsedPart, list[Json]]]:
+        """Each update, and its log-probabilities."""
         async for update in job:
             self._reason = update.finish_reason
             parts = [self._parser.push(update.text)]
             if update.finish_reason is not None:
                 parts.append(self._parser.end())
-            yield (*join(parts), list_logprobs(self.texts, update.logprobs or ()))
+            yield join(parts), list_logprobs(self.texts, update.logprobs or ())
 
-    def _reply(self, text: str, calls: Sequence[ToolCall], logprobs: list[Json], state: Json) -> Json:
-        reply = {"model": self.model, "created_at": timestamp(), **self.content(text, calls)}
+    def _reply(self, part: ParsedPart, logprobs: list[Json], state: Json) -> Json:
+        reply = {"model": self.model, "created_at": timestamp(), **self.content(part)}
         return {**reply, **({"logprobs": logprobs} if logprobs else {}), **state}
 
     def _ending(self, job: Job) -> Json:
@@ -85,13 +84,13 @@ class OllamaFormat(ReplyFormat):
 class OllamaChatFormat(OllamaFormat):
     """Formats the answer to `/api/chat`."""
 
-    def content(self, text: str, calls: Sequence[ToolCall]) -> Json:
+    def content(self, part: ParsedPart) -> Json:
         """A message."""
-        message: Json = {"role": "assistant", "content": text}
-        if calls:
+        message: Json = {"role": "assistant", "content": part.content, **_thinking(part)}
+        if part.calls:
             message["tool_calls"] = [
                 {"id": call.id, "function": {"name": call.name, "arguments": _arguments(call)}}
-                for call in calls
+                for call in part.calls
             ]
         return {"message": message}
 
@@ -99,9 +98,13 @@ class OllamaChatFormat(OllamaFormat):
 class OllamaTextFormat(OllamaFormat):
     """Formats the answer to `/api/generate`."""
 
-    def content(self, text: str, calls: Sequence[ToolCall]) -> Json:
+    def content(self, part: ParsedPart) -> Json:
         """The text. There are no calls, since there are no tools."""
-        return {"response": text}
+        return {"response": part.content, **_thinking(part)}
+
+
+def _thinking(part: ParsedPart) -> Json:
+    return {"thinking": part.reasoning} if part.reasoning else {}
 
 
 def timestamp() -> str:

@@ -11,8 +11,10 @@ from soothsay.server.protocol import ChatRequest, CompletionRequest
 from soothsay.server.replies import Echo
 
 
-def chat_ids(reader: PromptReader, body: ChatRequest, variables: Mapping[str, Any], room: int) -> list[int]:
-    """Token ids of a conversation.
+def chat_ids(
+    reader: PromptReader, body: ChatRequest, variables: Mapping[str, Any], room: int
+) -> tuple[list[int], str]:
+    """Token ids of a conversation, and its text.
 
     Args:
         reader: of the model's prompts.
@@ -30,7 +32,8 @@ def chat_ids(reader: PromptReader, body: ChatRequest, variables: Mapping[str, An
     text = reader.render(messages, given)
     if body.continue_final_message:
         text = _cut_after(text, continued_text(body))
-    return truncated(reader.encode(text, special=bool(body.add_special_tokens), field="messages"), body, room)
+    ids = reader.encode(text, special=bool(body.add_special_tokens), field="messages")
+    return truncated(ids, body, room), text
 
 
 def continued_text(body: ChatRequest) -> str:

@@ -175,12 +175,14 @@ class ChatMessage(_Body):
     tool_calls: Items[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier reasoning
+    reasoning: str | None = None  # the same by another name
 
     @property
     def size(self) -> int:
-        """Number of characters of its content and of its calls."""
+        """Number of characters of its content, its thoughts and its calls."""
         parts = self.content if isinstance(self.content, list) else []
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in parts]
+        texts += [text for text in (self.reasoning_content, self.reasoning) if text is not None]
         return sum(map(len, (*texts, *(call.function.arguments for call in self.tool_calls or ()))))
 
     def for_template(self) -> dict[str, Any]:
@@ -201,7 +203,7 @@ class ChatMessage(_Body):
                 }
                 for call in self.tool_calls
             ]
-        for name in ("name", "tool_call_id", "reasoning_content"):
+        for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
         return message

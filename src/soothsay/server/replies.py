@@ -9,7 +9,7 @@ from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.choice_format import ChoiceFormat
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.reply_format import Json, MakeParser, TokenTexts, join, list_logprobs, logprobs_of
-from soothsay.server.tools import ToolCall, ToolCallParser
+from soothsay.server.tool_calls import ToolCall, ToolCallParser
 
 
 class ChatFormat(ChoiceFormat):
@@ -17,7 +17,7 @@ class ChatFormat(ChoiceFormat):
 
     Args:
         model, texts: see `ReplyFormat`.
-        parser: makes the parser of tool calls for one answer.
+        parser: makes the parser of thoughts and tool calls for one answer.
         echoed: text that each answer begins with, from the request.
     """
 
@@ -43,9 +43,12 @@ class ChatFormat(ChoiceFormat):
         parsed = [parser.push(update.text)]
         if update.finish_reason is not None:
             parsed.append(parser.end())
-        content, calls = join(parsed)
+        part = join(parsed)
+        calls = part.calls
         logprobs = self._logprobs(update.logprobs)
-        delta: Json = {"content": content} if content else {}
+        delta: Json = {"content": part.content} if part.content else {}
+        if part.reasoning:
+            delta["reasoning_content"] = part.reasoning
         num_calls = self._num_calls.get(index, 0)
         if calls:
             delta["tool_calls"] = [
@@ -63,12 +66,14 @@ class ChatFormat(ChoiceFormat):
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The message of a whole answer."""
         parser = self._make_parser()
-        content, calls = join([parser.push(_text(updates)), parser.end()])
-        content = self._echoed + content
+        part = join([parser.push(_text(updates)), parser.end()])
+        content = self._echoed + part.content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message |= {"content": content or None, "tool_calls": [_call(call) for call in calls]}
-        reason = _reason(updates[-1].finish_reason, called=bool(calls))
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
+        if part.calls:
+            message |= {"content": content or None, "tool_calls": [_call(call) for call in part.calls]}
+        reason = _reason(updates[-1].finish_reason, called=bool(part.calls))
         choice = _choice(index, {"message": message}, self._logprobs(logprobs_of(updates)), reason)
         return {**choice, "seed": seed}
 

@@ -12,7 +12,7 @@ from soothsay.server.events import EVENTS, Framing
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.protocol import GenerationRequest
-from soothsay.server.tools import ParsedPart, ToolCall, ToolCallParser
+from soothsay.server.tool_calls import ParsedPart, ToolCallParser
 from soothsay.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -74,9 +74,13 @@ class ReplyFormat(ABC):
         return error.body
 
 
-def join(parts: Sequence[ParsedPart]) -> tuple[str, list[ToolCall]]:
-    """The text and the calls of all parts."""
-    return "".join(part.content for part in parts), [call for part in parts for call in part.calls]
+def join(parts: Sequence[ParsedPart]) -> ParsedPart:
+    """All parts as one."""
+    return ParsedPart(
+        "".join(part.content for part in parts),
+        [call for part in parts for call in part.calls],
+        "".join(part.reasoning for part in parts),
+    )
 
 
 def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[Json]:

@@ -38,9 +38,9 @@ UNSUPPORTED = {
 }
 """Types of items and parts that cannot be served, and what to do instead."""
 
-IGNORED = ("context_management", "max_tool_calls", "reasoning", "stream_options", "truncation")
+IGNORED = ("context_management", "max_tool_calls", "stream_options", "truncation")
 """Fields that have no effect here, besides those that chats ignore. They concern tools that the server would
-run, thoughts that are not part of the answer, and padding of streams. A prompt is never truncated."""
+run, and padding of streams. A prompt is never truncated."""
 
 RENAMED = {
     "max_completion_tokens": "max_output_tokens",
@@ -131,9 +131,16 @@ class InputCallOutput(_Part):
 
 
 class InputReasoning(_Part):
-    """Thoughts of another server's model. They are not passed on to this one."""
+    """Thoughts of the model in an earlier answer. Those without a text are dropped."""
 
     type: Literal["reasoning"]
+    content: list[Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The thoughts that can be read."""
+        texts = [part.get("text") for part in self.content or () if isinstance(part, Mapping)]
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 InputItem = Annotated[
@@ -180,6 +187,12 @@ class TextSettings(_Part):
     format: TextFormat | None = None
 
 
+class ReasoningSettings(_Part):
+    """How much the model shall think: a variable of the chat template."""
+
+    effort: str | None = None
+
+
 class ResponsesRequest(_Part):
     """The body of `POST /v1/responses`. Fields that are not listed here are those of chats."""
 
@@ -197,6 +210,7 @@ class ResponsesRequest(_Part):
     top_p: float | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
     tools: (
         Annotated[list[Annotated[FunctionTool, _only("tools", "function")]], Field(fail_fast=True)] | None
     ) = None
@@ -238,6 +252,7 @@ class ResponsesRequest(_Part):
             "tools": self._tools(),
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": self._response_format(),
             "logprobs": self.with_logprobs or None,
             "top_logprobs": self.top_logprobs if self.with_logprobs else None,
@@ -254,19 +269,25 @@ class ResponsesRequest(_Part):
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
     def _messages(self) -> list[Json]:
-        """The conversation. Calls belong to the message of the model that comes before them."""
+        """The conversation. Calls belong to the model's message before them, thoughts to the one after."""
         messages: list[Json] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
+        thoughts: Json = {}
         for item in self.input:
             match item:
+                case InputReasoning():
+                    thoughts = {"reasoning_content": item.text} if item.text else {}
                 case InputMessage():
-                    messages.append({"role": item.role, "content": _joined(item.content)})
+                    own = thoughts if item.role == "assistant" else {}
+                    messages.append({"role": item.role, "content": _joined(item.content), **own})
+                    thoughts = {}
                 case InputCall():
-                    if not messages or messages[-1]["role"] != "assistant":
-                        messages.append({"role": "assistant", "content": ""})
+                    if thoughts or not messages or messages[-1]["role"] != "assistant":
+                        messages.append({"role": "assistant", "content": "", **thoughts})
+                        thoughts = {}
                     function = {"name": item.name, "arguments": item.arguments}
                     call = {"id": item.call_id, "type": "function", "function": function}
                     messages[-1].setdefault("tool_calls", []).append(call)

@@ -16,11 +16,11 @@ from soothsay.server.messages import AnswerUpdate
 from soothsay.server.protocol import GenerationRequest
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
 from soothsay.server.reports import usage
-from soothsay.server.tools import ToolCall
+from soothsay.server.tool_calls import ToolCall
 
 
 class ResponsesFormat(ReplyFormat):
-    """Formats one answer as a response: a message if there is text, then the calls of functions.
+    """Formats one answer as a response: thoughts and a message if there are any, then the calls.
 
     The whole response is that of the last event of the stream. Calls come after all of the text, so that the
     order of items does not depend on how the answer was cut into updates.
@@ -28,7 +28,7 @@ class ResponsesFormat(ReplyFormat):
     Args:
         model: the model's name in the reply.
         texts: texts of tokens, for log-probabilities.
-        parser: makes the parser of tool calls.
+        parser: makes the parser of thoughts and tool calls.
         echo: fields of the request that the response repeats.
     """
 
@@ -50,6 +50,7 @@ class ResponsesFormat(ReplyFormat):
             "background": False,
             **echo,
         }
+        self._thoughts: Json | None = None  # the item with the thoughts, while they come
         self._message: Json | None = None  # the item with the text, once there is any
         self._text = ""
         self._logprobs: list[Json] = []
@@ -95,18 +96,44 @@ class ResponsesFormat(ReplyFormat):
         parts = [self._parser.push(update.text)]
         if update.finish_reason is not None:
             parts.append(self._parser.end())
-        text, calls = join(parts)
-        self._calls += calls
+        part = join(parts)
+        self._calls += part.calls
         self._logprobs += list_logprobs(self.texts, update.logprobs or ())
-        if text:
+        if part.reasoning:
+            yield from self._think(part.reasoning)
+        if part.content:
             yield from self._begin_message()
-            yield self._delta(text)
+            yield self._delta(part.content)
+
+    def _think(self, text: str) -> Iterator[Json]:
+        """The event of new thoughts, after those that begin the item."""
+        if self._thoughts is None:
+            self._thoughts = {
+                "id": _new_id("rs"),
+                "type": "reasoning",
+                "summary": [],
+                "content": [_thought("")],
+            }
+            begun = {**self._thoughts, "status": "in_progress", "content": []}
+            yield self._event("response.output_item.added", output_index=0, item=begun)
+            yield self._thought_event("response.content_part.added", part=_thought(""))
+        self._thoughts["content"][0]["text"] += text
+        yield self._thought_event("response.reasoning_text.delta", delta=text)
+
+    def _end_thoughts(self, status: str) -> Iterator[Json]:
+        if self._thoughts is not None:
+            (part,) = self._thoughts["content"]
+            yield self._thought_event("response.reasoning_text.done", text=part["text"])
+            yield self._thought_event("response.content_part.done", part=part)
+            yield self._item_done({**self._thoughts, "status": status})
+            self._thoughts = None
 
     def _begin_message(self) -> Iterator[Json]:
+        yield from self._end_thoughts("completed")
         if self._message is None:
             self._message = {"id": _new_id("msg"), "type": "message", "role": "assistant"}
             item = {**self._message, "status": "in_progress", "content": []}
-            yield self._event("response.output_item.added", output_index=0, item=item)
+            yield self._event("response.output_item.added", output_index=len(self._items), item=item)
             yield self._text_event("response.content_part.added", part=_part("", []))
 
     def _delta(self, text: str) -> Json:
@@ -116,8 +143,9 @@ class ResponsesFormat(ReplyFormat):
 
     def _end(self, status: str) -> Iterator[Json]:
         """The events that end the message, and those of the calls. An empty answer is an empty message."""
-        if not self._calls:
+        if not self._calls and self._thoughts is None:
             yield from self._begin_message()
+        yield from self._end_thoughts(status)
         if self._message is not None:
             if self._num_told < len(self._logprobs):
                 yield self._delta("")
@@ -146,7 +174,12 @@ class ResponsesFormat(ReplyFormat):
 
     def _text_event(self, kind: str, **fields: Any) -> Json:
         assert self._message is not None
-        return self._event(kind, item_id=self._message["id"], output_index=0, content_index=0, **fields)
+        place = {"output_index": len(self._items), "content_index": 0}
+        return self._event(kind, item_id=self._message["id"], **place, **fields)
+
+    def _thought_event(self, kind: str, **fields: Any) -> Json:
+        assert self._thoughts is not None
+        return self._event(kind, item_id=self._thoughts["id"], output_index=0, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Json:
         return {"type": kind, "sequence_number": next(self._numbers), **fields}
@@ -172,6 +205,10 @@ def _usage(job: Job) -> Json:
 
 def _part(text: str, logprobs: list[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _thought(text: str) -> Json:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _new_id(prefix: str) -> str:

@@ -29,6 +29,9 @@ class ServerConfig:
     their texts are alike. But someone who guesses a part of another one's prompt can then see that the guess
     was right, and read what follows."""
 
+    split_reasoning: bool = True
+    """Whether the thoughts of a reasoning model are a field of their own in replies to chats."""
+
     min_priority: int = 0
     """The lowest number, which is the most urgent, that a request may have as `priority` if the server has no
     API keys. With keys, each key says it."""

@@ -1,0 +1,123 @@
+"""Splits the thoughts of a reasoning model from its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from soothsay.server.tool_calls import ParsedPart, ToolCallParser
+from soothsay.tokenizer import Tokenizer
+
+TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+"""Tags around thoughts: of most models, of Mistral's, of Seed-OSS."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model writes its thoughts."""
+
+    opening: str
+    closing: str
+
+    hidden: bool = False
+    """Whether a tag is a special token, which has a text only without `skip_special_tokens`."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer | None) -> ReasoningFormat | None:
+        """Detect the format: the chat template has the tag that closes thoughts. None: there are none."""
+        if tokenizer is None:
+            return None
+        source = "".join(tokenizer.templates.values())
+        for opening, closing in TAGS:
+            if closing in source:
+                return cls(opening, closing, any(map(tokenizer.hides, (opening, closing))))
+        return None
+
+    def is_open(self, prompt: str, continued: str = "") -> bool:
+        """Whether the answer begins within thoughts.
+
+        Args:
+            prompt: the prompt, which some templates end with the opening tag.
+            continued: the text of the model that the answer continues. It may end in the middle of thoughts.
+        """
+        return prompt.rstrip().endswith(self.opening) or (
+            continued.rfind(self.opening) > continued.rfind(self.closing)
+        )
+
+
+class _State(Enum):
+    START = auto()  # only white space has come, or a part of the opening tag
+    THOUGHTS = auto()
+    GAP = auto()  # only white space has come after the closing tag
+    TEXT = auto()
+
+
+class ReasoningParser(ToolCallParser):
+    """Splits thoughts at the start of an answer from the rest, which another parser reads.
+
+    White space around thoughts is not part of them. Thoughts that are not closed last until the end.
+
+    Args:
+        parser: reads the answer after the thoughts.
+        form: the tags.
+        opened: whether the prompt has opened the thoughts.
+    """
+
+    def __init__(self, parser: ToolCallParser, form: ReasoningFormat, *, opened: bool):
+        self._parser, self._form = parser, form
+        self._state = _State.THOUGHTS if opened else _State.START
+        self._begun = False  # whether any of the thoughts was returned
+        self._held = ""
+
+    def push(self, text: str) -> ParsedPart:
+        """Return the thoughts and the rest, up to what may be a part of a tag."""
+        self._held += text
+        self._leave_start(final=False)
+        thoughts = self._read_thoughts(final=False)
+        part = self._parser.push(self._read_text())
+        return ParsedPart(part.content, part.calls, thoughts)
+
+    def end(self) -> ParsedPart:
+        """Return what was held back."""
+        self._leave_start(final=True)
+        thoughts = self._read_thoughts(final=True)
+        parts = [self._parser.push(self._read_text()), self._parser.end()]
+        content, calls = "".join(part.content for part in parts), [c for part in parts for c in part.calls]
+        return ParsedPart(content, calls, thoughts)
+
+    def _leave_start(self, *, final: bool) -> None:
+        if self._state is not _State.START:
+            return
+        begun = self._held.lstrip()
+        if begun.startswith(self._form.opening):
+            self._state, self._held = _State.THOUGHTS, begun.removeprefix(self._form.opening)
+        elif final or not self._form.opening.startswith(begun):
+            self._state = _State.TEXT
+
+    def _read_thoughts(self, *, final: bool) -> str:
+        if self._state is not _State.THOUGHTS:
+            return ""
+        if not self._begun:
+            self._held = self._held.lstrip()
+        thoughts, tag, rest = self._held.partition(self._form.closing)
+        if tag:
+            self._state, self._held = _State.GAP, rest
+        elif not final:
+            sizes = range(min(len(self._form.closing) - 1, len(thoughts)), 0, -1)
+            part = next((n for n in sizes if self._form.closing.startswith(thoughts[-n:])), 0)
+            thoughts = thoughts[: len(thoughts) - part]
+            self._held = self._held[len(thoughts.rstrip()) :]
+        else:
+            self._held = ""
+        thoughts = thoughts.rstrip()
+        self._begun = self._begun or bool(thoughts)
+        return thoughts
+
+    def _read_text(self) -> str:
+        if self._state is _State.GAP:
+            self._held = self._held.lstrip()
+            self._state = _State.TEXT if self._held else _State.GAP
+        if self._state is not _State.TEXT:
+            return ""
+        text, self._held = self._held, ""
+        return text

@@ -1,0 +1,77 @@
+"""What an answer is split into: text for the user, thoughts, and tool calls."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Tools = Sequence[Mapping[str, Any]]
+"""The tools of a request, as chats describe them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPart:
+    """A part of an answer: text for the user, complete calls, and thoughts."""
+
+    content: str = ""
+    calls: Sequence[ToolCall] = ()
+    reasoning: str = ""
+
+
+class ToolCallParser(ABC):
+    """Splits one answer into text, thoughts and tool calls while it streams.
+
+    The sum of all parts does not depend on how the answer is cut into pieces.
+    """
+
+    @abstractmethod
+    def push(self, text: str) -> ParsedPart:
+        """Read the next piece. Returns the text and the calls that later pieces cannot change."""
+
+    @abstractmethod
+    def end(self) -> ParsedPart:
+        """End the answer. Returns what was held back."""
+
+
+class PlainParser(ToolCallParser):
+    """Finds no calls: the whole answer is text."""
+
+    def push(self, text: str) -> ParsedPart:
+        """Return all of it as text."""
+        return ParsedPart(text)
+
+    def end(self) -> ParsedPart:
+        """Return nothing, since nothing was held back."""
+        return ParsedPart()
+
+
+class OneCall(ToolCallParser):
+    """Drops all calls but the first one that another parser finds, as `parallel_tool_calls: false` asks."""
+
+    def __init__(self, parser: ToolCallParser):
+        self._parser, self._called = parser, False
+
+    def push(self, text: str) -> ParsedPart:
+        """Read the next piece."""
+        return self._first(self._parser.push(text))
+
+    def end(self) -> ParsedPart:
+        """End the answer."""
+        return self._first(self._parser.end())
+
+    def _first(self, part: ParsedPart) -> ParsedPart:
+        calls = [] if self._called else part.calls[:1]
+        self._called = self._called or bool(calls)
+        return ParsedPart(part.content, calls, part.reasoning)

@@ -1,0 +1,61 @@
+"""The format of tool calls is read off the chat template."""
+
+from __future__ import annotations
+
+import pytest
+
+from soothsay import LLM
+from soothsay.server.tool_calls import ToolCallParser
+from soothsay.server.tool_readers import (
+    AprielParser,
+    DeepSeekParser,
+    GlmParser,
+    HermesParser,
+    KimiParser,
+    Llama3Parser,
+    MistralParser,
+    QwenCoderParser,
+    SeedParser,
+)
+from soothsay.server.tools import ToolFormat
+from soothsay.tokenizer import Tokenizer
+
+WRITTEN = (
+    "{{% for t in tools %}}{{{{ t }}}}{{% endfor %}}{{% for m in messages %}}"
+    "{{% for c in m.tool_calls or () %}}{}{{% endfor %}}{{% endfor %}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "known", "parser"),
+    [
+        ("{{ messages[0].content }}", False, None),
+        ("{% for t in tools %}{{ t }}<tool_call>{% endfor %}", True, HermesParser),
+        ("{{ tools[0].function.name }}<tool_call>", True, HermesParser),  # it fails without tools
+        ('{% if tools %}{"name": function name, "parameters": ...}{% endif %}', True, Llama3Parser),
+        ("{% if tools %}<tool_call><function=f><parameter=p>{% endif %}", True, QwenCoderParser),
+        (
+            "{% if tools %}<seed:tool_call><function=f><parameter=p></seed:tool_call>{% endif %}",
+            True,
+            SeedParser,
+        ),
+        ("{% if tools %}<tool_call>f<arg_key>{% endif %}", True, GlmParser),
+        ("{% if tools %}<tool_calls>[]</tool_calls>{% endif %}", True, AprielParser),
+        (WRITTEN.format("[TOOL_CALLS] {{ m.tool_calls }}"), True, MistralParser),
+        (WRITTEN.format("[TOOL_CALLS]{{ c.function.name }}[ARGS]"), True, MistralParser),
+        (WRITTEN.format("<|tool_call_argument_begin|>"), True, KimiParser),
+        (WRITTEN.format("<|tool_call_argument_begin|>{{ raise_exception('no') }}"), True, KimiParser),
+        (WRITTEN.format("<\uff5ctool\u2581sep\uff5c>"), True, DeepSeekParser),
+        ("{% for t in tools %}{{ t }}{% endfor %}", True, None),
+        ("{{ raise_exception('no') }}", False, None),
+    ],
+)
+def test_format_is_read_off_the_template(
+    template: str, known: bool, parser: type[ToolCallParser] | None, sibyl: LLM
+) -> None:
+    assert sibyl.tokenizer is not None
+    found = ToolFormat.of(Tokenizer(sibyl.tokenizer.backend, template))
+    assert found.supported is known
+    assert parser is None or type(found.parser([])) is parser
+    assert (found.call_grammar([{"function": {"name": "f"}}]) is None) == (parser is None)
+    assert not found.hidden
