@@ -13,6 +13,7 @@ from rich.console import Console
 from soothsay.cli.options import (
     DrafterOption,
     DTypeOption,
+    GenerationConfigOption,
     KvTokensOption,
     MaxContextOption,
     MaxRunningOption,
@@ -47,6 +48,7 @@ def batch(
     drafter: DrafterOption = "auto",
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
+    generation_config: GenerationConfigOption = "auto",
     kv_tokens: KvTokensOption = None,
     max_running: MaxRunningOption = 64,
 ) -> None:
@@ -79,6 +81,7 @@ def batch(
                 max_context=max_context,
                 max_running=max_running,
                 progress=progress,
+                generation_config=generation_config,
                 drafter=drafter,
                 kv_tokens=kv_tokens,
             )

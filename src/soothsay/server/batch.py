@@ -217,6 +217,7 @@ class BatchRun:
             raise SoothsayError(f"the model cannot answer a first request: {reply['error']['message']}")
         digest = hashlib.sha256(to_line(reply["choices"]).encode()).hexdigest()
         return {
+            "sampling defaults (generation-config)": to_line(dict(model.sampling_defaults)),
             "room for a request, in tokens (kv-tokens)": room,
             "numeric mode (weights, dtype or processor)": digest,
         }
