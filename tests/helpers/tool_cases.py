@@ -92,6 +92,7 @@ QWEN_CODER: dict[str, Told] = {
         "",
         [("f", '{"o": {"a": [1, null]}}')],
     ),
+    "<function=f><parameter=x>a</parameter>": ("<function=f><parameter=x>a</parameter>", []),
     "<function=f>text</function>!": ("<function=f>text</function>!", []),
     "<function=f g></function>": ("<function=f g></function>", []),
     '<tool_call>{"name": "g", "arguments": {}}</tool_call>': ("", [("g", "{}")]),  # forced by a grammar

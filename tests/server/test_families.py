@@ -6,7 +6,7 @@ The bundled model does not know these formats. A grammar with one choice makes i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -131,6 +131,20 @@ def test_a_forced_call(openai: OpenAI, family: Family) -> None:
         model="sibyl", messages=[QUESTION], tools=[tool], tool_choice="required", seed=0, max_tokens=120
     )
     assert told(said.choices[0].message.tool_calls) == (("only", '{"n": 1}'),)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_special_tokens_are_text_where_calls_need_them(
+    server: Running, openai: OpenAI, sibyl: LLM, hidden: bool
+) -> None:
+    form = ToolFormat.of(tokenizer(sibyl, "{% if tools %}<tool_call>{% endif %}"))
+    server.server.tools = replace(form, hidden=hidden)
+    assert sibyl.tokenizer is not None
+    only = {"allowed_token_ids": [sibyl.tokenizer.backend.token_to_id("<|user|>")]}
+    asked: Any = {"model": "sibyl", "messages": [QUESTION], "max_tokens": 2, "extra_body": only}
+    with_tools = openai.chat.completions.create(**asked, tools=TOOLS).choices[0].message
+    assert with_tools.content == ("<|user|><|user|>" if hidden else "")
+    assert openai.chat.completions.create(**asked).choices[0].message.content == ""
 
 
 class TestThoughts:

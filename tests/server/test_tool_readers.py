@@ -112,6 +112,17 @@ def test_arguments_that_are_nested_too_deep_are_text(family: Family) -> None:
         assert (content == text) is (not calls)
 
 
+def test_no_depth_of_arguments_is_an_exception() -> None:
+    for depth in range(600, 1000):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        for reader, text in (
+            (MistralParser(), f"[TOOL_CALLS]f[ARGS]{deep}"),
+            (QwenCoderParser(TOOLS), f"<function=f><parameter=o>{deep}</parameter></function>"),
+        ):
+            content, calls = read(reader, [text])
+            assert content == ("" if calls else text)
+
+
 def test_text_is_held_back_only_as_long_as_it_may_be_a_call() -> None:
     reader = HermesParser()
     assert reader.push("a <").content == "a"
@@ -139,6 +150,10 @@ def test_ids_are_as_the_family_wants_them() -> None:
     assert given.calls[0].id == "abcdefghi"
     assert len(given.calls[1].id) == 9
     assert given.calls[1].id.isalnum()
+    listed = MistralParser()
+    listed.push('[TOOL_CALLS] [{"name": "f", "id": "abcdefghi"}, {"name": "g", "id": "no"}]')
+    first, second = listed.end().calls
+    assert (first.id, len(second.id)) == ("abcdefghi", 9)
     (call,) = KimiParser().push(next(text for text in KIMI if text.startswith("<|tool_call_begin|>f"))).calls
     assert (call.name, call.id) == ("f", "functions.f:0")
 

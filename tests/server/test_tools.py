@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from soothsay import LLM
 from soothsay.server.tool_calls import ToolCallParser
@@ -59,3 +60,12 @@ def test_format_is_read_off_the_template(
     assert parser is None or type(found.parser([])) is parser
     assert (found.call_grammar([{"function": {"name": "f"}}]) is None) == (parser is None)
     assert not found.hidden
+
+
+def test_a_tag_may_be_a_special_token(sibyl: LLM) -> None:
+    assert sibyl.tokenizer is not None
+    backend = Backend.from_str(sibyl.tokenizer.backend.to_str())
+    backend.add_special_tokens(["[TOOL_CALLS]"])
+    template = WRITTEN.format("[TOOL_CALLS] {{ m.tool_calls }}")
+    assert ToolFormat.of(Tokenizer(backend, template)).hidden
+    assert not ToolFormat.of(Tokenizer(backend, "{% if tools %}<tool_call>{% endif %}")).hidden

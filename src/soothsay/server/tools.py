@@ -120,7 +120,8 @@ class ToolFormat:
         shown = "".join(tokenizer.templates.values()) if called is None else prompt + called
         parser = next((parser for sign, parser in SIGNS.items() if sign in shown), None)
         if parser is not None:
-            tags = [tag for pair in parser.frames for tag in pair] + list(SIGNS)
+            signs = [sign for sign, one in SIGNS.items() if one is parser]
+            tags = [*(tag for pair in parser.frames for tag in pair), *signs]
             return cls(
                 supported=True,
                 parser=parser,
