@@ -158,6 +158,13 @@ class TestThoughts:
         assert len([*filter(None, streamed)]) > 1
         assert "".join(delta.content or "" for delta in deltas) == "Because."
 
+    def test_a_request_can_leave_them_in_the_text(self, openai: OpenAI) -> None:
+        asked = saying(f"{THOUGHTS}Because.")
+        asked["extra_body"]["separate_reasoning"] = False
+        message = openai.chat.completions.create(**asked).choices[0].message
+        assert message.content == f"{THOUGHTS}Because."
+        assert "reasoning_content" not in (message.model_extra or {})
+
     def test_they_come_before_calls(self, server: Running, openai: OpenAI, sibyl: LLM) -> None:
         server.server.tools = ToolFormat.of(tokenizer(sibyl, "{% if tools %}<tool_call>{% endif %}"))
         message = openai.chat.completions.create(**saying(THOUGHTS + CALL, tools=TOOLS)).choices[0].message

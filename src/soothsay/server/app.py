@@ -151,7 +151,7 @@ class Server:
         parser: MakeParser = partial(self.tools.parser, tools) if tools else PlainParser
         if body.parallel_tool_calls is False:
             parser = partial(_one_call, parser)
-        form = self.reasoning
+        form = None if body.separate_reasoning is False else self.reasoning
         if form is not None:
             # an answer under a grammar begins with the grammar, even where the prompt opens thoughts
             opened = params.grammar is None and form.is_open(text, continued_text(body))

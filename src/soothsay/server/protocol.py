@@ -278,6 +278,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: Fields[str | int | float | bool] | None = None
     modalities: Items[Literal["text"]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
+    separate_reasoning: bool | None = None  # False: thoughts stay in the text, as in SGLang
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None

@@ -47,10 +47,11 @@ export class Api {
       body = { ...body, speculation: { ...body.speculation, trace: false } };
     }
     const options = { include_usage: true };
+    const fixed = { stream: true, stream_options: options, separate_reasoning: false }; // tokens are aligned with the text
     const request = {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ ...body, stream: true, stream_options: options }),
+      body: JSON.stringify({ ...body, ...fixed }),
       signal,
     };
     let done = false;
