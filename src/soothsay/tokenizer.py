@@ -74,7 +74,8 @@ class Tokenizer:
         file = path / "tokenizer.json"
         if not file.is_file():
             raise ModelError(
-                f"{path} has no tokenizer.json. If it has a tokenizer.model only, convert it once: "
+                f"{path} has no tokenizer.json. If it has a tokenizer of another form (tokenizer.model, "
+                "vocab.json, tekken.json), convert it once: "
                 "transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
             )
         check_size(file, MAX_TOKENIZER_BYTES)

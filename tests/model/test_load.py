@@ -492,3 +492,12 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
         check=True,
     )
     assert int(run.stdout) < 1.3 * weights
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "tekken.json"])
+def test_a_tokenizer_of_another_form_is_not_overlooked(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    assert open_checkpoint(tmp_path).tokenizer() is None
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError, match=r"no tokenizer\.json.*save_pretrained"):
+        open_checkpoint(tmp_path).tokenizer()

@@ -37,6 +37,10 @@ LEAST_BITS = 4
 """Bits that a weight takes at least in any format that is read."""
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+"""Files by which a directory shows that it has a tokenizer. The first is read; the others get an error."""
+
+
 class Checkpoint(Protocol):
     """A model file or directory, as the loader sees it."""
 
@@ -144,7 +148,7 @@ class SafetensorsCheckpoint:
 
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None without a tokenizer file."""
-        if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
             return None
         return Tokenizer.from_directory(self.path)
 
