@@ -81,7 +81,7 @@ def test_it_goes_on_after_whatever_stops_it(tmp_path: Path) -> None:
     ):
         before = lines(output)[:-1]
         code, printed = stopped(source, output, how, after, *options)
-        assert code == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+        assert code == (-signal.SIGKILL if how is signal.SIGKILL else 130), printed
         assert how is signal.SIGKILL or printed.endswith(" of 150 lines); the same command goes on\n")
         assert after <= len(lines(output)) < 150
         assert lines(output)[: len(before)] == before

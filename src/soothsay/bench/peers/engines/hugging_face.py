@@ -18,7 +18,6 @@ class Transformers(Peer):
             )
         self.transformers, self.torch = need("transformers"), need("torch")
         self.torch.set_num_threads(setup.threads)
-        self.torch.set_grad_enabled(False)
         self.setup = setup
         self.version = f"{self.transformers.__version__}, torch {self.torch.__version__}"
         self.modes = ("plain", "prompt lookup")
@@ -81,5 +80,6 @@ class Transformers(Peer):
     def _forward(self, ids: list[int], cache: Any, keep: int) -> int:
         """Run a pass, with logits of the last `keep` rows. Returns the likeliest token after the last."""
         inputs = self.torch.tensor([ids])
-        out = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        with self.torch.no_grad():
+            out = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
         return int(out.logits[0, -1].argmax())
