@@ -52,6 +52,7 @@ def lines(path: Path) -> list[bytes]:
 def stopped(source: Path, output: Path, how: signal.Signals, after: int, *options: str) -> tuple[int, str]:
     """Run the command in a process, and send a signal some time after a number of lines of output."""
     command = [sys.executable, "-m", "soothsay", *arguments(source, output, *options)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         while len(lines(output)) < after:
             assert process.poll() is None, process.communicate()

@@ -156,9 +156,6 @@ class BatchRun:
                     for _ in range(self._num_workers):
                         group.create_task(self._work())
             except BaseExceptionGroup as group_of_errors:
-                this = asyncio.current_task()
-                if this is not None and this.cancelling():  # Ctrl-C; errors of what it has cut are no news
-                    raise asyncio.CancelledError from None
                 raise group_of_errors.exceptions[0] from None
             for line in self._unlucky:  # one by one, so that only the line that is to blame fails
                 self._write(line, *await self._answer(line))
