@@ -44,6 +44,17 @@ class QueryGrowthConfig:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """Mixtures of experts, which are the feed-forward part of some layers."""
+
+    count: int
+    chosen: int  # experts of each row
+    size: int  # as `intermediate_size`, of one expert
+    layers: tuple[int, ...]  # those that have experts
+    normalize: bool = True  # the weights of the chosen experts add up to 1
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What one decoder computes."""
 
@@ -83,11 +94,7 @@ class ModelConfig:
     query_growth: QueryGrowthConfig | None = None  # Ministral 3
     logit_scale: float = 1.0
     logit_softcap: float | None = None
-    num_experts: int = 0
-    experts_per_token: int = 0
-    expert_size: int = 0
-    normalize_experts: bool = True
-    sparse_layers: tuple[int, ...] = ()  # layers whose feed-forward part is a mixture of experts
+    experts: ExpertsConfig | None = None
 
     @property
     def group(self) -> int:
@@ -107,15 +114,26 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Weights of the whole model in matrices. Biases and norms are left out."""
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
-        sparse = len(self.sparse_layers)
-        dense = 3 * self.hidden_size * self.intermediate_size * (self.num_layers - sparse)
-        experts = (3 * self.expert_size + 1) * self.hidden_size * self.num_experts * sparse
+        dense, experts, mixture = self.num_layers, 0, self.experts
+        if mixture is not None:
+            dense -= len(mixture.layers)
+            experts = (3 * mixture.size + 1) * self.hidden_size * mixture.count * len(mixture.layers)
         tables = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.num_layers * attention + dense + experts + tables
+        feed_forward = 3 * self.hidden_size * self.intermediate_size * dense
+        return self.num_layers * attention + feed_forward + experts + tables
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """For each layer, the heads in the KV pool, those of keys and of values together, and their size."""
+        return ((2 * self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer's feed-forward part is a mixture of experts."""
+        return self.experts is not None and layer in self.experts.layers
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of keys and values that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_size
+        return sum(heads * size for heads, size in self.kv_shapes) * element_size
 
 
 @dataclass(frozen=True)

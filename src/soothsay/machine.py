@@ -105,6 +105,8 @@ def mapped_zeros(shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool 
         large_pages: whether to ask for large pages, where the system has them. For tensors that will be
             written to in most places.
     """
+    if 0 in shape:  # which cannot be mapped
+        return torch.zeros(shape, dtype=dtype)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
     if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):

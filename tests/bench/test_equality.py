@@ -304,7 +304,8 @@ def test_keys_that_were_overwritten(pilot_tokens: list[list[int]]) -> None:
         def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
             for request in requests:
                 if request.num_output == 6:
-                    llm.engine.cache.data[:, :, request.blocks[0] * llm.config.block_size] = 0
+                    for layer in llm.engine.cache.layers:
+                        layer[:, request.blocks[0] * llm.config.block_size] = 0
             return [DraftTree(int(request.tokens[-1])) for request in requests]
 
     llm = make(batch=1, prefix_caching=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -174,46 +175,56 @@ def test_no_block_is_lost_or_handed_out_twice(seed: int, share: bool) -> None:
     assert allocator.num_cached == 0
 
 
+SHAPES = (6, 4), (1, 8), (0, 0), (6, 4)
+
+
 def pool_of(num_blocks: int, block_size: int) -> KVPool:
-    pool = KVPool((2, 3, 4), num_blocks, block_size, torch.float32, torch.device("cpu"))
-    pool.data.copy_(torch.arange(pool.data.numel()).view_as(pool.data))
+    pool = KVPool(SHAPES, num_blocks, block_size, torch.float32, torch.device("cpu"))
+    for i, layer in enumerate(pool.layers):
+        layer.copy_(torch.arange(layer.numel()).view_as(layer) + 1000 * i)
     return pool
 
 
+def copies(pool: KVPool) -> list[torch.Tensor]:
+    return [layer.clone() for layer in pool.layers]
+
+
+def equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
 def test_a_pool_starts_as_zeros_with_a_view_for_each_layer() -> None:
-    pool = KVPool((2, 3, 4), 5, 8, torch.bfloat16, torch.device("cpu"))
-    assert pool.data.shape == (2, 6, 40, 4)
-    assert pool.data.dtype is torch.bfloat16
-    assert not pool.data.any()
-    pool.layers[1][0, 7] = 1
-    assert pool.data[1, 0, 7].tolist() == [1.0] * 4
-    assert len(pool.layers) == 2
+    pool = KVPool(SHAPES, 5, 8, torch.bfloat16, torch.device("cpu"))
+    assert [tuple(layer.shape) for layer in pool.layers] == [(heads, 40, size) for heads, size in SHAPES]
+    assert all(layer.dtype is torch.bfloat16 and not layer.any() for layer in pool.layers)
+    pool.layers[3][0, 7] = 1
+    assert pool.layers[3][0, 7].tolist() == [1.0] * 4
+    assert sum(layer.sum().item() for layer in pool.layers) == 4
 
 
 def test_commit_moves_even_where_sources_and_targets_overlap() -> None:
     pool = pool_of(8, 4)
-    before = pool.data.clone()
+    before, after = copies(pool), copies(pool)
     moves = [
         Move(np.array([5, 0, 3]), [4, 6, 7, 9], 3),  # chained: 4 -> 3, 6 -> 4, 7 -> 5, 9 -> 6
         Move(np.array([2, 7]), [1, 2, 5], 1),  # the first two stay where they are
         Move(np.array([6]), [], 2),
     ]
     pool.commit(moves)
-    after = before.clone()
     for move in moves:
         for target, source in enumerate(move.sources, start=move.start):
             to, of = (int(move.table[at // 4]) * 4 + at % 4 for at in (target, source))
-            after[:, :, to] = before[:, :, of]
-    assert torch.equal(pool.data, after)
-    assert not torch.equal(pool.data, before)
+            for new, old in zip(after, before, strict=True):
+                new[:, to] = old[:, of]
+    assert equal(pool.layers, after)
+    assert not equal(pool.layers, before)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_commit_against_a_copy_on_random_moves(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pool = pool_of(12, 4)
-    before = pool.data.clone()
-    after = before.clone()
+    before, after = copies(pool), copies(pool)
     tables = rng.permutation(12).reshape(3, 4)
     moves = []
     for table in tables:
@@ -221,17 +232,18 @@ def test_commit_against_a_copy_on_random_moves(seed: int) -> None:
         sources = np.sort(rng.choice(np.arange(start, 16), int(rng.integers(0, 7)), replace=False)).tolist()
         moves.append(Move(table, sources, start))
         slots = (table[:, None] * 4 + np.arange(4)).reshape(-1)
-        after[:, :, slots[start : start + len(sources)]] = before[:, :, slots[sources]]
+        for new, old in zip(after, before, strict=True):
+            new[:, slots[start : start + len(sources)]] = old[:, slots[sources]]
     pool.commit(moves)
-    assert torch.equal(pool.data, after)
+    assert equal(pool.layers, after)
 
 
 def test_a_chain_costs_nothing_to_commit() -> None:
     pool = pool_of(2, 4)
-    version = pool.data._version
+    versions = [layer._version for layer in pool.layers]
     pool.commit([Move(np.array([1, 0]), [2, 3, 4], 2)])
     pool.commit([])
-    assert pool.data._version == version
+    assert [layer._version for layer in pool.layers] == versions
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
@@ -240,10 +252,10 @@ def test_a_pool_costs_what_is_used_of_it() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     before = resident()
-    pool = KVPool((4, 4, 64), 8192, 16, torch.float32, torch.device("cpu"))
-    assert pool.data.nbytes == 2**30
+    pool = KVPool([(8, 64)] * 4, 8192, 16, torch.float32, torch.device("cpu"))
+    assert sum(layer.nbytes for layer in pool.layers) == 2**30
     assert resident() - before < 2**26
     pool.layers[3][7, -1] = 1
-    assert pool.data.view(-1)[-64:].sum() == 64
-    assert not pool.data[0, 0, :64].any()
+    assert pool.layers[3][7, -1].sum() == 64
+    assert not pool.layers[0][0, :64].any()
     assert resident() - before < 2**26

@@ -237,7 +237,7 @@ def _require_growable(checkpoint: Checkpoint, old: ModelConfig) -> None:
     path = checkpoint.path
     if not path.is_dir():
         raise ModelError(f"{path} is one file; only Hugging Face directories can grow")
-    if old.num_experts:
+    if old.experts:
         raise ModelError(f"{path}: a mixture of experts ({old.family}) cannot grow: it is not supported")
     if old.family not in GROWABLE:
         known = ", ".join(GROWABLE)

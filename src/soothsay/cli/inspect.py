@@ -87,9 +87,9 @@ Rows = Iterator[tuple[str, str]]
 def _architecture(c: ModelConfig) -> Rows:
     yield "family", c.family
     yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden, {c.intermediate_size:,} feed-forward"
-    if c.num_experts:
-        sparse = f"{c.num_experts} of {c.expert_size:,}, {c.experts_per_token} for each token"
-        yield "experts", f"{sparse}, in {len(c.sparse_layers)} layers"
+    if c.experts is not None:
+        e = c.experts
+        yield "experts", f"{e.count} of {e.size:,}, {e.chosen} for each token, in {len(e.layers)} layers"
     yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values"
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
     yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"

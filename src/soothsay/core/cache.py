@@ -8,9 +8,10 @@ all of them.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -31,27 +32,37 @@ class Move:
 
 
 class KVPool:
-    """Keys and values of every layer, `[layers, 2 * H_kv, slots, d]`: the heads of keys come first.
+    """Keys and values of every layer: `layers[i]` is `[heads, slots, size]`. The heads of keys come first.
 
     The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU, a
     pool takes memory only for the slots in use.
+
+    Args:
+        shapes: for each layer, its heads, those of keys and of values together, and their size.
+        num_blocks: blocks of slots.
+        block_size: slots in a block.
+        dtype: of the elements.
+        device: of the memory.
     """
 
     def __init__(
         self,
-        shape: tuple[int, int, int],
+        shapes: Sequence[tuple[int, int]],
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        num_layers, num_kv_heads, head_dim = shape
         self.block_size = block_size
         self.num_slots = slots = num_blocks * block_size
-        size = (num_layers, 2 * num_kv_heads, slots, head_dim)
-        on_cpu = device.type == "cpu"
-        self.data = mapped_zeros(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
-        self.layers = tuple(self.data.unbind(0))  # each [2 * H_kv, slots, d]
+        zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
+        counts = Counter(shapes)
+        self._parts = {  # layers of a shape are one tensor, [layers, heads, slots, size]
+            (heads, size): zeros((count, heads, slots, size), dtype=dtype)
+            for (heads, size), count in counts.items()
+        }
+        views = {shape: iter(part.unbind(0)) for shape, part in self._parts.items()}
+        self.layers = tuple(next(views[shape]) for shape in shapes)
 
     def commit(self, moves: Iterable[Move]) -> None:
         """Copy the KV of accepted nodes to their final offsets, in all layers. KV in place is free."""
@@ -63,9 +74,9 @@ class KVPool:
                     sources.append(self._slot(move.table, source))
                     targets.append(self._slot(move.table, target))
         if sources:
-            device = self.data.device
-            rows = self.data.index_select(2, torch.tensor(sources, device=device))
-            self.data.index_copy_(2, torch.tensor(targets, device=device), rows)
+            for part in self._parts.values():
+                rows = part.index_select(2, torch.tensor(sources, device=part.device))
+                part.index_copy_(2, torch.tensor(targets, device=part.device), rows)
 
     def _slot(self, table: IntArray, offset: int) -> int:
         return int(table[offset // self.block_size]) * self.block_size + offset % self.block_size

@@ -208,10 +208,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
         config = parse_model_config(checkpoint.config)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
-    modules, tensors = (
-        config.num_layers + len(config.sparse_layers) * config.num_experts,
-        len(checkpoint.names()),
-    )
+    mixture, tensors = config.experts, len(checkpoint.names())
+    modules = config.num_layers + (0 if mixture is None else len(mixture.layers) * mixture.count)
     if modules > tensors:
         raise ModelError(
             f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "

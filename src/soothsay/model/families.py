@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from soothsay.config import ModelConfig, QueryGrowthConfig, RopeConfig
+from soothsay.config import ExpertsConfig, ModelConfig, QueryGrowthConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.family_table import FAMILIES, Family, Raw
@@ -79,7 +79,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         attention_softcap=raw.get("attn_logit_softcapping"),
         query_growth=_query_growth(raw, rope, max_positions) if family.grows_queries else None,
         logit_softcap=raw.get("final_logit_softcapping"),
-        **(_experts(family, raw, layers) if family.has_experts else {}),
+        experts=_experts(family, raw, layers) if family.has_experts else None,
         **_scales(family, raw, hidden, head_dim),
     )
 
@@ -136,20 +136,19 @@ def _activation(family: Family, raw: Raw) -> str:
     return ACTIVATIONS[name]
 
 
-def _experts(family: Family, raw: Raw, layers: int) -> dict[str, Any]:
-    """The fields of `ModelConfig` that only mixtures of experts have."""
+def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
     dense = set(raw.get("mlp_only_layers") or ())
     step = int(raw.get("decoder_sparse_step") or 1)
     count, used = int(raw.get("num_local_experts") or raw["num_experts"]), int(raw["num_experts_per_tok"])
     if not 1 <= used <= count:
         raise ModelError(f"config.json: num_experts_per_tok is {used}, and there are {count} experts")
-    return {
-        "num_experts": count,
-        "experts_per_token": used,
-        "expert_size": int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
-        "normalize_experts": family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
-        "sparse_layers": tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
-    }
+    return ExpertsConfig(
+        count=count,
+        chosen=used,
+        size=int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
+        layers=tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+        normalize=family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
+    )
 
 
 def _rotary_dim(family: Family, raw: Raw, head_dim: int) -> int | None:

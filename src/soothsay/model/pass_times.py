@@ -132,7 +132,8 @@ def filled_cache(model: Transformer, tokens: int) -> KVPool:
     """
     size = EngineConfig.block_size
     cache = model.new_cache(-(-tokens // size), size)
-    cache.data.normal_()
+    for layer in cache.layers:
+        layer.normal_()
     return cache
 
 

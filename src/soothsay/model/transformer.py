@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool
+from soothsay.model.feed_forward import feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.quantized import Quantized
@@ -78,45 +79,6 @@ class Attention(nn.Module):
         return torch.cat([*parts, v], dim=1)
 
 
-class FeedForward(nn.Module):
-    """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
-
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
-        super().__init__()
-        self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
-        self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
-        self.activation = config.activation
-        self.kernels = kernels
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`."""
-        return cast(Tensor, self.down(self.kernels.gated(self.gate_up(x), self.activation)))
-
-
-class Experts(nn.Module):
-    """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts."""
-
-    def __init__(self, config: ModelConfig, kernels: Kernels):
-        super().__init__()
-        self.config = config
-        self.router: nn.Module = Dense.random(config.hidden_size, config.num_experts)
-        self.experts = nn.ModuleList(
-            FeedForward(config, config.expert_size, kernels) for _ in range(config.num_experts)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`. A row's experts are added in order of rank, for row-invariance."""
-        scores: Tensor = self.router(x)
-        weights, chosen = scores.float().softmax(-1).topk(self.config.experts_per_token)  # [N, k]
-        if self.config.normalize_experts:
-            weights = weights / weights.sum(-1, keepdim=True)
-        out = x.new_zeros(*chosen.shape, x.shape[-1])  # [N, k, hidden]
-        for index in sorted(set(chosen.flatten().tolist())):
-            rows, rank = (chosen == index).nonzero(as_tuple=True)
-            out[rows, rank] = self.experts[index](x[rows]).to(out.dtype)
-        return (out * weights[..., None]).sum(1)
-
-
 class Block(nn.Module):
     """A decoder block: attention and feed-forward layer, added to the residual stream.
 
@@ -139,11 +101,7 @@ class Block(nn.Module):
         """0: it rotates by `rope`. 1: by `second_rope`."""
         self.kernels = kernels
         self.attention = Attention(config, layer, kernels, in_features)
-        self.mlp: nn.Module = (
-            Experts(config, kernels)
-            if layer in config.sparse_layers
-            else FeedForward(config, config.intermediate_size, kernels)
-        )
+        self.mlp = feed_forward(config, layer, kernels)
         self.attention_norm = norm() if config.pre_norms and in_features is None else None
         self.parallel = config.parallel
         self.mlp_norm = norm() if config.pre_norms and not config.parallel else None
@@ -377,7 +335,4 @@ class Transformer(nn.Module):
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVPool:
         """A KV pool for this model."""
-        c = self.config
-        return KVPool(
-            (c.num_layers, c.num_kv_heads, c.head_dim), num_blocks, block_size, self.dtype, self.device
-        )
+        return KVPool(self.config.kv_shapes, num_blocks, block_size, self.dtype, self.device)

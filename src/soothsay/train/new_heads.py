@@ -21,7 +21,8 @@ from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.errors import DrafterError
-from soothsay.model.transformer import Block, FeedForward, Transformer
+from soothsay.model.feed_forward import FeedForward
+from soothsay.model.transformer import Block, Transformer
 from soothsay.train.sequences import TrainingKernels, weight_of
 
 
@@ -145,8 +146,7 @@ def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
         rope=RopeConfig(target.rope.theta) if target.rope.kind == "longrope" else target.rope,
         rotary_dim=None,
         rotates_neighbours=False,
-        sparse_layers=(),
-        num_experts=0,
+        experts=None,
         tie_embeddings=False,
     )
 

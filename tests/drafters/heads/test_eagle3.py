@@ -150,7 +150,7 @@ class TestWhichHead:
         target = tiny(0)
         drafter, results, _ = serve(target, lambda t: Eagle3(t, make_eagle3_head(target), dtype=dtype))
         assert sum(result.stats.drafted for result in results) > 100
-        assert drafter.inner.kv.pool.data.dtype is (
+        assert drafter.inner.kv.pool.layers[0].dtype is (
             torch.float32 if dtype == "float32" else drafter.inner.served.head.dtype
         )
 

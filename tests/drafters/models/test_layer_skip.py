@@ -167,7 +167,7 @@ def test_the_targets_keys_and_values_are_those_of_plain_decoding(shape: dict[str
 
     def kv(llm: LLM, blocks: Sequence[int], count: int) -> torch.Tensor:
         slots = [block * 4 + i for block in blocks for i in range(4)][:count]
-        return llm.engine.cache.data[:, :, slots].clone()
+        return torch.stack([layer[:, slots] for layer in llm.engine.cache.layers])
 
     hits = 0
     for prompt in ("Once upon a time there was a bear.", "Once upon a time there was a fox."):

@@ -41,7 +41,8 @@ def test_rows_see_nothing_below_their_first_key(
     tree = random_tree(rng, 9)
     tokens = rng.integers(0, 97, 7)
     pool = model.new_cache(100, BLOCK)
-    pool.data.normal_(std=50)  # whatever lies below is not to be seen
+    for layer in pool.layers:
+        layer.normal_(std=50)  # whatever lies below is not to be seen
     table = rng.permutation(100)[: -(-(first_key + 20) // BLOCK)]
 
     def run(rows: list[Rows], cache: object) -> torch.Tensor:

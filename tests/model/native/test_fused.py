@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.config import QueryGrowthConfig, RopeConfig
+from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.linear import Dense
@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "second_rope_layers": (0,),
     },
     "multiplier": {"residual_multiplier": 0.22, "second_rope": RopeConfig(kind="none"), "rotary_dim": 16},
-    "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (1,)},
+    "mixtral": {"experts": ExpertsConfig(4, 2, 48, layers=(1,))},
     "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
@@ -187,7 +187,7 @@ def test_some_layers_and_what_they_read(
         change(model)
         pool = model.new_cache(20, 8)
         hidden, seen = model(batch(model, pooled=True), pool, layers=layers, taps=taps)
-        results.append((hidden, *seen, pool.data))
-    assert len(results[0]) == 2 + len(taps)
+        results.append((hidden, *seen, *pool.layers))
+    assert len(results[0]) == 1 + len(taps) + 3
     for expected, result in zip(*results, strict=True):
         assert torch.equal(expected, result)

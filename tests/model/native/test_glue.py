@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from soothsay.config import RopeConfig
+from soothsay.config import ExpertsConfig, RopeConfig
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import best_kernels, load_model
@@ -96,7 +97,13 @@ def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transforme
     config = load_model(open_checkpoint("sibyl")).config
     native = load_native()
     assert best_kernels(config).name == (native or STOCK).name
-    for misfit in ({"head_dim": 24}, {"hidden_size": 388}, {"activation": "gelu"}, {"expert_size": 40}):
+    misfits: tuple[dict[str, Any], ...] = (
+        {"head_dim": 24},
+        {"hidden_size": 388},
+        {"activation": "gelu"},
+        {"experts": ExpertsConfig(4, 2, 40, layers=(0,))},
+    )
+    for misfit in misfits:
         assert isinstance(best_kernels(replace(config, **misfit)), StockKernels)
     assert isinstance(best_kernels(config, "meta"), StockKernels)
     assert isinstance(tiny().kernels, StockKernels), "what trains has to be differentiable"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.config import RopeConfig
+from soothsay.config import ExpertsConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.native.kernels import load_native
@@ -42,7 +42,7 @@ FAMILIES = {
         "second_rope": RopeConfig(1e3),
         "second_rope_layers": (0,),
     },
-    "mixtral": {"num_experts": 4, "experts_per_token": 2, "expert_size": 48, "sparse_layers": (0, 1)},
+    "mixtral": {"experts": ExpertsConfig(4, 2, 48, layers=(0, 1))},
 }
 
 

@@ -201,13 +201,8 @@ class TokenKV(OwnKV[TokenState]):
 
 def own_pool(target: Target, config: ModelConfig, dtype: torch.dtype) -> KVPool:
     """Return a pool with the target's blocks and slots, for decoder blocks as `config` describes them."""
-    return KVPool(
-        (config.num_layers, config.num_kv_heads, config.head_dim),
-        target.num_blocks,
-        target.config.block_size,
-        dtype,
-        target.model.device,
-    )
+    size = target.num_blocks, target.config.block_size
+    return KVPool(config.kv_shapes, *size, dtype, target.model.device)
 
 
 def pack(rows: Sequence[Rows], target: Target, config: ModelConfig) -> Batch:

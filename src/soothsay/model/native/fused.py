@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch
+from soothsay.model.feed_forward import FeedForward
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.linear import NativeLinear, address
-from soothsay.model.transformer import Block, FeedForward
+from soothsay.model.transformer import Block
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 

@@ -110,7 +110,8 @@ class NativeKernels:
     @staticmethod
     def fit(config: ModelConfig) -> bool:
         """Whether the kernels can compute a model of these sizes."""
-        sizes = (config.hidden_size, config.intermediate_size, config.expert_size, config.head_dim // 2)
+        expert = 0 if config.experts is None else config.experts.size
+        sizes = (config.hidden_size, config.intermediate_size, expert, config.head_dim // 2)
         fits = not any(size % LANES for size in sizes) and config.head_dim <= 1024
         return fits and config.activation in ACTIVATIONS
 

@@ -94,7 +94,7 @@ def hf_config(block: ModelConfig) -> dict[str, Any]:
     """
     window = block.windows[0]
     expressible = (
-        not (block.post_norms or block.zero_centred_norms or block.num_experts or block.second_rope)
+        not (block.post_norms or block.zero_centred_norms or block.experts or block.second_rope)
         and block.has_common_blocks
         and block.attention_softcap is None
         and block.embedding_scale == 1.0
