@@ -57,6 +57,9 @@ struct soothsay_weights {
 void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
                      int out_is_bf16);
 
+// Some rows of the weights, which are integers: rows [count] -> out [count, inputs]. Rows that do not exist are NaN.
+void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
+
 // Uniform numbers: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
 

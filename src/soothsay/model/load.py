@@ -22,6 +22,7 @@ from soothsay.model.head_order import qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.native.kernels import load_native
+from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.quantized import (
     Integers,
     Quantized,
@@ -131,6 +132,9 @@ def load_model(
         for name, module in list(model.named_modules()):
             _fill(model, name, module, source)
             source.release()
+    embedding, head = model.embedding, model.head
+    if config.tie_embeddings and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
+        embedding.table = PackedTable(head)  # the same integers, read in one native call
     model.bits = 8 if mode.keeps_integers and mode.bits is None else mode.bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)

@@ -18,7 +18,6 @@ from soothsay.core.cache import KVPool
 from soothsay.model.feed_forward import feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.linear import Dense, normal
-from soothsay.model.quantized import Quantized
 from soothsay.model.rope import QueryGrowth, Rope
 
 
@@ -218,8 +217,8 @@ class Table(Protocol):
     def shape(self) -> torch.Size:
         """`[rows, size]`."""
 
-    def take(self, rows: Tensor) -> Quantized:
-        """Some rows: `[n]` int64, their numbers."""
+    def floats(self, rows: Tensor) -> Tensor:
+        """Some rows in float32: `[n]` int64, their numbers, to `[n, size]`."""
 
 
 class IntegerEmbedding(Embedding):
@@ -236,7 +235,7 @@ class IntegerEmbedding(Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """`[N] -> [N, hidden]`."""
-        rows = self.table.take(tokens).dequantize()
+        rows = self.table.floats(tokens)
         return rows * self.scale if self.scale != 1.0 else rows
 
 

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from soothsay import LLM, SamplingParams
 from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.formats.gguf_blocks import BlockRows
+from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model, numeric_mode, weight_bytes
-from soothsay.model.native.linear import NativeLinear
+from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import IntegerEmbedding
 
@@ -33,12 +35,15 @@ MATRICES = {
 }
 
 
-def write_mixed(path: Path, arch: str) -> transformers.PreTrainedModel:
-    """Write a random model, each matrix of another type. Returns transformers' model of the same weights."""
+def write_mixed(path: Path, arch: str, *, tied: bool = False) -> transformers.PreTrainedModel:
+    """Write a random model, each matrix of another type. Returns transformers' model of the same weights.
+
+    If it is `tied`, the file has no output head.
+    """
     settings = dict(
         **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "rms_norm_eps": 1e-5},
         **{"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
-        **{"max_position_embeddings": 128, "tie_word_embeddings": False},
+        **{"max_position_embeddings": 128, "tie_word_embeddings": tied},
     )
     config = transformers.AutoConfig.for_model(arch, **settings)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
@@ -68,7 +73,8 @@ def write_mixed(path: Path, arch: str) -> transformers.PreTrainedModel:
         model.get_parameter(name).data = tensor
 
     add("token_embd", "model.embed_tokens", VOCAB, HIDDEN)
-    add("output", "lm_head", VOCAB, HIDDEN)
+    if not tied:
+        add("output", "lm_head", VOCAB, HIDDEN)
     add_plain("output_norm.weight", "model.norm.weight", 1 + 0.1 * torch.randn(HIDDEN))
     for layer in range(LAYERS):
         for part, (name, out, size) in MATRICES.items():
@@ -153,3 +159,19 @@ def test_weights_stay_the_integers_that_they_are(mixed: tuple[Path, transformers
     assert held < 1.3 * (checkpoint.num_bytes() - embedding)
     mode = numeric_mode(TensorNames(model.config, checkpoint))
     assert weight_bytes(model, mode) <= checkpoint.num_bytes()
+
+
+def test_a_shared_table_is_read_from_the_packed_head(tmp_path: Path) -> None:
+    """With the bits that the file's own blocks have."""
+    whole = tmp_path / "tied.gguf"
+    write_mixed(whole, "llama", tied=True)
+    model = load_model(open_checkpoint(whole))
+    if not isinstance(model.head, NativeLinear):
+        pytest.skip("no native kernels run here")
+    assert isinstance(model.embedding, IntegerEmbedding)
+    assert isinstance(model.embedding.table, PackedTable)
+    stock = load_model(open_checkpoint(whole), kernels=StockKernels())
+    assert isinstance(stock.embedding, IntegerEmbedding)
+    assert isinstance(stock.embedding.table, BlockRows)
+    tokens = torch.arange(VOCAB)
+    assert torch.equal(model.embedding(tokens), stock.embedding(tokens))

@@ -83,6 +83,10 @@ class BlockRows:
             rows = head * size + 2 * i + half
         return decode(self.type, torch.from_numpy(self.data[rows.numpy()]))
 
+    def floats(self, rows: Tensor) -> Tensor:
+        """Some rows in float32: `[n]` int64, their numbers, to `[n, in]`."""
+        return self.take(rows).dequantize()
+
 
 def _halves(data: Tensor) -> Tensor:
     """Numbers in half precision: `[n, 2 m]` uint8 -> `[n, m]` float32."""

@@ -61,6 +61,7 @@ SIGNATURES = {
         c_void_p,
         c_int,
     ],  # x, x_is_bf16, rows, weights, out, ...
+    "soothsay_rows": [c_void_p, c_int64, c_void_p, c_void_p],  # rows, count, weights, out
     "soothsay_blocks": [
         *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
         *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
@@ -287,6 +288,10 @@ class NativeKernels:
         fitting = [block for block in blocks if isinstance(block, Block) and NativeBlocks.fit(block)]
         whole = len(fitting) == len(blocks)
         return NativeBlocks(self._run_blocks, fitting) if whole else None
+
+    def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
+        """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
+        self._library.soothsay_rows(rows.data_ptr(), len(rows), weights, out.data_ptr())
 
     def _run_blocks(self, *arguments: object) -> None:
         self._library.soothsay_blocks(*arguments)

@@ -27,6 +27,9 @@ class Multiplier(Protocol):
     def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
 
+    def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
+        """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
+
 
 class _Factors(Structure):
     """`soothsay_factors` of csrc/kernels.h."""
@@ -84,6 +87,28 @@ class NativeLinear(nn.Module):
         x = x.contiguous()
         out = torch.empty(x.shape[0], self.out_features, dtype=self.dtype)
         self.kernels.multiply(x, self.address, out)
+        return out
+
+
+class PackedTable:
+    """The rows of a layer's integers, read one by one: a table of embeddings that is the output head as well.
+
+    See `soothsay.model.transformer.Table`.
+    """
+
+    def __init__(self, layer: NativeLinear):
+        self.layer = layer
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[rows, size]`."""
+        return torch.Size([self.layer.out_features, self.layer.in_features])
+
+    def floats(self, rows: Tensor) -> Tensor:
+        """Some rows in float32: `[n]` int64, their numbers, to `[n, size]`. A row that is missing is NaN."""
+        rows = rows.contiguous()
+        out = torch.empty(len(rows), self.layer.in_features)
+        self.layer.kernels.read_rows(rows, self.layer.address, out)
         return out
 
 
