@@ -60,6 +60,21 @@ void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_
 // Some rows of the weights, which are integers: rows [count] -> out [count, inputs]. Rows that do not exist are NaN.
 void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
 
+// The rows of a pass of N rows, M of which ask for logits, and the keys that they attend to; see soothsay_attend for the
+// paths. `rows` and `row_positions` are those of the paths.
+struct soothsay_layout {
+    int64_t *tokens, *positions, *slots;  // [N]
+    int64_t* logit_rows;                  // [M]
+    int64_t *rows, *row_positions;        // [N]
+    int64_t *key_begin, *row_begin;       // [paths + 1], with room for N + 1
+    int64_t *shared, *keys;               // [paths], [all keys]
+};
+
+// Lays out `count` requests. The plan has for each: start, first key, first node that is a row, number of nodes with the root
+// (0: no tree), number of pending tokens, the address of its table of blocks (0: keys live within the pass); then the pending
+// tokens, and tokens and parents of the nodes. totals [2]: number of paths; number of slots up to the last that is in use.
+void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out, int64_t* totals);
+
 // Uniform numbers: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
 void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
 

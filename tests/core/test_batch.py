@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from kernels import FASTEST
 
-from soothsay.core.batch import Batch, Rows
-from soothsay.core.paths import KEY_BLOCK, Lanes
+from soothsay.core.batch import Batch, Rows, stock_layout
+from soothsay.core.paths import KEY_BLOCK, FlatPaths, Lanes, Path
 from soothsay.core.tree import DraftTree
+from soothsay.model.kernels import StockKernels
 
+Pack = Callable[..., Batch]
 BLOCK_SIZE = 8
 WINDOWS = (None, 1, 5, 200)
 KINDS = ("chunk", "single", "chain", "tree", "level")
@@ -105,7 +110,7 @@ def sees(batch: Batch, row: int, window: int | None) -> tuple[list[int], list[in
 
 def seen_flat(batch: Batch) -> dict[int, list[int]]:
     """Slots that each row sees, by the other layout: paths end to end."""
-    flat, found = batch.flat, {}
+    flat, found = FlatPaths.of(batch.paths.listed), {}
     keys, rows = pairwise(flat.key_begin.tolist()), pairwise(flat.row_begin.tolist())
     for (key, _), (begin, end) in zip(keys, rows, strict=True):
         for row, position in zip(
@@ -144,26 +149,34 @@ def check(batch: Batch, requests: list[Rows]) -> None:
     assert seen_flat(batch) == {number: row.sees for number, row in enumerate(rows)}
 
 
+@pytest.fixture(params=["stock", "native"])
+def pack(request: pytest.FixtureRequest) -> Pack:
+    """`Batch.pack` with each of its layouts."""
+    if request.param == "native" and isinstance(FASTEST, StockKernels):
+        pytest.skip("no native kernels run here")
+    return partial(Batch.pack, lay_out=stock_layout if request.param == "stock" else FASTEST.lay_out)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_each_row_sees_its_own_path_in_order_of_position(seed: int) -> None:
+def test_each_row_sees_its_own_path_in_order_of_position(pack: Pack, seed: int) -> None:
     rng = np.random.default_rng(seed)
     free = rng.permutation(600).tolist()
     requests = [random_rows(rng, str(kind), free) for kind in rng.choice(KINDS, int(rng.integers(1, 7)))]
-    check(Batch.pack(requests, block_size=BLOCK_SIZE, group=1 + seed % 8, windows=WINDOWS), requests)
+    check(pack(requests, block_size=BLOCK_SIZE, group=1 + seed % 8, windows=WINDOWS), requests)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_without_a_pool_slots_are_rows_of_the_pass(seed: int) -> None:
+def test_without_a_pool_slots_are_rows_of_the_pass(pack: Pack, seed: int) -> None:
     rng = np.random.default_rng(seed)
     kinds = rng.choice([kind for kind in KINDS if kind != "level"], 4)
     requests = [random_rows(rng, str(kind), None) for kind in kinds]
-    batch = Batch.pack(requests, group=2, windows=WINDOWS)
+    batch = pack(requests, group=2, windows=WINDOWS)
     check(batch, requests)
     assert all(slot == row for row, slot in enumerate(batch.slots.tolist()))
 
 
 @pytest.mark.parametrize("pending", [255, 256, 257, 600])
-def test_a_long_chunk_sees_what_a_short_one_sees(pending: int) -> None:
+def test_a_long_chunk_sees_what_a_short_one_sees(pack: Pack, pending: int) -> None:
     tokens, tree = np.arange(pending), DraftTree(pending - 1)
     tree.extend([1, 2, 3])
     requests = [
@@ -171,7 +184,7 @@ def test_a_long_chunk_sees_what_a_short_one_sees(pending: int) -> None:
         Rows(tokens, 5, np.arange(100, 200), tree),
         Rows(tokens, 3, np.arange(200, 300)),
     ]
-    check(Batch.pack(requests, block_size=BLOCK_SIZE, group=3, windows=WINDOWS), requests)
+    check(pack(requests, block_size=BLOCK_SIZE, group=3, windows=WINDOWS), requests)
 
 
 @pytest.mark.parametrize("group", range(1, 9))
@@ -235,3 +248,34 @@ def test_a_request_without_rows_takes_no_part() -> None:
     batch = Batch.pack([idle, busy], block_size=BLOCK_SIZE)
     assert batch.tokens.tolist() == [9]
     assert batch.spans == ((0, 0), (0, 1))
+
+
+@pytest.mark.skipif(isinstance(FASTEST, StockKernels), reason="no native kernels run here")
+def test_native_kernels_lay_out_the_same_batch() -> None:
+    """Down to the order of paths, and to what they share: bits of sums in shared contexts depend on it."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        free = rng.permutation(600).tolist() if rng.random() < 0.8 else None
+        kinds = [kind for kind in KINDS if kind != "level" or free is not None]
+        requests = [random_rows(rng, str(kind), free) for kind in rng.choice(kinds, int(rng.integers(1, 7)))]
+        keys = [rows.start + min(len(rows.tokens), 1) for rows in requests]  # of which the root's is the last
+        firsts = [int(rng.integers(count)) for count in keys]
+        requests = [replace(rows, first_key=first) for rows, first in zip(requests, firsts, strict=True)]
+        stock, native = (
+            Batch.pack(requests, block_size=BLOCK_SIZE, lay_out=own)
+            for own in (stock_layout, FASTEST.lay_out)
+        )
+        for name in ("tokens", "positions", "slots", "logit_rows"):
+            assert getattr(stock, name).tolist() == getattr(native, name).tolist()
+        assert (stock.spans, stock.num_slots) == (native.spans, native.num_slots)
+        assert plain(stock.paths.listed) == plain(native.paths.listed)
+
+
+def plain(paths: tuple[Path, ...]) -> list[object]:
+    return [(list(path.rows), path.positions.tolist(), path.keys.tolist(), path.shared) for path in paths]
+
+
+@pytest.mark.parametrize("tree", [None, DraftTree(1)])
+def test_a_request_with_too_few_blocks(pack: Pack, tree: DraftTree | None) -> None:
+    with pytest.raises(IndexError):
+        pack([Rows(np.array([1, 2]), 7, np.arange(1), tree)], block_size=BLOCK_SIZE)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
-from soothsay.core.batch import Batch, Rows
+from soothsay.core.batch import Rows
 from soothsay.errors import ModelError, RequestError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.load import load_model
@@ -117,7 +117,7 @@ def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.nd
 @torch.no_grad()
 def _log_probabilities(model: Transformer, ids: np.ndarray) -> Tensor:
     """Log-probabilities of the tokens in the second half of a chunk: `[rows, vocabulary]`, float32."""
-    batch = Batch.pack([Rows(ids, 0)], group=model.config.group, windows=model.config.windows)
+    batch = model.pack([Rows(ids, 0)])
     hidden, _ = model(batch)
     return model.logits(hidden[len(ids) // 2 : -1]).float().log_softmax(-1)
 

@@ -19,7 +19,7 @@ Besides the 5 cached tokens, row 3 sees a b d and row 4 sees a b c e.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from soothsay.core.paths import FlatPaths, Lanes, Path, stack_paths
+from soothsay.core.paths import Lanes, Path, PathList, Paths, stack_paths
 from soothsay.core.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
@@ -56,6 +56,23 @@ class Rows:
         return len(self.tokens) + (0 if self.tree is None else len(self.tree) - self.first)
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows of a pass stand. The tensors are as in `Batch`, on the CPU."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    logit_rows: Tensor
+    asked: Sequence[int]  # number of logit rows of each request
+    paths: Paths
+    num_slots: int
+
+
+LayOut = Callable[[Sequence[Rows], int], Layout]
+"""Lays out the rows of requests one after the other, for KV blocks of this size."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """N rows of R requests, ready for `Transformer.forward`. Index tensors serve all layers."""
@@ -65,7 +82,7 @@ class Batch:
     slots: Tensor  # [N] int64, where each row's KV goes
     logit_rows: Tensor  # [M] int64, rows of tree nodes, the roots included
     spans: tuple[tuple[int, int], ...]  # each request's part of the logit rows
-    paths: tuple[Path, ...]  # keys of the rows; the properties below are layouts of them, made on demand
+    paths: Paths  # the keys that the rows attend to
     num_slots: int  # size of the smallest pool with all slots in use here
     group: int
     windows: tuple[int | None, ...]
@@ -79,6 +96,7 @@ class Batch:
         group: int = 1,
         windows: Sequence[int | None] = (None,),
         device: torch.device | str = "cpu",
+        lay_out: LayOut | None = None,
     ) -> Batch:
         """Lay out the rows of `requests` one after the other.
 
@@ -88,11 +106,26 @@ class Batch:
             group: query heads that share a key head.
             windows: the sliding windows of the model's layers; None: no window.
             device: of the index tensors.
+            lay_out: that of the kernels; None: the one with stock operations.
         """
-        packer = _Packer(block_size)
         for request in requests:
-            packer.add(request)
-        return packer.finish(group, tuple(windows), torch.device(device))
+            if request.first_key > request.start:
+                raise ValueError(
+                    f"a row at offset {request.start} sees no keys below {request.first_key}: "
+                    "not even its own"
+                )
+        layout = (lay_out or stock_layout)(requests, block_size)
+        return cls(
+            tokens=layout.tokens.to(device),
+            positions=layout.positions.to(device),
+            slots=layout.slots.to(device),
+            logit_rows=layout.logit_rows.to(device),
+            spans=tuple(pairwise(accumulate(layout.asked, initial=0))),
+            paths=layout.paths,
+            num_slots=layout.num_slots,
+            group=group,
+            windows=tuple(windows),
+        )
 
     @property
     def lanes(self) -> tuple[Lanes, ...]:
@@ -105,13 +138,16 @@ class Batch:
         return self._stacked[1]
 
     @cached_property
-    def flat(self) -> FlatPaths:
-        """The paths end to end, for native kernels."""
-        return FlatPaths.of(self.paths)
-
-    @cached_property
     def _stacked(self) -> tuple[tuple[Lanes, ...], Tensor]:
-        return stack_paths(self.paths, len(self.tokens), self.group, self.windows, self.tokens.device)
+        return stack_paths(self.paths.listed, len(self.tokens), self.group, self.windows, self.tokens.device)
+
+
+def stock_layout(requests: Sequence[Rows], block_size: int) -> Layout:
+    """Lay out the rows of `requests` one after the other, with stock operations."""
+    packer = _Packer(block_size)
+    for request in requests:
+        packer.add(request)
+    return packer.finish()
 
 
 @dataclass(slots=True)
@@ -126,10 +162,6 @@ class _Packer:
     num_slots: int = 0
 
     def add(self, request: Rows) -> None:
-        if request.first_key > request.start:
-            raise ValueError(
-                f"a row at offset {request.start} sees no keys below {request.first_key}: not even its own"
-            )
         base, pending, ctx = self.num_rows, len(request.tokens), request.start + len(request.tokens) - 1
         positions = offsets = np.arange(request.start, ctx + 1)
         tokens = request.tokens
@@ -177,19 +209,16 @@ class _Packer:
                 self.paths.append(Path([base + row for row in rows], positions.take(rows), keys, shared))
                 shared = len(context)
 
-    def finish(self, group: int, windows: tuple[int | None, ...], device: torch.device) -> Batch:
+    def finish(self) -> Layout:
         def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
-            return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts])).to(device)
+            return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
 
-        ends = list(accumulate(len(rows) for rows in self.logit_rows))
-        return Batch(
+        return Layout(
             tokens=tensor(self.tokens),
             positions=tensor(self.positions),
             slots=tensor(self.slots),
             logit_rows=tensor(self.logit_rows),
-            spans=tuple(pairwise([0, *ends])),
-            paths=tuple(self.paths),
+            asked=[len(rows) for rows in self.logit_rows],
+            paths=PathList(tuple(self.paths)),
             num_slots=self.num_slots,
-            group=group,
-            windows=windows,
         )

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,35 @@ class Path:
     positions: IntArray  # of the rows
     keys: IntArray  # slots in order of position
     shared: int = 0  # how many of its first keys are those of the path before it
+
+
+class Paths(Protocol):
+    """The paths of a pass, in the two forms that kernels read."""
+
+    @property
+    def listed(self) -> tuple[Path, ...]:
+        """One by one."""
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        """End to end: the addresses of the tensors in `FlatPaths`, and the number of paths."""
+
+
+@dataclass(frozen=True)
+class PathList:
+    """The `Paths` of a list."""
+
+    listed: tuple[Path, ...]
+
+    @cached_property
+    def flat(self) -> FlatPaths:
+        """End to end."""
+        return FlatPaths.of(self.listed)
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        """See `Paths`."""
+        return self.flat.pointers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason
-from soothsay.core.batch import Batch, Rows
+from soothsay.core.batch import Rows
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.load import EngineLoad
 from soothsay.core.request import Observation, Request, RequestDrafter
@@ -151,14 +151,7 @@ class Engine:
             row, node = turn.rows.stop, turn.nodes.stop
             pending = request.tokens[request.cached :][: turn.num_tokens]
             rows.append(Rows(pending, start=request.cached, table=request.table, tree=turn.tree))
-        config = self.model.config
-        batch = Batch.pack(
-            rows,
-            block_size=self.config.block_size,
-            group=config.group,
-            windows=config.windows,
-            device=self.model.device,
-        )
+        batch = self.model.pack(rows, self.config.block_size)
         layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
         hidden, tapped = self.model(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)

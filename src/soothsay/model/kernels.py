@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from soothsay.core import noise
 from soothsay.core.automaton import Automaton
-from soothsay.core.batch import Batch
+from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.model.attention import attend
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
@@ -63,6 +63,9 @@ class Kernels(noise.SamplingKernels, Protocol):
     """
 
     name: str
+
+    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
+        """Lay out the rows of requests one after the other, for KV blocks of this size."""
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
@@ -138,6 +141,10 @@ class StockKernels:
 
     name = "stock PyTorch operations"
     draws_by_race = False
+
+    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
+        """See `Kernels`."""
+        return stock_layout(requests, block_size)
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from soothsay import __version__
 from soothsay.config import EngineConfig
-from soothsay.core.batch import Batch, Rows
+from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.tree import DraftTree
 from soothsay.files import write_json
@@ -113,14 +113,7 @@ class VerifyPass:
     @torch.inference_mode()
     def __call__(self) -> Tensor:
         """`[rows, V]` logits."""
-        config = self.model.config
-        batch = Batch.pack(
-            [self.rows],
-            block_size=self.cache.block_size,
-            group=config.group,
-            windows=config.windows,
-            device=self.model.device,
-        )
+        batch = self.model.pack([self.rows], self.cache.block_size)
         hidden, _ = self.model(batch, self.cache)
         return self.model.logits(hidden.index_select(0, batch.logit_rows))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.core.batch import Batch
+from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.model.feed_forward import feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
@@ -331,6 +331,18 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""
         return finished_logits(self.head(hidden), self.config.logit_scale, self.config.logit_softcap)
+
+    def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
+        """Lay out a pass of this model. `block_size` is that of the KV pool."""
+        c = self.config
+        return Batch.pack(
+            requests,
+            block_size=block_size,
+            group=c.group,
+            windows=c.windows,
+            device=self.device,
+            lay_out=self.kernels.lay_out,
+        )
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVPool:
         """A KV pool for this model."""

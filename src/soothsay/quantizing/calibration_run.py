@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.core.batch import Batch, Rows
+from soothsay.core.batch import Rows
 from soothsay.model.transformer import Block, Transformer, unfuse
 
 ROWS = 2048
@@ -82,14 +82,10 @@ class _SampleStates:
     """Samples, and their hidden states at the input of the next block."""
 
     def __init__(self, model: Transformer, samples: Tensor):
-        c = model.config
         self.model, self.samples = model, samples
         step = max(1, ROWS // samples.shape[1])
         requests = [Rows(ids, 0) for ids in samples.numpy()]
-        self.batches = [
-            Batch.pack(requests[i : i + step], group=c.group, windows=c.windows)
-            for i in range(0, len(requests), step)
-        ]
+        self.batches = [model.pack(requests[i : i + step]) for i in range(0, len(requests), step)]
         self.states = [model.enter(batch.tokens) for batch in self.batches]  # [rows, H] of each batch
 
     def through(self, block: Block) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
+from soothsay.core.paths import PathList
 from soothsay.errors import TrainingError
 from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
@@ -58,7 +59,7 @@ class Sequences(Batch):
             slots=torch.arange(rows, device=device),
             logit_rows=torch.arange(rows, device=device),
             spans=(),
-            paths=(),
+            paths=PathList(()),
             num_slots=rows,
             group=1,
             windows=(),

@@ -165,10 +165,10 @@ class SkipJudge:
         self._tries, self._expected = list[Batch](), list[Tensor]()
         for first, tokens in zip(range(0, count * size, size), samples.numpy(), strict=True):
             slots = first + np.arange(size)
-            whole = self._pack([Rows(tokens, 0, slots)])
+            whole = model.pack([Rows(tokens, 0, slots)])
             self._expected.append(self._run(whole, None))
             rows = [Rows(tokens[t : t + 1], t, np.append(slots[:t], own[t])) for t in range(size)]
-            self._tries.append(self._pack(rows))
+            self._tries.append(model.pack(rows))
 
     def agreement(self, skip: set[int]) -> float:
         """Return the share of tokens that stay the same without the layers `skip`, in 0 to 1."""
@@ -184,10 +184,6 @@ class SkipJudge:
     def _run(self, batch: Batch, layers: Sequence[int] | None) -> Tensor:
         """Return `[N]`, the likeliest token after each row."""
         return self._model.logits(self._model(batch, self._cache, layers=layers)[0]).argmax(-1)
-
-    def _pack(self, rows: Sequence[Rows]) -> Batch:
-        c = self._model.config
-        return Batch.pack(rows, group=c.group, windows=c.windows, device=self._model.device)
 
 
 def _cost(c: ModelConfig, skip: Sequence[int]) -> float:

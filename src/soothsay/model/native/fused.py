@@ -94,7 +94,7 @@ class NativeBlocks:
             _array([part.data_ptr() for rope in ropes for part in rope]),
             rows,
             batch.slots.data_ptr(),
-            *batch.flat.pointers,
+            *batch.paths.pointers,
             _array([pool[0 if kv is None else layer].data_ptr() for layer in layers]),
             pool[0].shape[1],
             *[place.data_ptr() for place in scratch],

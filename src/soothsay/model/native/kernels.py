@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.core.batch import Batch
+from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.machine import granted_processors
 from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.fused import ACTIVATIONS, NativeBlocks
+from soothsay.model.native.layout import native_layout
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.quantized import Integers
 from soothsay.model.transformer import Block
@@ -61,6 +62,7 @@ SIGNATURES = {
         c_void_p,
         c_int,
     ],  # x, x_is_bf16, rows, weights, out, ...
+    "soothsay_lay_out": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],  # plan, count, block_size, out, ...
     "soothsay_rows": [c_void_p, c_int64, c_void_p, c_void_p],  # rows, count, weights, out
     "soothsay_blocks": [
         *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
@@ -196,12 +198,12 @@ class NativeKernels:
     ) -> Tensor:
         """See `Kernels`. Keys are read in place."""
         heads = kv.shape[0] // 2
-        flat, out = batch.flat, torch.empty(q.shape)
+        out = torch.empty(q.shape)
         self._library.soothsay_attend(
             q.data_ptr(),
             kv.data_ptr(),
             kv.dtype == torch.bfloat16,
-            *flat.pointers,
+            *batch.paths.pointers,
             *(heads, q.shape[1] // heads, q.shape[2], kv.shape[1]),
             softcap or 0.0,
             window or 0,
@@ -288,6 +290,10 @@ class NativeKernels:
         fitting = [block for block in blocks if isinstance(block, Block) and NativeBlocks.fit(block)]
         whole = len(fitting) == len(blocks)
         return NativeBlocks(self._run_blocks, fitting) if whole else None
+
+    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
+        """See `Kernels`."""
+        return native_layout(self._library.soothsay_lay_out, requests, block_size)
 
     def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
         """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
