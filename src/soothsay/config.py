@@ -52,6 +52,12 @@ class ExpertsConfig:
     size: int  # as `intermediate_size`, of one expert
     layers: tuple[int, ...]  # those that have experts
     normalize: bool = True  # the weights of the chosen experts add up to 1
+    sigmoid: bool = False  # an expert's weight is the sigmoid of its score, not its softmax among all
+    corrected: bool = False  # a learned number is added to each weight, for the choice alone
+    groups: int = 1  # experts are chosen from the best groups of consecutive experts
+    groups_chosen: int = 1
+    scale: float = 1.0  # factor of all weights
+    shared_size: int = 0  # as `intermediate_size`, of the part that all rows run through beside their experts
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,8 @@ class ModelConfig:
         dense, experts, mixture = self.num_layers, 0, self.experts
         if mixture is not None:
             dense -= len(mixture.layers)
-            experts = (3 * mixture.size + 1) * self.hidden_size * mixture.count * len(mixture.layers)
+            each = (3 * mixture.size + 1) * mixture.count + 3 * mixture.shared_size
+            experts = each * self.hidden_size * len(mixture.layers)
         tables = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         feed_forward = 3 * self.hidden_size * self.intermediate_size * dense
         return self.num_layers * attention + feed_forward + experts + tables

@@ -238,6 +238,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "norm_topk_prob": True,
         },
     ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "qwen3_moe_sparse": (
         "Qwen3Moe",
         {
@@ -315,6 +330,9 @@ def random_oracle(name: str, **changes: Any) -> Any:
         else:
             value = noise * parameter.shape[-1] ** -0.5 * (1.7 if key.endswith(sharper) else 1.0)
         parameter.data.copy_(value)
+    for key, buffer in oracle.named_buffers():
+        if key.endswith("e_score_correction_bias"):
+            buffer.copy_(0.5 * torch.randn(buffer.shape, generator=generator))
     return oracle.eval()
 
 

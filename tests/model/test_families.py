@@ -37,8 +37,10 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
+from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
+from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
@@ -47,7 +49,17 @@ from soothsay.train.sequences import TrainingKernels
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
 NAMES = [*CASES, MULTIMODAL, *MULTIMODALS]
-FURTHER = ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm", "cohere2"]
+FURTHER = [
+    "phi4_mini",
+    "smollm3_windows",
+    "granite",
+    "olmo2_groups",
+    "olmo3",
+    "ministral3",
+    "glm",
+    "glm4_moe",
+    "cohere2",
+]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
 
@@ -254,7 +266,7 @@ def test_dynamic_scaling_ends_where_it_would_begin(pairs: Pairs) -> None:
     assert pairs("llama_rope_dynamic").model.config.max_positions == 256
 
 
-@pytest.mark.parametrize("name", ["phi4_mini", "glm", "cohere2", "gemma3", "olmo3"])
+@pytest.mark.parametrize("name", ["phi4_mini", "glm", "glm4_moe", "cohere2", "gemma3", "olmo3"])
 def test_weights_go_back_under_their_names(pairs: Pairs, name: str) -> None:
     checkpoint = open_checkpoint(pairs(name).directory)
     model = load_model(checkpoint, "float32", kernels=TrainingKernels())
@@ -282,7 +294,9 @@ def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama1", "llama3", "qwen2_windows", "gemma2", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "name", ["llama1", "llama3", "qwen2_windows", "gemma2", "gemma3", "qwen3_moe", *FURTHER]
+)
 def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype: Any) -> None:
     model = packed(pairs(name), dtype)
     for start in (2, KEY_BLOCK - 8):  # the second tree crosses a multiple to which keys are padded
@@ -315,7 +329,7 @@ def test_bits_on_several_threads(pairs: Pairs, dtype: Any) -> None:
 def packed(pair: Pair, dtype: Any) -> Transformer:
     if not Packed.available(getattr(torch, dtype)):
         pytest.skip(f"oneDNN has no {dtype} kernels on this machine")
-    model = load(pair.directory, dtype)
+    model = load_model(open_checkpoint(pair.directory), dtype, kernels=StockKernels())
     assert isinstance(model.head, Packed)
     return model
 
@@ -412,3 +426,12 @@ def test_experts_are_saved_one_by_one(pairs: Pairs) -> None:
     for name, tensor in expected.items():
         with safe_open(pairs(name).directory / "model.safetensors", framework="pt") as file:
             assert tensor in file.keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("change", [{"n_group": 3}, {"topk_group": 5}, {"num_experts_per_tok": 5}])
+def test_experts_that_cannot_be_chosen_from_the_groups(change: dict[str, int]) -> None:
+    """Eight experts in four groups, of which two are kept."""
+    config = random_oracle("glm4_moe").config.to_dict()
+    assert parse_model_config(config).experts is not None
+    with pytest.raises(ModelError, match="n_group"):
+        parse_model_config({**config, **change})

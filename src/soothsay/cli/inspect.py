@@ -89,7 +89,11 @@ def _architecture(c: ModelConfig) -> Rows:
     yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden, {c.intermediate_size:,} feed-forward"
     if c.experts is not None:
         e = c.experts
-        yield "experts", f"{e.count} of {e.size:,}, {e.chosen} for each token, in {len(e.layers)} layers"
+        beside = f", and {e.shared_size:,} for all tokens" if e.shared_size else ""
+        yield (
+            "experts",
+            f"{e.count} of {e.size:,}, {e.chosen} for each token{beside}, in {len(e.layers)} layers",
+        )
     yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values"
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
     yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"

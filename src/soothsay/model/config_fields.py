@@ -151,6 +151,12 @@ FIELDS: Mapping[str, Rule] = {
     # mixtures of experts
     "num_local_experts": Whole(0, 65_536),
     "num_experts": Whole(1, 65_536),
+    "n_routed_experts": Whole(1, 65_536),
+    "n_shared_experts": Whole(0, 1024),
+    "n_group": Whole(1, 65_536),
+    "topk_group": Whole(1, 65_536),
+    "routed_scaling_factor": _POSITIVE,
+    "first_k_dense_replace": _LAYER,
     "num_experts_per_tok": Whole(0, 65_536),
     "shared_intermediate_size": _SIZE,
     "moe_intermediate_size": _SIZE,

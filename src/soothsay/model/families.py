@@ -40,6 +40,9 @@ def parse_model_config(raw: Raw) -> ModelConfig:
 
 def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     layers, (heads, kv_heads, head_dim) = int(raw["num_hidden_layers"]), _heads(raw)
+    qk_norm = bool(raw.get("use_qk_norm", False))
+    if qk_norm and not family.reads_qk_norm:
+        raise ModelError("config.json: use_qk_norm (as in Command R+) is not supported; take another model")
     hidden = int(raw["hidden_size"])
     rotary_dim = _rotary_dim(family, raw, head_dim)
     windows = _windows(family, raw, layers)
@@ -69,7 +72,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         o_bias=attention_bias and family.o_bias and not family.qkv_bias_only,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         rotates_neighbours=family.rotates_neighbours,
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm or qk_norm,
         qk_norm_over_heads=family.qk_norm_over_heads,
         zero_centred_norms=family.zero_centred_norms,
         centred_norms=family.centred_norms,
@@ -97,8 +100,6 @@ def _heads(raw: Raw) -> tuple[int, int, int]:
         raise ModelError(
             f"config.json: heads of {head_dim} dimensions cannot be rotated; head_dim must be even"
         )
-    if raw.get("use_qk_norm"):
-        raise ModelError("config.json: use_qk_norm (as in Command R+) is not supported; take another model")
     return heads, kv_heads, head_dim
 
 
@@ -137,17 +138,34 @@ def _activation(family: Family, raw: Raw) -> str:
 
 
 def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
-    dense = set(raw.get("mlp_only_layers") or ())
+    dense = {*(raw.get("mlp_only_layers") or ()), *range(int(raw.get("first_k_dense_replace") or 0))}
     step = int(raw.get("decoder_sparse_step") or 1)
-    count, used = int(raw.get("num_local_experts") or raw["num_experts"]), int(raw["num_experts_per_tok"])
+    names = ("num_local_experts", "n_routed_experts", "num_experts")
+    count = next((int(raw[name]) for name in names if raw.get(name)), 0) or int(raw["num_experts"])
+    used, size = (
+        int(raw["num_experts_per_tok"]),
+        int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
+    )
+    groups, kept = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
     if not 1 <= used <= count:
         raise ModelError(f"config.json: num_experts_per_tok is {used}, and there are {count} experts")
+    if count % groups or kept > groups or used > count // groups * kept or groups == count > 1:
+        raise ModelError(
+            f"config.json: {used} of {count} experts cannot be chosen from {kept} (topk_group) of {groups} "
+            "groups (n_group)"
+        )
     return ExpertsConfig(
         count=count,
         chosen=used,
-        size=int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
+        size=size,
         layers=tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
         normalize=family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
+        sigmoid=family.routes_by_sigmoid,
+        corrected=family.routes_by_sigmoid,
+        groups=groups,
+        groups_chosen=kept,
+        scale=float(raw.get("routed_scaling_factor", 1.0)),
+        shared_size=size * int(raw.get("n_shared_experts") or 0),
     )
 
 

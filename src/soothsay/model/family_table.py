@@ -90,6 +90,9 @@ class Family:
     """Queries, keys and values have a bias whatever the file says, and attention's output has none."""
 
     qk_norm: bool = False
+    reads_qk_norm: bool = False
+    """Queries and keys are normed if the file says so, by `use_qk_norm`."""
+
     qk_norm_over_heads: bool = False
     default_attention_bias: bool = False
     o_bias: bool = True
@@ -137,6 +140,9 @@ class Family:
     has_experts: bool = False
     always_normalizes_experts: bool = False
     """The weights of the chosen experts add up to 1 whatever the file says."""
+
+    routes_by_sigmoid: bool = False
+    """Experts are chosen as in DeepSeek-V3: by sigmoids with a correction, from the best groups."""
 
     windowed: Callable[[Raw, int], Sequence[bool]] = no_layer
     """For each layer, whether it has a sliding window, if the file has a `sliding_window`."""
@@ -231,6 +237,15 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "granitemoehybrid": Family(has_multipliers=True, unrotated=all_or_none, rewritten=dense_hybrid),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
+    "glm4_moe": Family(
+        o_bias=False,
+        reads_qk_norm=True,
+        rotates_share=0.5,
+        default_norm_eps=1e-5,
+        has_experts=True,
+        routes_by_sigmoid=True,
+        defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True},
+    ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),
     "olmo2": _OLMO,

@@ -24,8 +24,8 @@ def qkv_order(config: ModelConfig) -> Tensor | None:
         order        0 1 4 5   2 3 6 7      pairs (0, 2), (1, 3) rotate; (4, 6), (5, 7) turn by 0
         neighbours   0 2 4 5   1 3 6 7      pairs (0, 1), (2, 3) rotate
     """
-    order, d = _of_head(config), config.head_dim
-    if torch.equal(order, torch.arange(d, device="cpu")):
+    order, d = head_order(config), config.head_dim
+    if order is None:
         return None
     heads = torch.arange(config.num_heads + config.num_kv_heads, device="cpu")
     turned = (heads[:, None] * d + order).flatten()
@@ -33,10 +33,11 @@ def qkv_order(config: ModelConfig) -> Tensor | None:
     return torch.cat([turned, values])
 
 
-def _of_head(config: ModelConfig) -> Tensor:
-    """For each dimension of a head, its number in a checkpoint: `[d]`."""
+def head_order(config: ModelConfig) -> Tensor | None:
+    """For each dimension of a head, its number in a checkpoint: `[d]` int64. None: the order is the same."""
     rotary_dim = config.rotary_dim or config.head_dim
     rotated = torch.arange(rotary_dim, device="cpu")
     first, second = rotated.view(-1, 2).t() if config.rotates_neighbours else rotated.view(2, -1)
     rest = torch.arange(rotary_dim, config.head_dim, device="cpu").view(2, -1)
-    return torch.cat([first, rest[0], second, rest[1]])
+    order = torch.cat([first, rest[0], second, rest[1]])
+    return None if torch.equal(order, torch.arange(config.head_dim, device="cpu")) else order

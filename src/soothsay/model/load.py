@@ -16,9 +16,10 @@ from soothsay.errors import ModelError
 from soothsay.heap import return_freed_memory
 from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
+from soothsay.model.feed_forward import Correction
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.head_order import qkv_order
+from soothsay.model.head_order import head_order, qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.native.kernels import load_native
@@ -328,7 +329,10 @@ class _Source:
 
 def row_order(module: str, config: ModelConfig) -> Tensor | None:
     """For each row of a module, its number in a checkpoint; None if the order is the same."""
-    return qkv_order(config) if module.endswith("attention.qkv") else None
+    if module.endswith("attention.qkv"):
+        return qkv_order(config)
+    of_heads = module.endswith(("attention.q_norm", "attention.k_norm")) and not config.qk_norm_over_heads
+    return head_order(config) if of_heads else None
 
 
 def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:
@@ -347,6 +351,9 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
         bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
         out = torch.float32 if name == "head" else dtype
         model.set_submodule(name, model.kernels.linear(weight, bias, out))
+    elif isinstance(module, Correction):
+        numbers = source.tensor(name, "e_score_correction_bias", module.e_score_correction_bias)
+        module.e_score_correction_bias = nn.Parameter(numbers.float().clone())
     elif isinstance(module, RMSNorm):
         scale = source.tensor(name, "weight", module.weight).float()
         module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())

@@ -21,6 +21,9 @@ BLOCK_NAMES: Names = {
     "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down": ("mlp.down_proj",),
     "mlp.router": ("mlp.gate",),
+    "mlp.correction": ("mlp.gate",),
+    "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "mlp.shared.down": ("mlp.shared_experts.down_proj",),
     "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
     "mlp.experts.down": ("mlp.experts.{}.down_proj",),
 }

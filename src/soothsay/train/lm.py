@@ -150,7 +150,7 @@ def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any],
 def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights of `model` under their names in `checkpoint`, from which the model was loaded."""
     names = TensorNames(model.config, checkpoint)
-    rows = {"attention.qkv": _heads(model.config), "mlp.gate_up": [0.5, 0.5]}
+    rows = {"attention.qkv": _heads(model.config), "gate_up": [0.5, 0.5]}
     out: dict[str, Tensor] = {}
     for full, tensor in model.state_dict().items():
         module, _, suffix = full.rpartition(".")

@@ -189,7 +189,9 @@ class SkipJudge:
 def _cost(c: ModelConfig, skip: Sequence[int]) -> float:
     """Return the weights that a row reads without the layers `skip`, as a share of all that it reads."""
     attention = 2 * c.hidden_size * (c.num_heads + c.num_kv_heads) * c.head_dim
-    dense, sparse = c.intermediate_size, 0 if c.experts is None else c.experts.chosen * c.experts.size
+    dense, sparse = c.intermediate_size, 0
+    if c.experts is not None:
+        sparse = c.experts.chosen * c.experts.size + c.experts.shared_size
     layers = [
         attention + 3 * c.hidden_size * (sparse if c.is_sparse(layer) else dense)
         for layer in range(c.num_layers)

@@ -113,8 +113,8 @@ class NativeKernels:
     @staticmethod
     def fit(config: ModelConfig) -> bool:
         """Whether the kernels can compute a model of these sizes."""
-        expert = 0 if config.experts is None else config.experts.size
-        sizes = (config.hidden_size, config.intermediate_size, expert, config.head_dim // 2)
+        experts = (0, 0) if config.experts is None else (config.experts.size, config.experts.shared_size)
+        sizes = (config.hidden_size, config.intermediate_size, *experts, config.head_dim // 2)
         fits = not any(size % LANES for size in sizes) and config.head_dim <= 1024
         return fits and config.activation in ACTIVATIONS
 
