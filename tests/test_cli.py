@@ -27,6 +27,8 @@ from soothsay.cli.chat import Conversation
 from soothsay.cli.demo import DemoAnswer
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tasks import TASKS
+from soothsay.core.answer import Piece
+from soothsay.server.reasoning import ReasoningFormat
 
 PROMPT = "A man in a blue shirt is standing"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -220,6 +222,29 @@ def test_chat_colours_what_was_drafted(conversation: Conversation) -> None:
     assert (
         GREEN in run("chat", "-t", "0", "-n", "48", "--show-drafted", stdin=LOOPING, FORCE_COLOR="1").stdout
     )
+
+
+def test_chat_divides_thoughts_from_the_answer(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params: list[SamplingParams] = []
+
+    class Said(list[Piece]):
+        choice = conversation.llm.generate(PROMPT, GREEDY).choices[0]
+
+    def stream(_ids: list[int], given: SamplingParams, drafter: object) -> Said:
+        params.append(given)
+        texts = ("<th", "ink>\nHe says ", "hello.</th", "ink>\n\nHello, ", "you!")
+        return Said(Piece(0, text) for text in texts)
+
+    monkeypatch.setattr(ReasoningFormat, "of", lambda _: ReasoningFormat("<think>", "</think>", hidden=True))
+    monkeypatch.setattr(conversation.llm, "stream", stream)
+    conversation.handle("Hello!")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", printed(conversation))
+    assert plain.startswith("He says hello.\n\nHello, you!\n")
+    assert "\x1b[2;3mHe says" in printed(conversation)
+    assert conversation.turns == [("Hello!", "Hello, you!")]  # templates drop the thoughts of earlier turns
+    assert not params[0].skip_special_tokens  # or the tags would have no text
 
 
 def test_python_runs_it_as_a_module() -> None:

@@ -39,10 +39,14 @@ if TYPE_CHECKING:
     from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
     from soothsay.result import Choice
+    from soothsay.server.tool_calls import ParsedPart, ToolCallParser
     from soothsay.tokenizer import Message
 
 ANSWER_SHARE = 4
 """The answer gets one part in `ANSWER_SHARE` of the context. Old turns are dropped to make room for it."""
+
+THOUGHTS = "dim italic"
+"""The style of a model's thoughts."""
 
 TEMPERATURE = 0.7
 """The temperature where neither the user nor the model names one."""
@@ -111,7 +115,7 @@ class Conversation:
     ):
         self.llm, self.params, self.drafter, self.console = llm, params, drafter, console
         self.system, self.colour = system, colour
-        self.turns: list[tuple[str, str]] = []  # (message of the user, answer)
+        self.turns: list[tuple[str, str]] = []  # (message of the user, answer without thoughts)
         self.last: tuple[Choice, float] | None = None  # the last answer, and its seconds
         self.open = True  # until the user leaves
         self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
@@ -158,25 +162,40 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         ids, dropped = self._prompt(text)
-        stream = self.llm.stream(ids, self.params, drafter=self.drafter)
+        parser, params = self._reader(ids)
+        stream = self.llm.stream(ids, params, drafter=self.drafter)
         if dropped:
             del self.turns[:dropped]
             what = "turn" if dropped == 1 else f"{dropped} turns"
             context = f"the context of {self._context} tokens"
             self._say(f"the conversation has outgrown {context}: dropped the oldest {what}", "yellow")
         begin = time.perf_counter()
+        printed = _PrintedAnswer(self.console)
         with _interruptible() as interrupted:
             for piece in stream:
-                style = ACCEPTED if self.colour and piece.drafted else None
-                self.console.out(piece.text, style=style, end="", highlight=False)
+                printed.add(parser.push(piece.text), ACCEPTED if self.colour and piece.drafted else None)
                 if interrupted.is_set():
                     stream.cancel()
+        printed.add(parser.end())
         choice, seconds = stream.choice, time.perf_counter() - begin
-        self.turns.append((text, choice.text))
+        self.turns.append((text, printed.content))
         self.last = choice, seconds
         ending = {"cancelled": "; stopped", "length": "; cut at --max-tokens, or the end of the context"}
         self.console.print()
         self._say(summary(choice.stats, seconds) + ending.get(choice.finish_reason, ""))
+
+    def _reader(self, ids: list[int]) -> tuple[ToolCallParser, SamplingParams]:
+        """What splits the answer to a prompt into thoughts and text, and the parameters that it needs."""
+        from soothsay.server.reasoning import ReasoningFormat, ReasoningParser
+        from soothsay.server.tool_calls import PlainParser
+
+        tokenizer = self.llm.tokenizer
+        form = ReasoningFormat.of(tokenizer)
+        if form is None or tokenizer is None:
+            return PlainParser(), self.params
+        opened = form.is_open(tokenizer.decode(ids, skip_special=False))
+        params = replace(self.params, skip_special_tokens=False) if form.hidden else self.params
+        return ReasoningParser(PlainParser(), form, opened=opened), params
 
     @property
     def _context(self) -> int:
@@ -249,6 +268,26 @@ class Conversation:
 
     def _quit(self, _: str) -> None:
         self.open = False
+
+
+class _PrintedAnswer:
+    """Prints an answer while it streams: thoughts in a style of their own, then the text."""
+
+    def __init__(self, console: Console):
+        self._console, self._thinking = console, False
+        self.content = ""  # what was said, without thoughts
+
+    def add(self, part: ParsedPart, style: str | None = None) -> None:
+        """Print the next part; its text in `style`."""
+        if part.reasoning:
+            self._console.out(part.reasoning, style=THOUGHTS, end="", highlight=False)
+            self._thinking = True
+        if part.content:
+            if self._thinking:
+                self._console.print("\n")
+                self._thinking = False
+            self._console.out(part.content, style=style, end="", highlight=False)
+            self.content += part.content
 
 
 @contextlib.contextmanager
