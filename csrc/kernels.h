@@ -60,6 +60,10 @@ void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_
 // Some rows of the weights, which are integers: rows [count] -> out [count, inputs]. Rows that do not exist are NaN.
 void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
 
+// Packs integers [rows, inputs], one a byte, of 8, 6, 5, 4 or 2 bits, as soothsay_weights has them from this panel on. Inputs
+// are whole units. Outputs that a panel lacks are left as they are.
+void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
+
 // The rows of a pass of N rows, M of which ask for logits, and the keys that they attend to; see soothsay_attend for the
 // paths. `rows` and `row_positions` are those of the paths.
 struct soothsay_layout {

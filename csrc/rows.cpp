@@ -1,6 +1,8 @@
-// Some rows of a packed weight, as floats: a table of embeddings that is also the output head is stored once.
+// Integers to packed weights, and some rows of packed weights to floats: a table of embeddings that is also the output head is
+// stored once.
 #include "kernels.h"
 #include "panels.h"
+#include "pool.h"
 #include <algorithm>
 #include <vector>
 
@@ -36,6 +38,41 @@ const uint8_t* read_unit(const Planes& all, const uint8_t* step, int32_t* out) {
     return step;
 }
 
+// Writes the integers of a unit; returns where the next unit of the same output begins. The bytes of a word are shifted
+// together: none has bits that leave it.
+uint8_t* write_unit(const Planes& all, const uint8_t* integers, uint8_t* step) {
+    for (int p = 0; p < all.count; ++p) {
+        const Plane plane = all.planes[p];
+        const int fields = 8 / plane.bits;
+        const uint32_t mask = 0x01010101u * ((1u << plane.bits) - 1);
+        for (int first = 0; first < all.inputs(); first += 4 * fields, step += STEP) {
+            uint32_t word = 0;
+            for (int f = 0; f < fields; ++f) {
+                uint32_t four;
+                std::memcpy(&four, integers + first + 4 * f, 4);
+                word |= (four >> plane.shift & mask) << plane.bits * f;
+            }
+            std::memcpy(step, &word, 4);
+        }
+    }
+    return step;
+}
+
+// Packs up to PANEL rows. A few units of all rows come before the next ones, so that what is written stays in the cache.
+void pack_panel(const Planes& planes, const uint8_t* integers, int64_t rows, int inputs, uint8_t* panel) {
+    const int few = 8 * planes.inputs();
+    for (int first = 0; first < inputs; first += few) {
+        uint8_t* end = panel;
+        for (int64_t row = 0; row < rows; ++row) {
+            uint8_t* step = panel + 4 * row;
+            for (int i = first; i < first + few && i < inputs; i += planes.inputs())
+                step = write_unit(planes, integers + row * inputs + i, step);
+            end = step - 4 * row;
+        }
+        panel = end;
+    }
+}
+
 // A number of a panel's row, whose rows are whole registers.
 float widened(const fp16* halves, int64_t i) { return load(halves + i / LANES * LANES)[i % LANES]; }
 
@@ -67,6 +104,18 @@ void read_row(const soothsay_weights& w, int64_t row, std::vector<int32_t>& inte
 }
 
 }  // namespace
+
+extern "C" void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data) {
+    const Planes planes(bits);
+    const int64_t bytes = int64_t(inputs) * bits / 8 * PANEL;  // of a panel
+    parallel((rows + PANEL - 1) / PANEL, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; ++panel) {
+            const int64_t first = panel * PANEL;
+            pack_panel(planes, integers + first * inputs, std::min<int64_t>(rows - first, PANEL), inputs,
+                       (uint8_t*)data + panel * bytes);
+        }
+    });
+}
 
 extern "C" void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out) {
     std::vector<int32_t> integers;

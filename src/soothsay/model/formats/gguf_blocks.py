@@ -95,9 +95,10 @@ def _halves(data: Tensor) -> Tensor:
 
 def _cut(data: Tensor, bits: int, run: int) -> Tensor:
     """Integers above each other: those in the lowest bits of `run` bytes, then those in the next bits."""
-    runs = data.reshape(len(data), -1, run)
-    parts = [runs >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
-    return torch.cat(parts, -1).view(len(data), -1)
+    words = data.clone(memory_format=torch.contiguous_format).view(torch.int32)  # four bytes at once
+    runs, mask = words.view(len(data), -1, run // 4), 0x01010101 * ((1 << bits) - 1)
+    parts = [runs >> shift & mask for shift in range(0, 8, bits)]
+    return torch.cat(parts, -1).view(len(data), -1).view(torch.uint8)
 
 
 def _q4_0(data: Tensor) -> Blocks:

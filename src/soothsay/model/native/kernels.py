@@ -63,6 +63,7 @@ SIGNATURES = {
         c_int,
     ],  # x, x_is_bf16, rows, weights, out, ...
     "soothsay_lay_out": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],  # plan, count, block_size, out, ...
+    "soothsay_pack": [c_void_p, c_int64, c_int, c_int, c_void_p],  # integers, rows, inputs, bits, data
     "soothsay_rows": [c_void_p, c_int64, c_void_p, c_void_p],  # rows, count, weights, out
     "soothsay_blocks": [
         *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
@@ -294,6 +295,10 @@ class NativeKernels:
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """See `Kernels`."""
         return native_layout(self._library.soothsay_lay_out, requests, block_size)
+
+    def pack(self, integers: Tensor, bits: int, out: Tensor) -> None:
+        """Pack `integers` `[rows, in]` uint8 into `out` `[panels, steps, PANEL, 4]`. See `PackedWeight`."""
+        self._library.soothsay_pack(integers.data_ptr(), *integers.shape, bits, out.data_ptr())
 
     def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
         """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""

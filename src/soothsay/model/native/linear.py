@@ -27,6 +27,9 @@ class Multiplier(Protocol):
     def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
 
+    def pack(self, integers: Tensor, bits: int, out: Tensor) -> None:
+        """Pack `integers` `[rows, in]` uint8 into `out` `[panels, steps, PANEL, 4]`. See `PackedWeight`."""
+
     def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
         """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
 
@@ -69,7 +72,7 @@ class NativeLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = bias = None if bias is None else bias.float().contiguous()
         parts = weight.with_biases(bias) if isinstance(weight, Mixed) else [(weight, bias)]
-        self.parts = [PackedWeight(part, own) for part, own in parts]
+        self.parts = [PackedWeight(kernels, part, own) for part, own in parts]
         for part, after in zip(self.parts, self.parts[1:], strict=False):
             part.struct.next = after.address
         self.address = self.parts[0].address
@@ -118,31 +121,26 @@ class PackedWeight:
     It is packed slab by slab, so that it needs no second copy of the weight. `bias` is float32.
     """
 
-    def __init__(self, weight: Tensor | QuantizedRows, bias: Tensor | None):
+    def __init__(self, kernels: Multiplier, weight: Tensor | QuantizedRows, bias: Tensor | None):
         out, size = weight.shape
-        kept: list[Quantized] = []
-        data: Tensor | None = None
+        bits = 16 if isinstance(weight, Tensor) else weight.rows(0, 1).bits
+        shape = -(-out // PANEL), size * bits // 32, PANEL, 4
+        data, kept = mapped_zeros(shape, torch.uint8, large_pages=True), []
         for begin, end in slabs(weight, PANEL):
             if isinstance(weight, Tensor):
-                steps = weight[begin:end].contiguous().view(torch.uint8).view(end - begin, -1, 4)
+                for first in range(begin, end, PANEL):
+                    steps = weight[first : min(first + PANEL, end)].contiguous().view(torch.uint8)
+                    data[first // PANEL, :, : len(steps)] = steps.view(-1, shape[1], 4).transpose(0, 1)
             else:
                 rows = weight.rows(begin, end).in_small_groups()
-                steps = _steps(rows.values, rows.bits)
+                kernels.pack(rows.values.contiguous(), bits, data[begin // PANEL :])
                 kept.append(rows.without_values())
-            if data is None:
-                data = mapped_zeros(
-                    (-(-out // PANEL), steps.shape[1], PANEL, 4), torch.uint8, large_pages=True
-                )
-            for first in range(0, end - begin, PANEL):
-                panel = steps[first : first + PANEL]
-                data[(begin + first) // PANEL, :, : len(panel)] = panel.transpose(0, 1)
-        assert data is not None
         self.data, self.bias = data, bias
         self.scales = self.minimums = self.scale_units = self.minimum_units = self.zeros = self.table = None
-        bits, group = 16, size
+        group = size
         if kept:
             whole = Quantized.cat(kept)
-            bits, group = whole.bits, size // whole.scales.shape[1]
+            group = size // whole.scales.shape[1]
             self.scales, self.minimums = _factors(whole.scales), _factors(whole.minimums)
             self.scale_units, self.minimum_units = (
                 None if unit is None else panels(unit.half()) for unit in whole.units or (None, None)
@@ -168,7 +166,7 @@ def _factors(values: Tensor | None) -> Tensor | None:
     if values is None or values.dtype == torch.int8:
         return None if values is None else panels(values)
     half = values.half()
-    exact = torch.equal(half.float(), values) and half.isfinite().all()
+    exact = torch.equal(half.float(), values) and values.abs().amax() <= torch.finfo(torch.half).max
     return panels(half if exact else values)
 
 
@@ -193,21 +191,3 @@ def panels(values: Tensor) -> Tensor:
 def _fits(weight: Quantized) -> bool:
     group = weight.in_small_groups().group_size
     return group % 16 == 0 and group % (32 // PLANES[weight.bits][-1]) == 0
-
-
-def _steps(values: Tensor, bits: int) -> Tensor:
-    """Integers in steps of four bytes: `[rows, in]` uint8 -> `[rows, steps, 4]`.
-
-    The bits of a plane stand in words of four bytes. Byte k of a word has inputs k, 4 + k and so on, the
-    first in the lowest bits. A unit has as many inputs as a word of the last plane.
-    """
-    rows, planes = len(values), PLANES[bits]
-    units, cut = values.view(rows, -1, 32 // planes[-1]), []
-    for plane in planes:
-        fields = (units & (1 << plane) - 1).view(*units.shape[:2], -1, 8 // plane, 4)
-        word = fields[..., 0, :]
-        for field in range(1, 8 // plane):
-            word = word | fields[..., field, :] << plane * field
-        cut.append(word)
-        units = units >> plane
-    return torch.cat(cut, 2).view(rows, -1, 4)
