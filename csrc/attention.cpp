@@ -224,7 +224,9 @@ template <> struct Products<bf16> { using type = Pairs; };
 #endif
 
 struct Shape {
-    int heads, group, d;   // key heads, query heads of each, dimensions (a multiple of 32)
+    int heads;             // of keys
+    int values;            // the number of the first head of values: 0 if keys are the values too
+    int group, d;          // query heads of each key head, dimensions (a multiple of 32)
     int64_t slots;         // of the pool
     float softcap;         // 0: none
     int64_t window;        // 0: none
@@ -329,7 +331,7 @@ void attend_tile(const float* q, const T* kv, const Family& family, int64_t row,
     const int64_t row_size = int64_t(s.heads) * s.group * d;
     const int64_t *rows = family.rows + row, *positions = family.positions + row;
     const T* k_base = kv + int64_t(head) * s.slots * d;
-    const T* v_base = kv + int64_t(s.heads + head) * s.slots * d;
+    const T* v_base = kv + int64_t(s.values + head) * s.slots * d;
     typename Products<T>::type products(queries, d);
     std::vector<float> acc(size_t(queries) * d, 0.0f);
     std::vector<Running> running(queries);
@@ -403,9 +405,9 @@ void attend(const float* q, const T* kv, Family family, int num_paths, const Sha
 
 extern "C" void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
                                 const int64_t* rows, const int64_t* positions, const int64_t* row_begin,
-                                const int64_t* shared, int num_paths, int heads, int group, int d, int64_t slots,
-                                float softcap, int64_t window, float* out) {
-    const Shape s{heads, group, d, slots, softcap, window};
+                                const int64_t* shared, int num_paths, int heads, int values, int group, int d,
+                                int64_t slots, float softcap, int64_t window, float* out) {
+    const Shape s{heads, values, group, d, slots, softcap, window};
     const Family all{keys, key_begin, rows, positions, row_begin, shared, 0, 0};
     if (is_bf16) attend(q, (const bf16*)kv, all, num_paths, s, out);
     else attend(q, (const float*)kv, all, num_paths, s, out);

@@ -24,11 +24,11 @@ void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const
 
 // q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
 // in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
-// of the path before it.
+// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both.
 void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
                      const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
-                     int num_paths, int heads, int group, int d, int64_t slots, float softcap, int64_t window,
-                     float* out);
+                     int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
+                     int64_t window, float* out);
 
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form.
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);

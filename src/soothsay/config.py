@@ -44,6 +44,23 @@ class QueryGrowthConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    Per layer and token, the KV pool holds one row for all heads: a normed latent state, of which each head
+    makes keys and values, and a rotated key.
+    """
+
+    rank: int  # size of the latent state
+    rotated: int  # dimensions of the rotated key
+    plain: int  # dimensions of a head's other keys
+    value: int  # dimensions of a head's values
+    query_rank: int | None = (
+        None  # queries are made of a normed state of this size; None: of the block's input
+    )
+
+
+@dataclass(frozen=True)
 class ExpertsConfig:
     """Mixtures of experts, which are the feed-forward part of some layers."""
 
@@ -56,6 +73,7 @@ class ExpertsConfig:
     corrected: bool = False  # a learned number is added to each weight, for the choice alone
     groups: int = 1  # experts are chosen from the best groups of consecutive experts
     groups_chosen: int = 1
+    group_best: int = 2  # a group is worth as much as this many of its best experts together
     scale: float = 1.0  # factor of all weights
     shared_size: int = 0  # as `intermediate_size`, of the part that all rows run through beside their experts
 
@@ -71,7 +89,7 @@ class ModelConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # with latent attention, of the parts that rotate
     max_positions: int
     rope: RopeConfig
     windows: tuple[int | None, ...]  # for each layer, its sliding window in tokens; None: it sees everything
@@ -101,6 +119,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # attention over latent states, which are one key-value head
 
     @property
     def group(self) -> int:
@@ -114,12 +133,13 @@ class ModelConfig:
         special = (
             self.qk_norm_over_heads or self.query_growth is not None or self.centred_norms or self.parallel
         )
+        special = special or self.latent is not None
         return self.pre_norms and not special
 
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model in matrices. Biases and norms are left out."""
-        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        attention = self.attention_parameters
         dense, experts, mixture = self.num_layers, 0, self.experts
         if mixture is not None:
             dense -= len(mixture.layers)
@@ -130,8 +150,21 @@ class ModelConfig:
         return self.num_layers * attention + feed_forward + experts + tables
 
     @property
+    def attention_parameters(self) -> int:
+        """Weights of one layer's attention in matrices."""
+        c = self.latent
+        if c is None:
+            return 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        queries, hidden = self.num_heads * (c.plain + c.rotated), self.hidden_size
+        q = hidden * queries if c.query_rank is None else c.query_rank * (hidden + queries)
+        heads = self.num_heads * (c.rank * (c.plain + c.value) + c.value * hidden)
+        return q + hidden * (c.rank + c.rotated) + heads
+
+    @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """For each layer, the heads in the KV pool, those of keys and of values together, and their size."""
+        if self.latent is not None:
+            return ((1, self.latent.rank + self.latent.rotated),) * self.num_layers
         return ((2 * self.num_kv_heads, self.head_dim),) * self.num_layers
 
     def is_sparse(self, layer: int) -> bool:

@@ -33,6 +33,22 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-3,  # large enough to matter
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 40,
+}
+GROUPS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, its own settings
     "llama1": ("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 2}),
     "llama3": (
@@ -251,6 +267,55 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "moe_intermediate_size": 40,
             "routed_scaling_factor": 1.5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            **GROUPS,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": 64,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek_v2_lite": (
+        "DeepseekV2",
+        {**LATENT, **GROUPS, "topk_method": "greedy", "q_lora_rank": None, "v_head_dim": 16},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            **GROUPS,
+            "q_lora_rank": 32,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek_v3_halves": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            **GROUPS,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            **GROUPS,
+            "q_lora_rank": 64,
+            "n_group": 1,
+            "topk_group": 1,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "pad_token_id": None,
         },
     ),
     "qwen3_moe_sparse": (

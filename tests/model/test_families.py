@@ -58,6 +58,8 @@ FURTHER = [
     "ministral3",
     "glm",
     "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
     "cohere2",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
@@ -306,7 +308,18 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "name",
-    ["phi4_mini", "smollm3_windows", "granite", "olmo2_groups", "olmo3", "ministral3", "glm", "cohere2"],
+    [
+        "phi4_mini",
+        "smollm3_windows",
+        "granite",
+        "olmo2_groups",
+        "olmo3",
+        "ministral3",
+        "glm",
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+    ],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
     """With the kernels that fit, native ones if possible."""

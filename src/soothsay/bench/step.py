@@ -40,8 +40,9 @@ class Work:
         """Return the work of a pass of `rows` rows. Mixtures of experts count with all experts."""
         c, layers = model.config, linear_layers(model)
         keys = sum(context if window is None else min(window, context) for window in c.windows)
-        kv = 2 * c.num_kv_heads * c.head_dim * model.dtype.itemsize * keys
-        attention = 4 * c.num_heads * c.head_dim * keys
+        heads, size = c.kv_shapes[0]
+        kv = heads * size * model.dtype.itemsize * keys
+        attention = 4 * c.num_heads * size * keys
         return cls(
             bytes=sum(held_bytes(layer) for layer, _ in layers) + kv,
             operations=rows * (2 * sum(shape.numel() for _, shape in layers) + attention),

@@ -94,7 +94,13 @@ def _architecture(c: ModelConfig) -> Rows:
             "experts",
             f"{e.count} of {e.size:,}, {e.chosen} for each token{beside}, in {len(e.layers)} layers",
         )
-    yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values"
+    if c.latent is None:
+        yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values"
+    else:
+        yield (
+            "attention",
+            f"{c.num_heads} heads over latent states of {c.latent.rank} and {c.head_dim} rotated",
+        )
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
     yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
     yield "context", f"{c.max_positions:,} tokens"

@@ -20,7 +20,8 @@ def attend(
 
     Args:
         q: `[N, H_q, d]` float32 queries, rotated and scaled.
-        kv: `[2 * H_kv, S, d]` keys and values of one layer, including those of this pass.
+        kv: `[2 * H_kv, S, d]` keys and values of one layer, including those of this pass. `[1, S, d]`: the
+            rows are both keys and values.
         batch: has the keys that each row sees.
         softcap: smooth bound of the scores' size (Gemma 2).
         window: a row sees only the last `window` positions, its own included.
@@ -28,6 +29,8 @@ def attend(
     Returns:
         `[N, H_q * d]` float32.
     """
+    if len(kv) == 1:
+        kv = kv.expand(2, -1, -1)
     heads, d = kv.shape[0] // 2, q.shape[-1]
     group = q.shape[1] // heads
     outputs = []

@@ -163,6 +163,16 @@ FIELDS: Mapping[str, Rule] = {
     "norm_topk_prob": FLAG,
     "mlp_only_layers": Each(_LAYER),
     "decoder_sparse_step": _LAYER,
+    "moe_layer_freq": Whole(1, MAX_LAYERS),
+    "mlp_layer_types": Each(TEXT),
+    "topk_method": TEXT,
+    # latent attention
+    "kv_lora_rank": Whole(1, 65_536),
+    "q_lora_rank": Whole(1, 65_536),
+    "qk_rope_head_dim": Whole(2, 65_536),
+    "qk_nope_head_dim": Whole(1, 65_536),
+    "v_head_dim": Whole(1, 65_536),
+    "rope_interleave": FLAG,
     # rotary positions
     "rope_type": TEXT,
     "type": TEXT,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from soothsay.config import ExpertsConfig, ModelConfig, QueryGrowthConfig, RopeConfig
+from soothsay.config import ExpertsConfig, LatentConfig, ModelConfig, QueryGrowthConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.family_table import FAMILIES, Family, Raw
@@ -39,7 +40,7 @@ def parse_model_config(raw: Raw) -> ModelConfig:
 
 
 def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
-    layers, (heads, kv_heads, head_dim) = int(raw["num_hidden_layers"]), _heads(raw)
+    layers, (heads, kv_heads, head_dim) = int(raw["num_hidden_layers"]), _heads(family, raw)
     qk_norm = bool(raw.get("use_qk_norm", False))
     if qk_norm and not family.reads_qk_norm:
         raise ModelError("config.json: use_qk_norm (as in Command R+) is not supported; take another model")
@@ -49,6 +50,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     rope, second_rope, second_rope_layers = _ropes(family, raw, rotary_dim or head_dim, windows)
     max_positions = _max_positions(family, raw, rope)
     activation = _activation(family, raw)
+    latent = _latent(raw) if family.latent else None
     attention_bias = bool(raw.get("attention_bias", family.default_attention_bias))
     return ModelConfig(
         family=name,
@@ -71,7 +73,9 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         qkv_bias=family.qkv_bias_only or attention_bias,
         o_bias=attention_bias and family.o_bias and not family.qkv_bias_only,
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        rotates_neighbours=family.rotates_neighbours,
+        rotates_neighbours=bool(raw.get("rope_interleave", True))
+        if family.latent
+        else family.rotates_neighbours,
         qk_norm=family.qk_norm or qk_norm,
         qk_norm_over_heads=family.qk_norm_over_heads,
         zero_centred_norms=family.zero_centred_norms,
@@ -83,12 +87,37 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         query_growth=_query_growth(raw, rope, max_positions) if family.grows_queries else None,
         logit_softcap=raw.get("final_logit_softcapping"),
         experts=_experts(family, raw, layers) if family.has_experts else None,
-        **_scales(family, raw, hidden, head_dim),
+        latent=latent,
+        **{
+            **_scales(family, raw, hidden, head_dim),
+            **({} if latent is None else _latent_scale(latent, rope)),
+        },
     )
 
 
-def _heads(raw: Raw) -> tuple[int, int, int]:
+def _latent(raw: Raw) -> LatentConfig:
+    query_rank = raw.get("q_lora_rank")
+    return LatentConfig(
+        rank=int(raw["kv_lora_rank"]),
+        rotated=int(raw["qk_rope_head_dim"]),
+        plain=int(raw["qk_nope_head_dim"]),
+        value=int(raw["v_head_dim"]),
+        query_rank=None if query_rank is None else int(query_rank),
+    )
+
+
+def _latent_scale(latent: LatentConfig, rope: RopeConfig) -> dict[str, float]:
+    """The factor of scores, as a field. YaRN sharpens all dimensions by it, those that do not rotate too."""
+    sharpened = 1.0
+    if rope.factor > 1 and rope.mscale_all_dim:
+        sharpened = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
+    return {"attention_scale": (latent.plain + latent.rotated) ** -0.5 * sharpened**2}
+
+
+def _heads(family: Family, raw: Raw) -> tuple[int, int, int]:
     """The heads of queries, those of keys and values, and the size of a head."""
+    if family.latent:
+        raw = {**raw, "num_key_value_heads": 1, "head_dim": raw["qk_rope_head_dim"]}
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     if heads % kv_heads:
@@ -139,7 +168,7 @@ def _activation(family: Family, raw: Raw) -> str:
 
 def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
     dense = {*(raw.get("mlp_only_layers") or ()), *range(int(raw.get("first_k_dense_replace") or 0))}
-    step = int(raw.get("decoder_sparse_step") or 1)
+    step, frequency = int(raw.get("decoder_sparse_step") or 1), int(raw.get("moe_layer_freq") or 1)
     names = ("num_local_experts", "n_routed_experts", "num_experts")
     count = next((int(raw[name]) for name in names if raw.get(name)), 0) or int(raw["num_experts"])
     used, size = (
@@ -147,9 +176,10 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
         int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
     )
     groups, kept = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
+    group_best = 2 if family.routes_by_sigmoid else 1
     if not 1 <= used <= count:
         raise ModelError(f"config.json: num_experts_per_tok is {used}, and there are {count} experts")
-    if count % groups or kept > groups or used > count // groups * kept or groups == count > 1:
+    if count % groups or kept > groups or used > count // groups * kept or 1 < groups > count // group_best:
         raise ModelError(
             f"config.json: {used} of {count} experts cannot be chosen from {kept} (topk_group) of {groups} "
             "groups (n_group)"
@@ -158,12 +188,15 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
         count=count,
         chosen=used,
         size=size,
-        layers=tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+        layers=tuple(
+            i for i in range(layers) if i not in dense and (i + 1) % step == 0 and i % frequency == 0
+        ),
         normalize=family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
         sigmoid=family.routes_by_sigmoid,
         corrected=family.routes_by_sigmoid,
         groups=groups,
         groups_chosen=kept,
+        group_best=group_best,
         scale=float(raw.get("routed_scaling_factor", 1.0)),
         shared_size=size * int(raw.get("n_shared_experts") or 0),
     )

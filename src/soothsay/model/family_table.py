@@ -82,6 +82,29 @@ def dense_hybrid(raw: Raw) -> Raw:
     return {**raw, "intermediate_size": raw["shared_intermediate_size"]}
 
 
+def softmax_groups(raw: Raw) -> Raw:
+    """DeepSeek-V2's configuration, where `topk_method` says whether groups count."""
+    method = raw.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"config.json: topk_method {method!r} is not supported in DeepSeek-V2")
+    if raw.get("norm_topk_prob"):
+        raise ModelError("config.json: norm_topk_prob is not supported in DeepSeek-V2")
+    return {**raw, "n_group": 1, "topk_group": 1} if method == "greedy" else raw
+
+
+def listed_experts(raw: Raw) -> Raw:
+    """A configuration whose `mlp_layer_types` takes the place of `first_k_dense_replace`."""
+    kinds = raw.get("mlp_layer_types")
+    if kinds is None:
+        return raw
+    if len(kinds) != int(raw["num_hidden_layers"]):
+        raise ModelError(
+            f"config.json: mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
+        )
+    dense = [i for i, kind in enumerate(kinds) if kind != "sparse"]
+    return {**raw, "mlp_only_layers": dense, "first_k_dense_replace": 0}
+
+
 @dataclass(frozen=True)
 class Family:
     """What a family does unlike Llama, where its `config.json` does not say so."""
@@ -144,6 +167,9 @@ class Family:
     routes_by_sigmoid: bool = False
     """Experts are chosen as in DeepSeek-V3: by sigmoids with a correction, from the best groups."""
 
+    latent: bool = False
+    """Attention runs over latent states, as in DeepSeek-V2."""
+
     windowed: Callable[[Raw, int], Sequence[bool]] = no_layer
     """For each layer, whether it has a sliding window, if the file has a `sliding_window`."""
 
@@ -198,6 +224,13 @@ _QWEN2 = Family(qkv_bias_only=True, windowed=last_layers, window_switch=True)
 _QWEN2_VL = replace(_QWEN2, default_theta=1e6, defaults={"max_window_layers": 80})
 _QWEN3 = Family(qk_norm=True, windowed=last_layers, window_switch=True)
 
+_DEEPSEEK_V3 = Family(
+    latent=True,
+    has_experts=True,
+    routes_by_sigmoid=True,
+    defaults={"first_k_dense_replace": 3, "n_shared_experts": 1, "norm_topk_prob": True},
+)
+
 FAMILIES: dict[str, Family] = {  # by `model_type`
     "llama": Family(),
     "phi3": Family(windowed=every_layer, reads_layer_types=False, rotates_share=1.0),
@@ -245,6 +278,17 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         has_experts=True,
         routes_by_sigmoid=True,
         defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True},
+    ),
+    "deepseek_v2": Family(
+        latent=True, has_experts=True, rewritten=softmax_groups, defaults={"n_shared_experts": 2}
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "glm4_moe_lite": replace(
+        _DEEPSEEK_V3,
+        default_norm_eps=1e-5,
+        rewritten=listed_experts,
+        defaults={**_DEEPSEEK_V3.defaults, "first_k_dense_replace": 1},
     ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),

@@ -49,9 +49,9 @@ def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[
     scores = scores.float()
     weights = _sigmoid(scores) if c.sigmoid else scores.softmax(-1)
     worth = weights if correction is None else weights + correction
-    if c.groups > 1:  # a group is worth as much as its two best experts
+    if c.groups > 1:  # a group is worth as much as its best experts
         groups = worth.view(len(worth), c.groups, -1)
-        best = groups.topk(2).values.sum(-1)
+        best = groups.topk(c.group_best).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, _best(best, c.groups_chosen), True)
         worth = groups.masked_fill(~kept[..., None], -torch.inf).flatten(1)
     chosen = _best(worth, c.chosen)

@@ -33,6 +33,23 @@ def qkv_order(config: ModelConfig) -> Tensor | None:
     return torch.cat([turned, values])
 
 
+def latent_order(config: ModelConfig, module: str) -> Tensor | None:
+    """For each row of a module of latent attention, its number in a checkpoint. None: the order is the same.
+
+    The rotated dimensions stand at the end of each query head, and of the rows of `attention.kv_a`.
+    """
+    order, latent = head_order(config), config.latent
+    if (
+        order is None
+        or latent is None
+        or not module.endswith(("attention.q", "attention.q_b", "attention.kv_a"))
+    ):
+        return None
+    heads, still = (1, latent.rank) if module.endswith("kv_a") else (config.num_heads, latent.plain)
+    head = torch.cat([torch.arange(still, device="cpu"), still + order])
+    return (torch.arange(heads, device="cpu")[:, None] * len(head) + head).flatten()
+
+
 def head_order(config: ModelConfig) -> Tensor | None:
     """For each dimension of a head, its number in a checkpoint: `[d]` int64. None: the order is the same."""
     rotary_dim = config.rotary_dim or config.head_dim

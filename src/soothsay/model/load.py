@@ -19,11 +19,13 @@ from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.feed_forward import Correction
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.head_order import head_order, qkv_order
+from soothsay.model.head_order import head_order, latent_order, qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.native.kernels import load_native
 from soothsay.model.native.linear import NativeLinear, PackedTable
+from soothsay.model.norm import RMSNorm
 from soothsay.model.quantized import (
     Integers,
     Quantized,
@@ -34,7 +36,7 @@ from soothsay.model.quantized import (
     round_to_nearest,
 )
 from soothsay.model.tensor_names import TensorNames
-from soothsay.model.transformer import Embedding, IntegerEmbedding, RMSNorm, Transformer, fuse
+from soothsay.model.transformer import Embedding, IntegerEmbedding, Transformer, fuse
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
@@ -43,6 +45,9 @@ GROUP_SIZES = (32, 16)
 
 Activations are rounded in the same groups. Real models have channels of large activations, and those in the
 same group lose their precision (docs/log.md)."""
+
+STAY_PLAIN = (".router", ".kv_b")
+"""Linear layers that are not rounded: of a mixture of experts, and of each head in latent attention."""
 
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
@@ -68,8 +73,8 @@ class NumericMode:
         return dtype
 
     def bits_of(self, module: str) -> int | None:
-        """Bits of a linear layer's integers; None: plain. The head always has 8, and a router stays plain."""
-        if self.bits is None or module.endswith("router"):
+        """Bits of a linear layer's integers; None: plain. The head always has 8, and some stay plain."""
+        if self.bits is None or module.endswith(STAY_PLAIN):
             return None
         return 8 if module == "head" else self.bits
 
@@ -329,6 +334,8 @@ class _Source:
 
 def row_order(module: str, config: ModelConfig) -> Tensor | None:
     """For each row of a module, its number in a checkpoint; None if the order is the same."""
+    if config.latent is not None:
+        return latent_order(config, module)
     if module.endswith("attention.qkv"):
         return qkv_order(config)
     of_heads = module.endswith(("attention.q_norm", "attention.k_norm")) and not config.qk_norm_over_heads
@@ -346,7 +353,11 @@ def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:
 def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> None:
     """Load the weights of the module called `name`, if it has its own."""
     dtype = source.mode.dtype
-    if isinstance(module, Dense):
+    if isinstance(module, PerHead):
+        weight = source.weight(name, module.weight)
+        plain = weight if isinstance(weight, Tensor) else dequantized(weight, dtype)
+        model.set_submodule(name, module.packed(plain, model.kernels))
+    elif isinstance(module, Dense):
         weight = source.weight(name, module.weight)
         bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
         out = torch.float32 if name == "head" else dtype

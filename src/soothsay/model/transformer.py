@@ -17,20 +17,10 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.model.feed_forward import feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
+from soothsay.model.latent_attention import LatentAttention
 from soothsay.model.linear import Dense, normal
+from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import QueryGrowth, Rope
-
-
-class RMSNorm(nn.Module):
-    """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it.
-
-    If it is `centred`, it is a layer norm without bias (Ba et al. 2016, arXiv 1607.06450).
-    """
-
-    def __init__(self, size: int, eps: float, *, centred: bool = False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps, self.centred = eps, centred
 
 
 class Attention(nn.Module):
@@ -99,7 +89,8 @@ class Block(nn.Module):
         self.rope_number = int(layer in config.second_rope_layers)
         """0: it rotates by `rope`. 1: by `second_rope`."""
         self.kernels = kernels
-        self.attention = Attention(config, layer, kernels, in_features)
+        kind = Attention if config.latent is None else LatentAttention
+        self.attention = kind(config, layer, kernels, in_features)
         self.mlp = feed_forward(config, layer, kernels)
         self.attention_norm = norm() if config.pre_norms and in_features is None else None
         self.parallel = config.parallel

@@ -13,7 +13,7 @@ from soothsay.config import ModelConfig
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.linear import Dense
-from soothsay.model.load import row_order
+from soothsay.model.load import STAY_PLAIN, row_order
 from soothsay.model.quantized import Quantized
 from soothsay.model.rounding import gptq, round_fitted
 from soothsay.model.tensor_names import TensorNames
@@ -43,7 +43,7 @@ def layers_to_quantize(config: ModelConfig) -> dict[str, int]:
     return {
         name: module.weight.shape[1]
         for name, module in model.named_modules()
-        if isinstance(module, Dense) and name.startswith("blocks.") and not name.endswith(".router")
+        if isinstance(module, Dense) and name.startswith("blocks.") and not name.endswith(STAY_PLAIN)
     }
 
 

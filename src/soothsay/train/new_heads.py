@@ -22,7 +22,7 @@ from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.errors import DrafterError
 from soothsay.model.feed_forward import FeedForward
-from soothsay.model.transformer import Block, Transformer
+from soothsay.model.transformer import Attention, Block, Transformer
 from soothsay.train.sequences import TrainingKernels, weight_of
 
 
@@ -82,8 +82,9 @@ def eagle3(target: Transformer, vocabulary: Sequence[int]) -> Eagle3Head:
     _copy(head.block.mlp, last.mlp)
     _copy(cast(nn.Module, head.block.mlp_norm), cast(nn.Module, last.mlp_norm))
     _copy(head.norm, target.norm)
-    weight = weight_of(last.attention.qkv).float()
-    weight_of(head.block.attention.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
+    old, new = (cast(Attention, block.attention) for block in (last, head.block))
+    weight = weight_of(old.qkv).float()
+    weight_of(new.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
     weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
     _pass_on(head.fc, parts=3)
     return head

@@ -146,6 +146,8 @@ class TrainingKernels(StockKernels):
         assert isinstance(batch, Sequences)
         if softcap is not None or window is not None:
             raise TrainingError("models with capped attention scores or sliding windows cannot be trained")
+        if len(kv) == 1:
+            raise TrainingError("models with latent attention cannot be trained")
         b, t = batch.shape
         heads, d = kv.shape[0] // 2, kv.shape[2]
         q = q.to(kv.dtype).view(b, t, -1, d).transpose(1, 2)  # [B, H_q, T, d]

@@ -15,8 +15,9 @@ from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import best_kernels, load_model
 from soothsay.model.native.kernels import NativeKernels, load_native
+from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import RMSNorm, Transformer
+from soothsay.model.transformer import Transformer
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]

@@ -19,7 +19,8 @@ from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.load import NumericMode
 from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.transformer import Embedding, RMSNorm, Transformer, fuse
+from soothsay.model.norm import RMSNorm
+from soothsay.model.transformer import Embedding, Transformer, fuse
 
 AnyHead = TypeVar("AnyHead", bound=Head)
 ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)

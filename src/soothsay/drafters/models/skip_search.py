@@ -188,7 +188,7 @@ class SkipJudge:
 
 def _cost(c: ModelConfig, skip: Sequence[int]) -> float:
     """Return the weights that a row reads without the layers `skip`, as a share of all that it reads."""
-    attention = 2 * c.hidden_size * (c.num_heads + c.num_kv_heads) * c.head_dim
+    attention = c.attention_parameters
     dense, sparse = c.intermediate_size, 0
     if c.experts is not None:
         sparse = c.experts.chosen * c.experts.size + c.experts.shared_size

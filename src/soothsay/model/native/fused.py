@@ -13,7 +13,7 @@ from soothsay.core.batch import Batch
 from soothsay.model.feed_forward import FeedForward
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.linear import NativeLinear, address
-from soothsay.model.transformer import Block
+from soothsay.model.transformer import Attention, Block
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
@@ -113,7 +113,7 @@ def _layers(block: Block) -> list[NativeLinear]:
 
 
 def _norms(block: Block) -> list[Norm | None]:
-    attention = block.attention
+    attention = cast(Attention, block.attention)
     return [
         *(block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm),
         *(attention.q_norm, attention.k_norm),

@@ -36,7 +36,7 @@ SIGNATURES = {
     "soothsay_attend": [
         *(c_void_p, c_void_p, c_int),  # q, kv, is_bf16
         *(*[c_void_p] * 6, c_int),  # paths
-        *(c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, group, d, slots, softcap, window
+        *(c_int, c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, values, group, d, ..., window
         c_void_p,  # out
     ],
     "soothsay_add_norm": [
@@ -117,6 +117,10 @@ class NativeKernels:
         experts = (0, 0) if config.experts is None else (config.experts.size, config.experts.shared_size)
         sizes = (config.hidden_size, config.intermediate_size, *experts, config.head_dim // 2)
         fits = not any(size % LANES for size in sizes) and config.head_dim <= 1024
+        if (latent := config.latent) is not None:
+            row = latent.rank + latent.rotated
+            odd = row % (2 * LANES) or latent.rank % LANES or (latent.query_rank or 0) % LANES
+            fits = fits and not odd and row <= 1024
         return fits and config.activation in ACTIVATIONS
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
@@ -198,14 +202,14 @@ class NativeKernels:
         self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
     ) -> Tensor:
         """See `Kernels`. Keys are read in place."""
-        heads = kv.shape[0] // 2
+        heads = max(1, kv.shape[0] // 2)
         out = torch.empty(q.shape)
         self._library.soothsay_attend(
             q.data_ptr(),
             kv.data_ptr(),
             kv.dtype == torch.bfloat16,
             *batch.paths.pointers,
-            *(heads, q.shape[1] // heads, q.shape[2], kv.shape[1]),
+            *(heads, len(kv) // 2, q.shape[1] // heads, q.shape[2], kv.shape[1]),
             softcap or 0.0,
             window or 0,
             out.data_ptr(),

@@ -17,7 +17,7 @@ from soothsay.drafters.heads.checkpoints.views import ENDS
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.errors import DrafterError
-from soothsay.model.transformer import RMSNorm
+from soothsay.model.norm import RMSNorm
 
 IGNORED = r".*rotary_emb\.inv_freq"
 """Tensors that repeat the configuration."""

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.model.kernels import Kernels
-from soothsay.model.transformer import Embedding, RMSNorm, Transformer, finished_logits
+from soothsay.model.norm import RMSNorm
+from soothsay.model.transformer import Embedding, Transformer, finished_logits
 
 
 class TargetEnds(nn.Module):

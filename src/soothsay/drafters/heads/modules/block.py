@@ -15,8 +15,9 @@ from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
+from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Blocks, Embedding, RMSNorm
+from soothsay.model.transformer import Block, Blocks, Embedding
 
 
 @dataclass(frozen=True)

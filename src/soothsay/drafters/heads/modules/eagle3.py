@@ -14,8 +14,9 @@ from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead, TargetEnds
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
+from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Embedding, RMSNorm
+from soothsay.model.transformer import Block, Embedding
 
 
 @dataclass(frozen=True)
