@@ -5,14 +5,17 @@ Each drafter in the registry is tested, and the variants in `every_drafter.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from every_drafter import DRAFTERS, resolve
+from families import load, random_oracle
 
 from soothsay import LLM, Grammar, Result, SamplingParams, Stream
 from soothsay.config import QueryGrowthConfig, RopeConfig
@@ -235,17 +238,34 @@ def test_other_kinds_of_blocks(blocks: str, tiny: Callable[..., Transformer]) ->
     for name, part in list(model.named_modules()):
         if isinstance(part, Dense):  # whose bits may depend on the number of rows
             model.set_submodule(name, stock_linear(part.weight.detach(), None, torch.float32))
+    assert_answers_stay(model, ("prompt-lookup", "suffix", "layer-skip(exit=1)"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_latent_attention(name: str, dtype: Any, tmp_path: Path) -> None:
+    """As above, with the fastest kernels, and a model of the same kind that drafts."""
+    random_oracle(name, max_position_embeddings=128).save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a machine without fast bfloat16
+        model = load(tmp_path, dtype)
+    assert_answers_stay(model, ("suffix", "layer-skip(exit=1)", f"draft-model(model={tmp_path})"))
+
+
+def assert_answers_stay(model: Transformer, drafters: Sequence[str]) -> None:
+    """Assert equal answers alone, and together with drafters, in chunks, with preemption and prefix hits."""
     repeated = [*range(20, 32)] * 4
     asked = [repeated, [5, 6, 7], [*repeated[:30], 9], [*range(60)]]
     modes = [replace(mode, max_tokens=24) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED)]
     alone = LLM(model, drafter="none", kv_tokens=512, prefix_caching=False)
     expected = [alone.generate(ids, mode) for ids, mode in zip(asked, modes, strict=True)]
     together = LLM(model, drafter="none", kv_tokens=128, block_size=8, max_rows=40)
-    for drafter in ("prompt-lookup", "suffix", "layer-skip(exit=1)"):
+    for drafter in drafters:
         results = together.generate(asked, modes, drafter=drafter)
         for result, reference in zip(results, expected, strict=True):
             same(result, reference)
-        assert drafter != "suffix" or sum(result.stats.drafted for result in results) > 0
+        drafts = drafter.startswith(("suffix", "draft-model"))
+        assert not drafts or sum(result.stats.drafted for result in results) > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
