@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -448,3 +448,38 @@ def test_experts_that_cannot_be_chosen_from_the_groups(change: dict[str, int]) -
     assert parse_model_config(config).experts is not None
     with pytest.raises(ModelError, match="n_group"):
         parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek_v2", {"n_group": 3}, "n_group"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank"),
+        ("deepseek_v3", {"q_lora_rank": 0}, "q_lora_rank"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "rotated"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse", "thick"]}, "thick"),
+    ],
+)
+def test_latent_attention_that_is_not_supported(name: str, change: dict[str, Any], named: str) -> None:
+    config = random_oracle(name).config.to_dict()
+    assert parse_model_config(config).latent is not None
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+def test_kimi_is_read_as_deepseek() -> None:
+    config = random_oracle("deepseek_v3").config.to_dict()
+    expected = replace(parse_model_config(config), family="kimi_k2")
+    assert parse_model_config({**config, "model_type": "kimi_k2"}) == expected
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_lite"])
+def test_the_pool_holds_one_latent_row_for_all_heads(pairs: Pairs, name: str) -> None:
+    model = pairs(name).model
+    rank, rotated = 64, 32
+    assert {tuple(layer.shape) for layer in model.new_cache(2, 8).layers} == {(1, 16, rank + rotated)}
+    matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
+    assert model.config.num_parameters == sum(matrices)

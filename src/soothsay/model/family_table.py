@@ -101,7 +101,9 @@ def listed_experts(raw: Raw) -> Raw:
         raise ModelError(
             f"config.json: mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
         )
-    dense = [i for i, kind in enumerate(kinds) if kind != "sparse"]
+    if unknown := set(kinds) - {"dense", "sparse"}:
+        raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
+    dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
     return {**raw, "mlp_only_layers": dense, "first_k_dense_replace": 0}
 
 
