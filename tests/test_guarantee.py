@@ -20,8 +20,13 @@ from families import load, random_oracle
 from soothsay import LLM, Grammar, Result, SamplingParams, Stream
 from soothsay.config import QueryGrowthConfig, RopeConfig
 from soothsay.core.request import Request
+from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense, stock_linear
+from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.train.new_heads import medusa
+from soothsay.train.sequences import TrainingKernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 
@@ -244,12 +249,15 @@ def test_other_kinds_of_blocks(blocks: str, tiny: Callable[..., Transformer]) ->
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
 def test_latent_attention(name: str, dtype: Any, tmp_path: Path) -> None:
-    """As above, with the fastest kernels, and a model of the same kind that drafts."""
+    """As above, with the fastest kernels, a model of the same kind that drafts, and heads on its features."""
     random_oracle(name, max_position_embeddings=128).save_pretrained(tmp_path)
+    heads = medusa(load_model(open_checkpoint(tmp_path), "float32", kernels=TrainingKernels()), heads=2)
+    write_head(heads, tmp_path / "medusa", str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a machine without fast bfloat16
         model = load(tmp_path, dtype)
-    assert_answers_stay(model, ("suffix", "layer-skip(exit=1)", f"draft-model(model={tmp_path})"))
+    models = f"draft-model(model={tmp_path})", f"medusa(model={tmp_path / 'medusa'})"
+    assert_answers_stay(model, ("suffix", "layer-skip(exit=1)", *models))
 
 
 def assert_answers_stay(model: Transformer, drafters: Sequence[str]) -> None:
@@ -264,7 +272,7 @@ def assert_answers_stay(model: Transformer, drafters: Sequence[str]) -> None:
         results = together.generate(asked, modes, drafter=drafter)
         for result, reference in zip(results, expected, strict=True):
             same(result, reference)
-        drafts = drafter.startswith(("suffix", "draft-model"))
+        drafts = drafter.startswith(("suffix", "draft-model", "medusa"))
         assert not drafts or sum(result.stats.drafted for result in results) > 0
 
 
