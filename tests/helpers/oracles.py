@@ -239,15 +239,34 @@ class Eagle3Oracle(Oracle):
         return x + self.mlp(self.norm(x, self.weights["block.mlp_norm.weight"]))
 
     def logits(self, out: Tensor) -> Tensor:
-        own = self.norm(out, self.weights["norm.weight"]) @ self.weights["head.weight"].T
+        own = self.head_input(out) @ self.weights["head.weight"].T
         full = torch.full((len(out), VOCAB), -math.inf, dtype=torch.float64)
         for i, offset in enumerate(self.weights["d2t"].long().tolist()):
             full[:, i + offset] = own[:, i]
         return full
 
+    def head_input(self, out: Tensor) -> Tensor:
+        return self.norm(out, self.weights["norm.weight"])
+
 
 class NormedResidual(Eagle3Oracle):
     norm_before_residual = True
+
+
+class Eagle31Oracle(Eagle3Oracle):
+    """A norm of each tap, and outputs that are normed before the next row reads them."""
+
+    def features(self, taps: Sequence[Tensor]) -> Tensor:
+        return super().features(
+            [self.norm(x, self.weights[f"fc_norm.{i}.weight"]) for i, x in enumerate(taps)]
+        )
+
+    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, past: Past) -> Tensor:
+        out = super().forward(embedded, features, positions, past)
+        return self.norm(out, self.weights["norm.weight"])
+
+    def head_input(self, out: Tensor) -> Tensor:
+        return out
 
 
 def make_mtp_head(

@@ -105,7 +105,9 @@ def eagle_raw(fc_bias: bool = True, **parts: bool) -> Raw:
     return random({**shapes, "fc.bias": (H,)} if fc_bias else shapes)
 
 
-def eagle3_raw(layer: str = "midlayer.", draft: int = 31, embedding: bool = True, **parts: bool) -> Raw:
+def eagle3_raw(
+    layer: str = "midlayer.", draft: int = 31, embedding: bool = True, tap_norms: str = "", **parts: bool
+) -> Raw:
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (H, 3 * H),
         **block(layer, 2 * H, **parts),
@@ -115,6 +117,10 @@ def eagle3_raw(layer: str = "midlayer.", draft: int = 31, embedding: bool = True
     }
     if embedding:
         shapes["embed_tokens.weight"] = (V, H)
+    if tap_norms == "each":
+        shapes |= {f"fc_norm.{i}.weight": (H,) for i in range(3)}
+    if tap_norms == "whole":
+        shapes["input_norm.weight"] = (3 * H,)
     raw = random(shapes)
     if draft != V:
         ids = torch.randperm(V, generator=torch.Generator().manual_seed(1))[:draft].sort().values
@@ -201,6 +207,21 @@ LAYOUTS: dict[str, tuple[Raw, dict[str, Any], str]] = {
     "eagle3, vLLM": (eagle3_raw("layers.0.", bias=True, qk_norm=True), EAGLE3, "model.safetensors"),
     "eagle3, whole vocabulary": (eagle3_raw(draft=V, embedding=False), CONFIG, "model.safetensors"),
     "eagle3, speculators": (eagle3_raw("layers.0.", embedding=False), SPECULATORS3, "model.safetensors"),
+    "eagle3, 3.1": (
+        eagle3_raw(tap_norms="each"),
+        {**EAGLE3, "fc_norm": True, "norm_output": True},
+        "model.safetensors",
+    ),
+    "eagle3, 3.1 of speculators": (
+        eagle3_raw("layers.0.", tap_norms="each"),
+        {**SPECULATORS3, "fc_norm": True, "norm_output": True},
+        "model.safetensors",
+    ),
+    "eagle3, one norm before fc": (
+        eagle3_raw("layers.0.", tap_norms="whole"),
+        {**SPECULATORS3, "norm_before_fc": True, "norm_output": False},
+        "model.safetensors",
+    ),
     "medusa": (medusa_raw(5), MEDUSA, "medusa_lm_head.safetensors"),
     "medusa, two layers": (medusa_raw(2, layers=2), MEDUSA, "medusa_lm_head.pt"),
     "medusa, shared head": (medusa_raw(own=False), MEDUSA, "medusa_lm_head.safetensors"),
@@ -254,6 +275,8 @@ def test_what_is_read_is_written_and_read_again(layout: str, target: Target, tmp
         ("eagle3", "", "model.safetensors"),
         ("eagle3, whole vocabulary", "", "model.safetensors"),
         ("eagle3, speculators", "speculators", "model.safetensors"),
+        ("eagle3, 3.1", "", "model.safetensors"),
+        ("eagle3, 3.1 of speculators", "speculators", "model.safetensors"),
         ("medusa", "", "medusa_lm_head.safetensors"),
         ("medusa, shared head", "", "medusa_lm_head.safetensors"),
         ("medusa, vLLM", "vllm", "model.safetensors"),
@@ -383,16 +406,20 @@ def test_eagle3_computes_what_the_paper_says(layout: str, target: Target, tmp_pa
     assert isinstance(head, Eagle3Head)
     embedded, *taps = rows(H, H, H, H)
     layer = "midlayer." if "midlayer.hidden_norm.weight" in raw else "layers.0."
-    feature = linear(torch.cat(taps, dim=-1), raw, "fc")
+    each = (f"fc_norm.{i}.weight" for i in range(3))
+    read = torch.cat([normed(x, raw[n]) if n in raw else x for x, n in zip(taps, each, strict=True)], dim=-1)
+    if "input_norm.weight" in raw:
+        read = normed(read, raw["input_norm.weight"])
+    feature = linear(read, raw, "fc")
     hidden = normed(feature, raw[f"{layer}hidden_norm.weight"])
     read = torch.cat([normed(embedded, raw[f"{layer}input_layernorm.weight"]), hidden], dim=-1)
     residual = hidden if config.get("norm_before_residual") else feature
     expected = decoder(raw, layer, read, residual)
     fused = head.fuse(taps, shared)
     close(fused, feature)
-    out = head(embedded, fused, batch(), None)
-    close(out, expected)
-    said = linear(normed(expected, raw["norm.weight"]), raw, "lm_head")
+    out, last = head(embedded, fused, batch(), None), normed(expected, raw["norm.weight"])
+    close(out, last if config.get("norm_output") else expected)
+    said = linear(last, raw, "lm_head")
     logits = torch.full((T, V), -torch.inf)
     for i in range(said.shape[1]):
         logits[:, i + int(raw["d2t"][i]) if "d2t" in raw else i] = said[:, i]
@@ -612,6 +639,9 @@ QWEN = {**MTP, "model_type": "qwen3_next"}
         (eagle3_raw() | {"d2t": torch.full((31,), 80)}, EAGLE3, "ids up to 110"),
         (changed(eagle3_raw(), **{"lm_head.weight": None}), EAGLE3, "no lm_head.weight"),
         (changed(eagle3_raw(), **{"input_norm.weight": (3 * H,)}), EAGLE3, "a tensor 'input_norm.weight'"),
+        (eagle3_raw(), {**EAGLE3, "fc_norm": True}, r"no tensor 'fc_norm.0.weight'"),
+        (eagle3_raw(tap_norms="each"), EAGLE3, r"a tensor 'fc_norm.0.weight'"),
+        (eagle3_raw(), {**EAGLE3, "fc_norm": True, "norm_before_fc": True}, "and a head has one"),
         (eagle3_raw("layers.0."), {"speculators_model_type": "eagle3"}, "has no 'num_attention_heads'"),
         (eagle3_raw("layers.0."), {**SPECULATORS3, "speculators_model_type": "dflash"}, "kind 'dflash'"),
         (eagle_raw(), {**CONFIG, "mask_token_id": 3}, "fills masks"),

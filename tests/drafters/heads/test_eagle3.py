@@ -15,6 +15,7 @@ from oracles import (
     TAPS,
     VOCAB,
     Eagle3Oracle,
+    Eagle31Oracle,
     NormedResidual,
     make_eagle3_head,
     make_eagle_head,
@@ -53,6 +54,14 @@ def test_the_target_s_embedding_and_the_other_residual(tiny: Make) -> None:
     head = make_eagle3_head(target, 48, range(VOCAB), own_embedding=False, norm_before_residual=True)
     assert not any("embedding.weight" in name for name in head.state_dict())
     check_all("at ease", target, head, NormedResidual, lambda t: Eagle3(t, head, 3, 4, 4), branch=4)
+
+
+@pytest.mark.parametrize("stress", STRESSES)
+def test_normed_taps_and_outputs(stress: str, tiny: Make) -> None:
+    """EAGLE-3.1."""
+    target = tiny(0)
+    head = make_eagle3_head(target, norm_taps="each", norm_output=True)
+    check_all(stress, target, head, Eagle31Oracle, lambda t: Eagle3(t, head), branch=3)
 
 
 def test_it_says_only_what_its_vocabulary_has(tiny: Make) -> None:

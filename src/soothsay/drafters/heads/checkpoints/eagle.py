@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-3, as SafeAILab, vLLM, SGLang and vLLM's speculators write them."""
+"""EAGLE-1, EAGLE-3 and EAGLE-3.1, as SafeAILab, vLLM, SGLang and vLLM's speculators write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import Names, block_names, split
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head, TapNorms
 from soothsay.errors import DrafterError
 from soothsay.model.config_fields import checked_fields
 
@@ -99,6 +99,8 @@ def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
         taps,
         bool(files.config.get("norm_before_residual", speculators)),
         own,
+        _tap_norms(files),
+        bool(files.config.get("norm_output", False)),
     )
     return StoredHead(
         files,
@@ -134,7 +136,7 @@ def write_eagle3(head: Eagle3Head) -> tuple[dict[str, Any], Iterator[tuple[str, 
         "architectures": ["LlamaForCausalLMEagle3"],
         "target_hidden_size": c.target_hidden_size,
         "draft_vocab_size": c.draft_vocab_size,
-        "norm_before_residual": c.norm_before_residual,
+        **_norm_flags(c),
         "eagle_aux_hidden_state_layer_ids": list(c.taps),
         "eagle_config": {
             "use_aux_hidden_state": True,
@@ -154,8 +156,7 @@ def write_speculators_eagle3(
         "transformer_layer_config": hf_config(c.block),
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": None if c.target_hidden_size == c.block.hidden_size else c.target_hidden_size,
-        "norm_before_residual": c.norm_before_residual,
-        "norm_before_fc": False,
+        **_norm_flags(c),
         "eagle_aux_hidden_state_layer_ids": list(c.taps),
     }
     return config, _eagle3_tensors(head, "layers.0.")
@@ -192,6 +193,26 @@ def _eagle3_tensors(head: Eagle3Head, layer: str) -> Iterator[tuple[str, Tensor]
         t2d = torch.zeros(head.config.block.vocab_size, dtype=torch.bool)
         t2d[head.token_ids.cpu()] = True
         yield "t2d", t2d
+
+
+def _norm_flags(config: Eagle3Config) -> dict[str, bool]:
+    """The keys of config.json that say what is normed, as vLLM and speculators read them."""
+    return {
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_taps == "whole",
+        "fc_norm": config.norm_taps == "each",
+        "norm_output": config.norm_output,
+    }
+
+
+def _tap_norms(files: DrafterFiles) -> TapNorms:
+    """What is normed before `fc`. Raises `DrafterError` if the configuration says two things."""
+    each, whole = (bool(files.config.get(key, False)) for key in ("fc_norm", "norm_before_fc"))
+    if each and whole:
+        raise DrafterError(
+            f"{files.path}: config.json sets fc_norm and norm_before_fc, and a head has one: it is damaged"
+        )
+    return "each" if each else "whole" if whole else "none"
 
 
 def _check_one_layer(files: DrafterFiles) -> None:

@@ -1,10 +1,14 @@
-"""EAGLE-3's module (Li et al. 2025, arXiv 2503.01840): features of several layers, an own output head."""
+"""EAGLE-3's module (Li et al. 2025, arXiv 2503.01840): features of several layers, an own output head.
+
+EAGLE-3.1 is EAGLE-3 with a norm of each layer's feature (`norm_taps="each"`) and a normed output
+(`norm_output`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +21,9 @@ from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Block, Embedding
+
+TapNorms = Literal["none", "each", "whole"]
+"""What is normed before `fc`: nothing, the feature of each layer, or all of them as one vector."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class Eagle3Config:
     own_embedding: bool = False
     """Whether the head has its own embedding instead of the target's."""
 
+    norm_taps: TapNorms = "none"
+    norm_output: bool = False
+    """Whether the next row reads the output after the last norm instead of before it."""
+
 
 class Eagle3Head(RecurrentHead):
     """One decoder block whose attention reads a token's embedding together with the state before the token.
@@ -57,7 +68,11 @@ class Eagle3Head(RecurrentHead):
         self.embedding = (
             Embedding(normal(c.vocab_size, c.hidden_size, std=0.02), 1.0) if config.own_embedding else None
         )
-        self.fc: nn.Module = Dense.random(len(config.taps) * config.target_hidden_size, c.hidden_size)
+        width = len(config.taps) * config.target_hidden_size
+        self.fc: nn.Module = Dense.random(width, c.hidden_size)
+        each = config.taps if config.norm_taps == "each" else ()
+        self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, c.norm_eps) for _ in each)
+        self.input_norm = RMSNorm(width, c.norm_eps) if config.norm_taps == "whole" else None
         self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.hidden_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.block = Block(c, 0, kernels, 2 * c.hidden_size)
@@ -77,8 +92,17 @@ class Eagle3Head(RecurrentHead):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
-        """Concatenate the layers' inputs without a norm, and project them: `[N, H]` float32."""
-        return cast(Tensor, self.fc(torch.cat(list(taps), dim=-1))).float()
+        """Concatenate the layers' inputs, normed if the configuration says so, and project them.
+
+        Returns:
+            `[N, H]` float32.
+        """
+        if self.fc_norm:
+            taps = [self._norm(tap, cast(RMSNorm, n)) for tap, n in zip(taps, self.fc_norm, strict=True)]
+        read = torch.cat(list(taps), dim=-1)
+        if self.input_norm is not None:
+            read = self._norm(read, self.input_norm)
+        return cast(Tensor, self.fc(read)).float()
 
     def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
         """Embed tokens, `[N] -> [N, H]` float32."""
@@ -90,16 +114,19 @@ class Eagle3Head(RecurrentHead):
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
     ) -> Tensor:
-        """See `RecurrentHead`. The output is the next row's feature, before the last norm."""
+        """See `RecurrentHead`. The output is the next row's feature, before the last norm or after it."""
         normed = self.kernels.norm(features, self.hidden_norm, self.dtype)
         both = torch.cat([self.kernels.norm(embedded, self.embedding_norm, self.dtype), normed], dim=-1)
         residual = normed.float() if self.config.norm_before_residual else features
         out: Tensor = self.block(residual, self.rope(batch.positions), batch, kv, both)
-        return out
+        return self._norm(out, self.norm) if self.config.norm_output else out
 
     def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
         """`[M, H] -> [M, V]` float32 in the target's vocabulary; minus infinity outside of `d2t`."""
-        normed = self.kernels.norm(out, self.norm, torch.float32)
+        normed = out if self.config.norm_output else self._norm(out, self.norm)
         logits = cast(Tensor, self.head(normed)).float()
         full = logits.new_full((len(logits), shared.vocab_size), -torch.inf)
         return full.index_copy_(1, self.token_ids, logits)
+
+    def _norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        return self.kernels.norm(x.float().contiguous(), norm, torch.float32)
