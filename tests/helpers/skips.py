@@ -15,6 +15,7 @@ import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import pytest
 from places import ROOT, find_shared
@@ -89,6 +90,11 @@ EXPECTED = (
         r"no llama\.cpp: .*",
         "llama.cpp is not installed",
         lambda: shutil.which("llama-server", path=os.environ.get("SOOTHSAY_LLAMA_CPP")) is None,
+    ),
+    Expected(
+        r"no speculators: .*",
+        "speculators is not installed; the tests compare with what it computed",
+        lambda: find_spec("speculators") is None,
     ),
     Expected(
         r"one core: .*",
