@@ -34,6 +34,11 @@ void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inp
 
     void *normed = p.second, *gate_up = p.third, *inner = p.first, *more = p.second;
     soothsay_add_norm(x, delta, half, b.attention_post_norm, b.mlp_norm, b.eps, rows, hidden, out, normed, half);
+    if (b.mixture) {
+        soothsay_mix(normed, half, rows, nullptr, b.mixture, (float*)p.third);
+        soothsay_add_norm(out, p.third, 0, b.mlp_post_norm, nullptr, b.eps, rows, hidden, out, nullptr, 0);
+        return;
+    }
     soothsay_linear(normed, half, rows, b.gate_up, gate_up, half);
     soothsay_gated(gate_up, half, b.activation, rows, b.down->inputs, inner);
     soothsay_linear(inner, half, rows, b.down, more, half);

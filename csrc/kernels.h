@@ -57,6 +57,35 @@ struct soothsay_weights {
 void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
                      int out_is_bf16);
 
+// How a row's experts are chosen from `count` scores; see soothsay.model.feed_forward.route.
+struct soothsay_routing {
+    const float* correction;  // [count], added for the choice alone; null: none
+    int count, each, sigmoid, normalize, groups, kept, best;
+    float scale;
+};
+
+// scores [rows, count] -> shares and chosen [rows, each], the best first, of equal ones the first.
+void soothsay_route(const void* scores, int are_bf16, int64_t rows, const soothsay_routing* routing, float* shares,
+                    int64_t* chosen);
+
+// A gated feed-forward layer.
+struct soothsay_expert {
+    const soothsay_weights *gate_up, *down;
+};
+
+// A mixture of experts: each row runs through those that its scores choose, and through `shared` if there is one.
+struct soothsay_mixture {
+    const soothsay_weights* router;  // null: scores are computed elsewhere
+    const soothsay_expert* experts;
+    const soothsay_expert* shared;  // or null
+    soothsay_routing routing;
+    int activation, is_bf16;  // see soothsay_gated; of layers' outputs
+};
+
+// x [rows, hidden] -> out [rows, hidden]. A row's outputs, times their shares, are added in order. `scores` [rows, count] are
+// for a mixture without router.
+void soothsay_mix(const void* x, int x_is_bf16, int64_t rows, const float* scores, const soothsay_mixture* mixture, float* out);
+
 // Some rows of the weights, which are integers: rows [count] -> out [count, inputs]. Rows that do not exist are NaN.
 void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
 
@@ -126,6 +155,7 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
 // A decoder block.
 struct soothsay_parts {
     const soothsay_weights *qkv, *o, *gate_up, *down;
+    const soothsay_mixture* mixture;  // in place of gate_up and down; or null
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
     const float *q_norm, *k_norm;                                                  // both or none
     int64_t window;                                                                // 0: none
@@ -138,7 +168,8 @@ struct soothsay_parts {
 // may be the same memory. Attention reads `inputs`, or the norm of the stream if that is null. ropes: cosines and sines
 // [rows, d] of global layers, then of local layers. kv[i] is the pool of block i. `first`, `second` and `third` are scratch
 // buffers. For each row, `first` has max(hidden, intermediate) elements, `second` the larger of max(qkv's outputs, hidden)
-// elements and queries * d floats, `third` the larger of gate_up's outputs in elements and queries * d floats.
+// elements and queries * d floats, `third` gate_up's outputs in elements, or queries * d or, for a mixture, hidden floats,
+// whichever is larger.
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
                      int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
                      const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,

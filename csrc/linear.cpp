@@ -2,12 +2,11 @@
 // quantized here to 8 bits, for each row and group.
 //
 // One thread sums each output over its inputs, in order. So its bits do not depend on the other rows.
-#include "kernels.h"
+#include "products.h"
 #include "pool.h"
 #include "tiled.h"
 #include "vectors.h"
 #include <algorithm>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -70,50 +69,74 @@ void quantize(const T* x, int inputs, int group, Place place, float* scales, int
     }
 }
 
+// `multiply` of one format of weights, and of the types of inputs and outputs.
 template <class F, class In, class Out>
-void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
-    if (!rows) return;
+class ProductOf : public Product {
     typedef typename F::Input Input;
-    constexpr bool INTEGER = F::INPUTS > 2;
-    const int panels = (w.outputs + PANEL - 1) / PANEL, groups = INTEGER ? w.groups() : 0;
-    int64_t computed = rows;
-    int height = 1, width = w.inputs, shift = 31;  // width is all inputs, or 2^shift
+    static constexpr bool INTEGER = F::INPUTS > 2;
+    const In* x;
+    const int64_t* order;
+    const Weights w;
+    Out* out;
+    const int64_t rows;
+    int height = 1, width, shift = 31;  // of a tile; width is all inputs, or 2^shift
+    std::unique_ptr<floats[]> laid;     // aligned to a cache line: loading tiles across lines is slow
+    std::vector<float> scales;
+    std::vector<int32_t> sums;
+    Inputs<Input> inputs;
 #if defined(SOOTHSAY_TILES)
-    const Tiling tiling = Tiling::of(F(), rows, w);
-    const bool tiled = rows >= TILED_FROM<F>;
-    if (tiled) {
-        computed = tiling.tiles * tiling.height, height = tiling.height;
-        if (!std::is_same<In, Input>::value || tiling.tiles > 1) {
-            width = tiling.steps * 4 / int(sizeof(Input));
-            shift = __builtin_ctz(width);
-        }
-    }
+    const Tiling tiling;
+    const bool tiled;
 #endif
-    const bool direct = std::is_same<In, Input>::value && width == w.inputs;
-    const int64_t registers = computed * w.inputs * int64_t(sizeof(Input)) / int64_t(sizeof(floats)) + 1;
-    const std::unique_ptr<floats[]> laid(direct ? nullptr : new floats[registers]);
-    Input* const data = (Input*)laid.get();  // aligned to a cache line: loading tiles across lines is slow
-    std::vector<float> scales(rows * groups);
-    std::vector<int32_t> sums(rows * groups);
-    const bool shared = int64_t(w.inputs) * w.outputs > WORTH_THREADS;
-    auto lay = [&](int64_t begin, int64_t end) {
+
+    bool direct() const { return std::is_same<In, Input>::value && width == w.inputs && !order; }
+
+  public:
+    ProductOf(const Rows& source, const Weights& weights, void* target)
+        : x((const In*)source.data), order(source.order), w(weights), out((Out*)target), rows(source.count),
+          width(w.inputs)
+#if defined(SOOTHSAY_TILES)
+          ,
+          tiling(Tiling::of(F(), source.count, w)), tiled(source.count >= TILED_FROM<F>)
+#endif
+    {
+        panels = (w.outputs + PANEL - 1) / PANEL, this->size = int64_t(w.inputs) * w.outputs;
+        row_piece = std::max(1, int(ROW_PIECE / w.inputs));
+        // Every thread gets a few pieces of a small matrix, so that a late one finds some left.
+        panel_piece = std::max<int64_t>(
+            1, std::min<int64_t>(panels / (4 * pool_threads()), WEIGHT_PIECE / (int64_t(w.inputs) * PANEL)));
+        int64_t computed = rows;
+#if defined(SOOTHSAY_TILES)
+        if (tiled) {
+            computed = tiling.tiles * tiling.height, height = tiling.height;
+            if (!std::is_same<In, Input>::value || order || tiling.tiles > 1) {
+                width = tiling.steps * 4 / int(sizeof(Input));
+                shift = __builtin_ctz(width);
+            }
+        }
+#endif
+        unlaid = direct() ? 0 : rows;
+        if (unlaid)
+            laid.reset(new floats[computed * w.inputs * int64_t(sizeof(Input)) / int64_t(sizeof(floats)) + 1]);
+        if (INTEGER) scales.resize(rows * w.groups()), sums.resize(rows * w.groups());
+        inputs = {direct() ? (const Input*)(const void*)x : (const Input*)laid.get(), height, width, scales.data(), sums.data()};
+    }
+
+    void lay(int64_t begin, int64_t end) override {
         for (int64_t r = begin; r < end; ++r) {
-            Input* row = &data[r / height * height * w.inputs + r % height * width];
+            const In* source = x + (order ? order[r] : r) * w.inputs;
+            Input* row = (Input*)laid.get() + r / height * height * w.inputs + r % height * width;
             auto at = [&](int i) { return row + int64_t(i >> shift) * height * width + (i & ((1u << shift) - 1)); };
             if constexpr (INTEGER)
-                quantize(x + r * w.inputs, w.inputs, w.group, at, &scales[r * groups], &sums[r * groups]);
+                quantize(source, w.inputs, w.group, at, &scales[r * w.groups()], &sums[r * w.groups()]);
             else
-                for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(x + r * w.inputs + i));
+                for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(source + i));
         }
-    };
-    if (!direct) parallel(rows, shared ? ROW_PIECE / w.inputs : rows, lay);
-    const Inputs<Input> inputs{direct ? (const Input*)x : data, height, width, scales.data(), sums.data()};
-    // Every thread gets a few pieces of a small matrix, so that a late one finds some left.
-    const int64_t even = panels / (4 * pool_threads()), most = WEIGHT_PIECE / (int64_t(w.inputs) * PANEL);
-    const int64_t piece = shared ? std::min(even, most) : panels;
+    }
+
+    void multiply(int64_t begin, int64_t end) override {
 #if defined(SOOTHSAY_TILES)
-    if (tiled) {
-        parallel(panels, piece, [&](int64_t begin, int64_t end) {
+        if (tiled) {
             const TileShape shape(height, tiling.steps);
             Place<F> place(w);
             for (int panel = int(begin); panel < end; ++panel) {
@@ -123,11 +146,9 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
                 if (tiling.tiles > 1) multiply_panel<F, true>(w, inputs, tiling, panel, place, write);
                 else multiply_panel<F, false>(w, inputs, tiling, panel, place, write);
             }
-        });
-        return;
-    }
+            return;
+        }
 #endif
-    parallel(panels, piece, [&](int64_t begin, int64_t end) {
         thread_local Partial<typename F::Sums> partial;  // kept, since allocating takes as long as a small product
         partial.sums.resize(rows * COLUMNS);
         if (INTEGER) partial.totals.resize(rows * COLUMNS);
@@ -136,26 +157,49 @@ void multiply(const In* x, int64_t rows, const Weights& w, Out* out) {
             if constexpr (INTEGER) write_panel(w, panel, 0, rows, partial.totals.data(), out);
             else write_panel(w, panel, 0, rows, partial.sums.data(), out);
         }
-    });
-}
+    }
+};
 
 template <class F>
-void multiply(const void* x, int x_is_bf16, int64_t rows, const Weights& w, void* out, int out_is_bf16) {
-    auto run = [&](auto* source, auto* target) { multiply<F>(source, rows, w, target); };
-    if (x_is_bf16 && out_is_bf16) run((const bf16*)x, (bf16*)out);
-    else if (x_is_bf16) run((const bf16*)x, (float*)out);
-    else if (out_is_bf16) run((const float*)x, (bf16*)out);
-    else run((const float*)x, (float*)out);
+Product* product(const Rows& x, const Weights& w, void* out, int out_is_bf16) {
+    if (x.are_bf16 && out_is_bf16) return new ProductOf<F, bf16, bf16>(x, w, out);
+    if (x.are_bf16) return new ProductOf<F, bf16, float>(x, w, out);
+    if (out_is_bf16) return new ProductOf<F, float, bf16>(x, w, out);
+    return new ProductOf<F, float, float>(x, w, out);
 }
 
 Factors factors(const soothsay_factors& f, int groups) {
     return {f.values, (const fp16*)f.units, groups, f.units ? f.span : 1, f.are_half != 0};
 }
 
+// Some rows or panels of a product.
+struct Part {
+    Product* product;
+    int64_t begin, end;
+};
+
+// Computes parts. Those of one product that follow each other in a thread are one.
+template <class Compute>
+void run(const std::vector<Part>& parts, bool alone, Compute compute) {
+    const int64_t count = int64_t(parts.size());
+    parallel(count, alone ? count : 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            Part part = parts[i];
+            for (; i + 1 < end && parts[i + 1].product == part.product; ++i) part.end = parts[i + 1].end;
+            compute(part);
+        }
+    });
+}
+
+void cut(Product* product, int64_t count, int64_t each, std::vector<Part>& parts) {
+    for (int64_t begin = 0; begin < count; begin += each)
+        parts.push_back({product, begin, std::min(begin + each, count)});
+}
+
 }  // namespace
 
-extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
-                                int out_is_bf16) {
+void add_products(const Rows& x, const soothsay_weights* weights, void* out, int out_is_bf16, Products& products) {
+    if (!x.count) return;
     int64_t stride = 0;
     for (const auto* part = weights; part; part = part->next) stride += part->outputs;
     for (const auto* part = weights; part; part = part->next) {
@@ -163,16 +207,36 @@ extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, cons
         const int groups = p.inputs / p.group, zero = p.minimums.values ? 0 : 1 << ((p.table ? 8 : p.bits) - 1);
         const Weights w{(const uint8_t*)p.data, factors(p.scales, groups), factors(p.minimums, groups), p.zeros, p.bias,
                         p.table, p.inputs, p.outputs, p.group, zero, stride};
-        auto run = [&](auto format) { multiply<decltype(format)>(x, x_is_bf16, rows, w, out, out_is_bf16); };
-        if (p.table) run(Int<4, true>());
-        else if (p.bits == 2) run(Int<2>());
-        else if (p.bits == 4) run(Int<4>());
-        else if (p.bits == 5) run(Int<5>());
-        else if (p.bits == 6) run(Int<6>());
-        else if (p.bits == 8) run(Int<8>());
+        auto add = [&](auto format) { products.emplace_back(product<decltype(format)>(x, w, out, out_is_bf16)); };
+        if (p.table) add(Int<4, true>());
+        else if (p.bits == 2) add(Int<2>());
+        else if (p.bits == 4) add(Int<4>());
+        else if (p.bits == 5) add(Int<5>());
+        else if (p.bits == 6) add(Int<6>());
+        else if (p.bits == 8) add(Int<8>());
 #if defined(__AVX512BF16__)
-        else run(Bf16());
+        else add(Bf16());
 #endif
         out = (char*)out + p.outputs * (out_is_bf16 ? sizeof(bf16) : sizeof(float));
     }
+}
+
+void run(const Products& products) {
+    std::vector<Part> rows, panels;
+    int64_t weights = 0;
+    for (const auto& p : products) {
+        cut(p.get(), p->unlaid, p->row_piece, rows);
+        cut(p.get(), p->panels, p->panel_piece, panels);
+        weights += p->size;
+    }
+    const bool alone = weights <= WORTH_THREADS;
+    run(rows, alone, [](const Part& p) { p.product->lay(p.begin, p.end); });
+    run(panels, alone, [](const Part& p) { p.product->multiply(p.begin, p.end); });
+}
+
+extern "C" void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
+                                int out_is_bf16) {
+    Products products;
+    add_products({x, x_is_bf16, rows}, weights, out, out_is_bf16, products);
+    run(products);
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
-from soothsay.model.kernels import Kernels
+from soothsay.model.kernels import FusedExperts, Kernels
 from soothsay.model.linear import Dense
 
 
@@ -35,48 +35,15 @@ class Correction(nn.Module):
         self.e_score_correction_bias = nn.Parameter(torch.zeros(count))  # [experts], named as in checkpoints
 
 
-def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choose the experts of each row.
-
-    Args:
-        scores: `[N, experts]`, the router's outputs.
-        c: how to choose.
-        correction: `[experts]` float32, added for the choice alone; None: nothing is.
-
-    Returns:
-        Weights `[N, chosen]` float32, and numbers `[N, chosen]` int64 of the experts, the best first.
-    """
-    scores = scores.float()
-    weights = _sigmoid(scores) if c.sigmoid else scores.softmax(-1)
-    worth = weights if correction is None else weights + correction
-    if c.groups > 1:  # a group is worth as much as its best experts
-        groups = worth.view(len(worth), c.groups, -1)
-        best = groups.topk(c.group_best).values.sum(-1)
-        kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, _best(best, c.groups_chosen), True)
-        worth = groups.masked_fill(~kept[..., None], -torch.inf).flatten(1)
-    chosen = _best(worth, c.chosen)
-    weights = weights.gather(1, chosen)
-    if c.normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * c.scale, chosen
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """The sigmoid, as the softmax of a number and 0: torch's own has other bits at the end of a tensor."""
-    return torch.stack([x, torch.zeros_like(x)], -1).softmax(-1)[..., 0]
-
-
-def _best(x: Tensor, count: int) -> Tensor:
-    """Places of the largest numbers of each row, the first of equal ones: `[N, count]`."""
-    return x.argsort(dim=-1, descending=True, stable=True)[:, :count]
-
-
 class Experts(nn.Module):
     """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts."""
 
+    fused: FusedExperts | None = None
+    """Does all of it in one call; see `soothsay.model.transformer.fuse`."""
+
     def __init__(self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels):
         super().__init__()
-        self.config = experts
+        self.config, self.kernels = experts, kernels
         self.router: nn.Module = Dense.random(config.hidden_size, experts.count)
         self.correction = Correction(experts.count) if experts.corrected else None
         self.experts = nn.ModuleList(FeedForward(config, experts.size, kernels) for _ in range(experts.count))
@@ -84,13 +51,18 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`. A row's experts are added in order of rank, for row-invariance."""
+        if self.fused is not None:
+            return self.fused(x)
         correction = None if self.correction is None else self.correction.e_score_correction_bias
-        weights, chosen = route(self.router(x), self.config, correction)  # [N, k]
-        out = x.new_zeros(*chosen.shape, x.shape[-1])  # [N, k, hidden]
+        weights, chosen = self.kernels.route(self.router(x), self.config, correction)  # [N, k]
+        dtype = cast(torch.dtype, cast(FeedForward, self.experts[0]).down.dtype)
+        out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype)  # [N, k, hidden]
         for index in sorted(set(chosen.flatten().tolist())):
             rows, rank = (chosen == index).nonzero(as_tuple=True)
-            out[rows, rank] = self.experts[index](x[rows]).to(out.dtype)
-        mixed = (out * weights[..., None]).sum(1)
+            out[rows, rank] = self.experts[index](x[rows])
+        mixed = out[:, 0] * weights[:, :1]
+        for rank in range(1, self.config.chosen):
+            mixed = mixed + out[:, rank] * weights[:, rank, None]
         return mixed if self.shared is None else mixed + self.shared(x)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.config import ExpertsConfig
 from soothsay.core import noise
 from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
@@ -20,6 +21,7 @@ from soothsay.model.attention import attend
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
+from soothsay.model.routing import route
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -54,6 +56,10 @@ FusedBlocks = Callable[
 ]
 """Runs decoder blocks in one call, with the same bits. Its arguments are those of
 `Blocks.forward`, then `inputs` of `Block.forward`."""
+
+
+FusedExperts = Callable[[Tensor], Tensor]
+"""A mixture of experts in one call, with the same bits: `[N, hidden]` to `[N, hidden]` float32."""
 
 
 class Kernels(noise.SamplingKernels, Protocol):
@@ -109,6 +115,11 @@ class Kernels(noise.SamplingKernels, Protocol):
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype."""
 
+    def route(
+        self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the experts of each row; see `soothsay.model.routing.route`."""
+
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.linear`.
 
@@ -119,6 +130,12 @@ class Kernels(noise.SamplingKernels, Protocol):
         """One call that runs all of `blocks`; None if these kernels have none for them.
 
         `blocks` are of `soothsay.model.transformer.Block`. Their weights must keep their addresses.
+        """
+
+    def fuse_experts(self, experts: nn.Module) -> FusedExperts | None:
+        """One call for a mixture of experts; None if these kernels have none for it.
+
+        It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
         """
 
     def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
@@ -200,11 +217,21 @@ class StockKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate) * up
 
+    def route(
+        self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        return route(scores, experts, correction)
+
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
         return stock_linear(weight, bias, dtype)
 
     def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
+        """None; see `Kernels`."""
+        return None
+
+    def fuse_experts(self, experts: nn.Module) -> FusedExperts | None:
         """None; see `Kernels`."""
         return None
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
-from soothsay.model.feed_forward import feed_forward
+from soothsay.model.feed_forward import Experts, feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.latent_attention import LatentAttention
 from soothsay.model.linear import Dense, normal
@@ -169,6 +169,8 @@ class Blocks(nn.ModuleList):
 def fuse(module: nn.Module) -> None:
     """Make the blocks in `module` run in one call, together or each by itself, if their kernels can.
 
+    Mixtures of experts in other blocks run in a call of their own.
+
     From then on, weights must keep their addresses, and hooks inside a block are not called. `unfuse` undoes
     it.
     """
@@ -178,12 +180,14 @@ def fuse(module: nn.Module) -> None:
             part.fused = blocks[0].kernels.fuse(blocks)
         elif isinstance(part, Block):
             part.fused = part.kernels.fuse([part])
+        elif isinstance(part, Experts):
+            part.fused = part.kernels.fuse_experts(part)
 
 
 def unfuse(module: nn.Module) -> None:
     """Make the blocks in `module` run layer by layer, so that layers can be hooked and replaced."""
     for part in module.modules():
-        if isinstance(part, Blocks | Block):
+        if isinstance(part, Blocks | Block | Experts):
             part.fused = None
 
 

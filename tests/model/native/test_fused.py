@@ -15,10 +15,12 @@ from torch import Tensor
 from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
+from soothsay.model.feed_forward import Correction, Experts, FeedForward
 from soothsay.model.linear import Dense
 from soothsay.model.load import NumericMode
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.linear import NativeLinear
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Block, Transformer, fuse, unfuse
 
@@ -42,12 +44,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "multiplier": {"residual_multiplier": 0.22, "second_rope": RopeConfig(kind="none"), "rotary_dim": 16},
     "mixtral": {"experts": ExpertsConfig(4, 2, 48, layers=(1,))},
+    "glm4_moe": {
+        "experts": ExpertsConfig(
+            *(8, 3, 48, (0, 1)),
+            **{"sigmoid": True, "corrected": True, "groups": 4, "groups_chosen": 2, "scale": 2.5},
+            shared_size=32,
+        )
+    },
     "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
 }
 FUSED = {
-    "mixtral": [True, False, False],
     "olmo2": [False] * 3,
     "cohere": [False] * 3,
     "ministral3": [False] * 3,
@@ -70,6 +78,8 @@ def pack(module: torch.nn.Module, kernels: NativeKernels, mode: NumericMode) -> 
             )
         elif not isinstance(part, Rope) and isinstance(weight := getattr(part, "weight", None), Tensor):
             weight.data.uniform_(0.5, 1.5)
+        elif isinstance(part, Correction):
+            part.e_score_correction_bias.data.uniform_(-0.2, 0.2)
     module.eval().requires_grad_(False)
 
 
@@ -96,12 +106,18 @@ def test_bits_are_the_same(
     torch.manual_seed(0)
     model = Transformer(tiny(1, **COMMON | FAMILIES[family]).config, kernels)
     pack(model, kernels, MODES[mode])
-    results = []
+    routed = [part.mlp for part in model.blocks if isinstance(part.mlp, Experts)]
+    native = [
+        isinstance(part.mlp, FeedForward) or isinstance(part.mlp.router, NativeLinear)
+        for part in model.blocks
+    ]
+    expected, results = FUSED.get(family, [*native, all(native)]), []
     for fused in (False, True):
         if fused:
             fuse(model)
         found = [isinstance(part.fused, NativeBlocks) for part in (*model.blocks, model.blocks)]
-        assert found == (FUSED.get(family, [True] * 3) if fused else [False] * 3)
+        assert found == (expected if fused else [False] * 3)
+        assert all((part.fused is not None) == fused for part in routed)
         pool = model.new_cache(20, 8)
         for layer in pool.layers:
             layer.zero_()

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch
-from soothsay.model.feed_forward import FeedForward
+from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
+from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.transformer import Attention, Block
-
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class _Parts(Structure):
     """`soothsay_parts` of csrc/kernels.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "mixture")),
         *((name, c_void_p) for name in ("attention_norm", "attention_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm")),
         ("window", c_int64),
@@ -42,27 +41,32 @@ class NativeBlocks:
     def __init__(self, run: Callable[..., None], blocks: Sequence[Block]):
         self._run = run
         # keep alive what the library reads
-        self._held = [(_layers(block), _norms(block)) for block in blocks]
-        self._parts = [_parts(block) for block in blocks]
+        mixtures = [Mixture(block.mlp) if isinstance(block.mlp, Experts) else None for block in blocks]
+        self._held = [(_layers(block), _norms(block)) for block in blocks], mixtures
+        self._parts = [_parts(block, mixture) for block, mixture in zip(blocks, mixtures, strict=True)]
         self._addresses = [addressof(parts) for parts in self._parts]
         attention = blocks[0].attention
         c, self._dtype = attention.config, blocks[0].dtype
         self._kv = 2 * c.num_kv_heads, c.head_dim
         # bytes a row of three scratch buffers; see csrc/kernels.h
         size, queries = self._dtype.itemsize, 4 * c.num_heads * c.head_dim
-        qkv, o, gate_up, down = _layers(blocks[0])
+        qkv, o, *_ = _layers(blocks[0])
+        dense = [cast(NativeLinear, block.mlp.down) for block in blocks if isinstance(block.mlp, FeedForward)]
+        inner = max((down.in_features for down in dense), default=0)
         self._scratch = (
-            size * max(o.out_features, down.in_features),
+            size * max(o.out_features, inner),
             max(size * qkv.out_features, size * o.out_features, queries),
-            max(size * gate_up.out_features, queries),
+            max(size * 2 * inner, queries, 4 * o.out_features),
         )
 
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        if not isinstance(block.mlp, FeedForward) or not block.attention.config.has_common_blocks:
+        if not block.attention.config.has_common_blocks:
             return False
-        return all(isinstance(layer, NativeLinear) and layer.dtype == block.dtype for layer in _layers(block))
+        if isinstance(block.mlp, Experts) and not (Mixture.fit(block.mlp) and is_native(block.mlp.router)):
+            return False
+        return all(is_native(layer) and layer.dtype == block.dtype for layer in _layers(block))
 
     def __call__(
         self,
@@ -107,8 +111,9 @@ def _array(addresses: Sequence[int]) -> Array[c_void_p]:
 
 
 def _layers(block: Block) -> list[NativeLinear]:
-    mlp = cast(FeedForward, block.mlp)
-    layers = block.attention.qkv, block.attention.o, mlp.gate_up, mlp.down
+    layers = [block.attention.qkv, block.attention.o]
+    if isinstance(block.mlp, FeedForward):
+        layers += native_layers(block.mlp)
     return [cast(NativeLinear, layer) for layer in layers]
 
 
@@ -120,11 +125,13 @@ def _norms(block: Block) -> list[Norm | None]:
     ]
 
 
-def _parts(block: Block) -> _Parts:
+def _parts(block: Block, mixture: Mixture | None) -> _Parts:
     attention, c = block.attention, block.attention.config
-    eps = cast(Norm, block.mlp_norm).eps
+    eps, layers = cast(Norm, block.mlp_norm).eps, _layers(block)
     return _Parts(
-        *(layer.address for layer in _layers(block)),
+        *(layer.address for layer in layers),
+        *(() if mixture is None else (None, None)),
+        None if mixture is None else mixture.address,
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         *(attention.window or 0, eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import byref, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
+from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.machine import granted_processors
+from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
 from soothsay.model.native.automata import NativeAutomaton
-from soothsay.model.native.fused import ACTIVATIONS, NativeBlocks
+from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
+from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.quantized import Integers
@@ -62,6 +65,8 @@ SIGNATURES = {
         c_void_p,
         c_int,
     ],  # x, x_is_bf16, rows, weights, out, ...
+    "soothsay_mix": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p],  # x, x_is_bf16, rows, ...
+    "soothsay_route": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p],  # scores, are_bf16, rows, ...
     "soothsay_lay_out": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],  # plan, count, block_size, out, ...
     "soothsay_pack": [c_void_p, c_int64, c_int, c_int, c_void_p],  # integers, rows, inputs, bits, data
     "soothsay_rows": [c_void_p, c_int64, c_void_p, c_void_p],  # rows, count, weights, out
@@ -229,6 +234,19 @@ class NativeKernels:
         )
         return out
 
+    def route(
+        self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        scores, routing = scores.contiguous(), Routing.of(experts, correction)
+        shape = len(scores), experts.chosen
+        shares, chosen = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+        self._library.soothsay_route(
+            *(scores.data_ptr(), scores.dtype == torch.bfloat16, len(scores), byref(routing)),
+            *(shares.data_ptr(), chosen.data_ptr()),
+        )
+        return shares, chosen
+
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """See `Kernels`."""
         keys, tokens = keys.contiguous(), tokens.contiguous()
@@ -296,6 +314,11 @@ class NativeKernels:
         whole = len(fitting) == len(blocks)
         return NativeBlocks(self._run_blocks, fitting) if whole else None
 
+    def fuse_experts(self, experts: nn.Module) -> NativeExperts | None:
+        """See `Kernels`."""
+        fits = isinstance(experts, Experts) and Mixture.fit(experts)
+        return NativeExperts(self._run_experts, cast(Experts, experts)) if fits else None
+
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """See `Kernels`."""
         return native_layout(self._library.soothsay_lay_out, requests, block_size)
@@ -307,6 +330,9 @@ class NativeKernels:
     def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
         """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
         self._library.soothsay_rows(rows.data_ptr(), len(rows), weights, out.data_ptr())
+
+    def _run_experts(self, *arguments: object) -> None:
+        self._library.soothsay_mix(*arguments)
 
     def _run_blocks(self, *arguments: object) -> None:
         self._library.soothsay_blocks(*arguments)

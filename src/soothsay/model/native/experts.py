@@ -1,0 +1,119 @@
+"""Mixtures of experts in one call of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Structure, addressof, c_float, c_int, c_void_p
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ExpertsConfig
+from soothsay.model.feed_forward import Experts, FeedForward
+from soothsay.model.native.linear import NativeLinear, address
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class Routing(Structure):
+    """`soothsay_routing` of csrc/kernels.h."""
+
+    _fields_ = [
+        ("correction", c_void_p),
+        *((name, c_int) for name in ("count", "each", "sigmoid", "normalize", "groups", "kept", "best")),
+        ("scale", c_float),
+    ]
+
+    @classmethod
+    def of(cls, c: ExpertsConfig, correction: Tensor | None) -> Routing:
+        """How `c` chooses experts. `correction` `[experts]` float32 has to outlive it."""
+        return cls(
+            *(address(correction), c.count, c.chosen, c.sigmoid, c.normalize),
+            *(c.groups, c.groups_chosen, c.group_best, c.scale),
+        )
+
+
+class _Expert(Structure):
+    """`soothsay_expert` of csrc/kernels.h."""
+
+    _fields_ = [("gate_up", c_void_p), ("down", c_void_p)]
+
+    @classmethod
+    def of(cls, layers: tuple[NativeLinear, NativeLinear]) -> _Expert:
+        return cls(*(layer.address for layer in layers))
+
+
+class _Mixture(Structure):
+    """`soothsay_mixture` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("router", "experts", "shared")),
+        ("routing", Routing),
+        *((name, c_int) for name in ("activation", "is_bf16")),
+    ]
+
+
+class Mixture:
+    """The experts of a layer as the library reads them, at an `address`. They pass `fit`."""
+
+    def __init__(self, experts: Experts):
+        parts = [cast(FeedForward, part) for part in experts.experts]
+        layers = [native_layers(part) for part in parts]
+        shared = None if experts.shared is None else native_layers(experts.shared)
+        correction = None if experts.correction is None else experts.correction.e_score_correction_bias
+        router = experts.router if isinstance(experts.router, NativeLinear) else None
+        each = (_Expert * len(layers))(*(_Expert.of(pair) for pair in layers))
+        beside = None if shared is None else _Expert.of(shared)
+        self._struct = _Mixture(
+            None if router is None else router.address,
+            addressof(each),
+            None if beside is None else addressof(beside),
+            Routing.of(experts.config, correction),
+            *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
+        )
+        self._held = layers, shared, correction, router, each, beside  # keeps alive what the library reads
+        self.address = addressof(self._struct)
+
+    @staticmethod
+    def fit(experts: Experts) -> bool:
+        """Whether the library computes all of it, but perhaps for the router's scores."""
+        parts = [cast(FeedForward, part) for part in experts.experts]
+        shared = [] if experts.shared is None else [experts.shared]
+        layers = [layer for part in (*parts, *shared) for layer in (part.gate_up, part.down)]
+        router = [experts.router] if is_native(experts.router) else []
+        dtype = layers[0].dtype
+        return all(is_native(layer) and layer.dtype == dtype for layer in layers + router)
+
+
+class NativeExperts:
+    """Computes `Experts.forward` in one call, which reads the weights of each chosen expert once.
+
+    Args:
+        run: the library's `soothsay_mix`.
+        experts: pass `Mixture.fit`.
+    """
+
+    def __init__(self, run: Callable[..., None], experts: Experts):
+        self._run, self._mixture = run, Mixture(experts)
+        self._router = None if is_native(experts.router) else experts.router
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `FusedExperts`."""
+        x, out = x.contiguous(), torch.empty(x.shape)
+        scores = None if self._router is None else self._router(x).float().contiguous()
+        self._run(
+            *(x.data_ptr(), x.dtype == torch.bfloat16, len(x)),
+            *(address(scores), self._mixture.address, out.data_ptr()),
+        )
+        return out
+
+
+def native_layers(part: FeedForward) -> tuple[NativeLinear, NativeLinear]:
+    """The two layers of a part whose layers are the library's."""
+    return cast(NativeLinear, part.gate_up), cast(NativeLinear, part.down)
+
+
+def is_native(layer: nn.Module) -> bool:
+    """Whether the library multiplies by this layer."""
+    return isinstance(layer, NativeLinear)

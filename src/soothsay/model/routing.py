@@ -1,0 +1,44 @@
+"""How the rows of a mixture of experts choose their experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from soothsay.config import ExpertsConfig
+
+
+def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose the experts of each row.
+
+    Args:
+        scores: `[N, experts]`, the router's outputs.
+        c: how to choose.
+        correction: `[experts]` float32, added for the choice alone; None: nothing is.
+
+    Returns:
+        Weights `[N, chosen]` float32, and numbers `[N, chosen]` int64 of the experts, the best first.
+    """
+    scores = scores.float()
+    weights = _sigmoid(scores) if c.sigmoid else scores.softmax(-1)
+    worth = weights if correction is None else weights + correction
+    if c.groups > 1:  # a group is worth as much as its best experts
+        groups = worth.view(len(worth), c.groups, -1)
+        best = groups.topk(c.group_best).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, _best(best, c.groups_chosen), True)
+        worth = groups.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+    chosen = _best(worth, c.chosen)
+    weights = weights.gather(1, chosen)
+    if c.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * c.scale, chosen
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid, as the softmax of a number and 0: torch's own has other bits at the end of a tensor."""
+    return torch.stack([x, torch.zeros_like(x)], -1).softmax(-1)[..., 0]
+
+
+def _best(x: Tensor, count: int) -> Tensor:
+    """Places of the largest numbers of each row, the first of equal ones: `[N, count]`."""
+    return x.argsort(dim=-1, descending=True, stable=True)[:, :count]

@@ -1,0 +1,46 @@
+"""Mixtures of experts in the library, against stock operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from soothsay.config import ExpertsConfig
+from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.routing import route
+
+SOFTMAX = ExpertsConfig(12, 4, 16, layers=(0,))
+GROUPS = replace(SOFTMAX, sigmoid=True, corrected=True, groups=4, groups_chosen=2, scale=2.5)
+ROUTINGS = {
+    "normalized": SOFTMAX,
+    "as they are": replace(SOFTMAX, normalize=False, scale=16.0),
+    "the best of each group": replace(SOFTMAX, groups=3, groups_chosen=2, group_best=1),
+    "groups": GROUPS,
+    "all": replace(SOFTMAX, chosen=12),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_rows_choose_the_same_experts(kernels: NativeKernels, name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    c = ROUTINGS[name]
+    scores = torch.randn(200, c.count).to(dtype)
+    scores[50:100] = scores[50:100].round()  # many are equal: the first wins
+    correction = torch.randn(c.count) if c.corrected else None
+    shares, chosen = kernels.route(scores, c, correction)
+    expected, numbers = route(scores, c, correction)
+    assert torch.equal(chosen, numbers)
+    torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(chosen.sort(-1).values, chosen)
+
+
+def test_scores_that_are_no_numbers_choose_experts_that_exist(kernels: NativeKernels) -> None:
+    for c in ROUTINGS.values():
+        scores = torch.full((3, c.count), torch.nan)
+        scores[1:, 3] = torch.inf
+        _, chosen = kernels.route(scores, c, torch.zeros(c.count) if c.corrected else None)
+        assert ((chosen >= 0) & (chosen < c.count)).all()
+        assert all(len(set(row)) == c.chosen for row in chosen.tolist())
