@@ -367,10 +367,19 @@ def hydra_logits(head: HydraHead, target: Transformer, feature: Tensor, path: li
 
 
 def make_block_head(
-    size: int = 4, layers: int = 2, rank: int = 0, kernels: Kernels | None = None, **changes: object
+    size: int = 4,
+    layers: int = 2,
+    rank: int = 0,
+    kernels: Kernels | None = None,
+    shortlist: Sequence[int] = (),
+    **changes: object,
 ) -> BlockHead:
     block = replace(TINY, num_layers=layers, windows=(None,) * layers, **changes)
-    return BlockHead(BlockConfig(block, TINY.hidden_size, (0, 2), size, rank), kernels or StockKernels())
+    config = BlockConfig(block, TINY.hidden_size, (0, 2), size, rank, len(shortlist))
+    head = BlockHead(config, kernels or StockKernels())
+    if shortlist:
+        head.shortlist = torch.tensor(shortlist)
+    return head
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
@@ -424,10 +433,20 @@ def block_logits(
     x = rows @ w["projection.weight"].t()
     for layer in range(c.num_layers):
         x = dense_block(w, f"blocks.{layer}", c, x, first + torch.arange(len(x)))
-    return rms_norm(x[-depth:], head.norm) @ target.head.weight.t()
+    logits = rms_norm(x[-depth:], head.norm) @ target.head.weight.t()
+    if head.shortlist is not None:
+        others = [token for token in range(c.vocab_size) if token not in head.shortlist]
+        logits[:, others] = -torch.inf
+    return logits
 
 
 def block_correction(head: BlockHead, token: int) -> Tensor | float:
     """Compute the correction `[V]` that is added to the logits after `token`."""
-    w = head.state_dict()
-    return w["markov_out.weight"] @ w["markov_in.weight"][token] if head.config.markov_rank else 0.0
+    w, c = head.state_dict(), head.config.block
+    if not head.config.markov_rank:
+        return 0.0
+    known = list(range(c.vocab_size)) if head.shortlist is None else head.shortlist.tolist()
+    added = torch.zeros(c.vocab_size)
+    if token in known:
+        added[known] = w["markov_out.weight"] @ w["markov_in.weight"][known.index(token)]
+    return added

@@ -36,7 +36,7 @@ from oracles import (
 from tiny import TINY
 from torch import Tensor
 
-from soothsay.drafters.heads.modules.base import Head
+from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.model.transformer import Transformer
@@ -196,15 +196,17 @@ def mtp(target: Transformer) -> Case:
     return Case(of(RecurrentRecipe, target, head, depth=DEPTH), recurrent(MTPOracle(head, target)))
 
 
-def block(target: Transformer, rank: int) -> Case:
-    head = randomize(make_block_head(size=DEPTH, rank=rank, kernels=TrainingKernels()))
+def block(target: Transformer, rank: int, shortlist: Sequence[int] = ()) -> Case:
+    head = randomize(make_block_head(size=DEPTH, rank=rank, kernels=TrainingKernels(), shortlist=shortlist))
+    head.borrow(TargetEnds.of(target))
 
     def formula(tokens: list[int], taps: tuple[Tensor, ...]) -> Guess:
         root = len(taps[0])
         below = block_logits(head, target, tokens[: root + 1], len(tokens) - root)[-1]
-        return Guess(below + block_correction(head, tokens[-1]))
+        logits = below + block_correction(head, tokens[-1])
+        return Guess(logits[list(shortlist)] if shortlist else logits)
 
-    return Case(of(BlockRecipe, target, head), formula)
+    return Case(of(BlockRecipe, target, head), formula, kept=shortlist or None)
 
 
 def of(
@@ -223,6 +225,7 @@ CASES: dict[str, Callable[[Transformer], Case]] = {
     "mtp": mtp,
     "block": lambda target: block(target, 0),
     "block, markov": lambda target: block(target, 5),
+    "block, shortlist": lambda target: block(target, 5, range(1, 97, 2)),
 }
 
 

@@ -24,6 +24,7 @@ from soothsay.drafters.heads.modules.hydra import HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
+from soothsay.train.features import FeatureStore
 from soothsay.train.losses import distillation, log_probs
 from soothsay.train.sequences import Sequences, at, weight_of
 
@@ -68,6 +69,7 @@ class HeadRecipe(ABC):
         evaluate: measures what `save` has written.
         save: writes the head as a checkpoint.
         anchors: share of the tokens after which drafts are learned. Neighbours teach nearly the same.
+        kept_bytes: of memory for what the target computes; see `FeatureStore`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class HeadRecipe(ABC):
         save: Callable[[Head, Path], None],
         *,
         anchors: float = 0.5,
+        kept_bytes: int = 0,
     ):
         self.name = head.method
         self.target = target.eval().requires_grad_(False)
@@ -85,6 +88,7 @@ class HeadRecipe(ABC):
         self.trained: nn.Module = self.head
         self.shared = TargetEnds.of(target)
         self._evaluate, self._save, self.anchors = evaluate, save, anchors
+        self.store = FeatureStore(self.target, head.taps, kept_bytes)
 
     def modules(self) -> Sequence[nn.Module]:
         """See `Recipe`."""
@@ -93,8 +97,7 @@ class HeadRecipe(ABC):
     def losses(self, examples: Sequence[Example], generator: torch.Generator) -> dict[str, Tensor]:
         """See `Recipe`."""
         batch = Sequences.of(examples, self.target.device)
-        with torch.no_grad():
-            hidden, taps = self.target(batch, taps=self.head.taps)
+        hidden, taps = self.store.read(examples, batch)
         features = self.head.fuse(taps, self.shared)
         learned = batch.answer.view(-1).roll(-1)  # rows before a token of an answer
         learned.view(batch.shape)[:, -1] = False
@@ -272,12 +275,17 @@ class BlockRecipe(HeadRecipe):
             made.append(self.teach(seen, *self._output(out, now), columns + 2 + level))
         return made
 
+    @property
+    def teacher_weight(self) -> Tensor:
+        """See `HeadRecipe`."""
+        return super().teacher_weight if self.head.head is None else weight_of(self.head.head)
+
     def _output(self, out: Tensor, now: Sequences) -> tuple[Tensor, Tensor]:
         """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
-        inside, outside = self.head.markov_in, self.head.markov_out
-        if inside is None or outside is None:
+        outside = self.head.markov_out
+        if outside is None:
             return out, self.teacher_weight
-        before = inside(now.tokens).view(*out.shape[:2], -1)
+        before = self.head.before(now.tokens).view(*out.shape[:2], -1)
         return torch.cat([out, before], -1), torch.cat([self.teacher_weight, weight_of(outside)], -1)
 
 

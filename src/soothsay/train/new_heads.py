@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from soothsay.config import ModelConfig, RopeConfig
+from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
@@ -104,16 +105,29 @@ def mtp(target: Transformer, modules: int = 1) -> MTPHead:
 
 
 @torch.no_grad()
-def block(target: Transformer, size: int = 6, layers: int = 1, markov_rank: int = 32) -> BlockHead:
-    """Make a head that drafts `size` tokens in one pass through `layers` blocks of the target's kind."""
+def block(
+    target: Transformer,
+    size: int = 6,
+    layers: int = 1,
+    markov_rank: int = 32,
+    shortlist: Sequence[int] = (),
+) -> BlockHead:
+    """Make a head that drafts `size` tokens in one pass through `layers` blocks of the target's kind.
+
+    It guesses tokens of `shortlist` only, or all of them if that is empty.
+    """
     config = BlockConfig(
         block=_blocks(target.config, layers),
         target_hidden_size=target.config.hidden_size,
         taps=three_layers(target.config.num_layers),
         size=size,
         markov_rank=markov_rank,
+        shortlist_size=len(shortlist),
     )
     head = BlockHead(config, TrainingKernels())
+    if shortlist:
+        head.shortlist = torch.tensor(sorted(shortlist))
+    head.borrow(TargetEnds.of(target))
     for own, theirs in zip(head.blocks, target.blocks[-layers:], strict=True):
         _copy(own, theirs)
     _copy(head.norm, target.norm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tiny import TINY
 from torch import Tensor
 
 from soothsay import LLM, DrafterError, SamplingParams
+from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.block import BlockDrafter
@@ -36,7 +38,9 @@ from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
+from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -46,6 +50,8 @@ HEADS = {
     "independent": randomize(make_block_head()),
     "one layer, qwen3": randomize(make_block_head(size=2, layers=1, qk_norm=True, num_kv_heads=4)),
     "markov": randomize(make_block_head(rank=5)),
+    "shortlist": randomize(make_block_head(shortlist=range(0, 97, 2))),
+    "shortlist, markov": randomize(make_block_head(rank=5, shortlist=range(5, 97, 2))),
 }
 
 
@@ -77,6 +83,31 @@ def test_guesses_are_the_likeliest_by_plain_attention(stress: str, variant: str,
         check_grown_tree(guess, below, width=2, branch=3, depth=config.size)
 
 
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_shortlist_borrows_rows_of_the_output_head(tiny: Make, rank: int) -> None:
+    """Its logits are the target's for these tokens, and the rest of the output head is not read."""
+    target, head = tiny(0), randomize(make_block_head(rank=rank, shortlist=[3, 4, 50, 96]))
+    shared, hidden = TargetEnds.of(target), torch.randn(5, 48)
+    head.borrow(shared)
+    logits = head.logits(hidden, shared)
+    torch.testing.assert_close(logits, shared.logits(hidden)[:, [3, 4, 50, 96]])
+    whole = head.whole(logits, shared.vocab_size)
+    assert torch.equal(whole.isfinite().nonzero()[:, 1].view(5, -1), torch.tensor([[3, 4, 50, 96]] * 5))
+    if rank:
+        corrected = head.correct(logits, torch.tensor([3, 5, 96, 0, 50]))
+        changed = (corrected != logits).any(1)
+        assert changed.tolist() == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_rows_of_any_kind_of_output_head(kind: DType) -> None:
+    model = load_model(open_checkpoint("sibyl"), kind)
+    plain = cast(Tensor, load_model(open_checkpoint("sibyl"), "float32").head.weight).to_dense()
+    tokens = torch.tensor([0, 5, 8191])
+    rows = TargetEnds.of(model).head_rows(tokens)
+    assert (rows - plain[tokens]).abs().max() < 0.02 * plain[tokens].abs().max()
+
+
 def test_features_do_not_pile_up_where_nothing_is_guessed(tiny: Make) -> None:
     assert most_features_kept(tiny(0), lambda t: BlockDrafter(t, make_block_head())) <= 10
 
@@ -90,7 +121,7 @@ def test_drafters_of_all_kinds_share_a_batch(stress: str, tiny: Make) -> None:
     t = llm.engine.target
     kinds = [
         BlockDrafter(t, copy.deepcopy(HEADS["independent"])),
-        BlockDrafter(t, copy.deepcopy(HEADS["markov"])),
+        BlockDrafter(t, copy.deepcopy(HEADS["shortlist, markov"])),
         Medusa(t, randomize(MedusaHead(MedusaConfig(48, 97, 2, num_heads=3))), tree="measured"),
         Hydra(t, randomize(HydraHead(HydraConfig(48, 2, num_heads=3)))),
         "none",

@@ -69,6 +69,14 @@ class TrainingRun:
     stop_after: Annotated[
         int | None, _option("Stop after this number of steps. The same command resumes.", min=1)
     ] = None
+    keep_features: Annotated[
+        float,
+        _option(
+            "GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A "
+            "run that is interrupted and resumed then differs in the last bits.",
+            min=0,
+        ),
+    ] = 0.0
     seed: Annotated[int, _option("Seed of shuffling and of new weights.")] = 0
     device: Annotated[str, _option("Where to train: cpu or cuda.")] = "cpu"
 

@@ -32,7 +32,7 @@ from soothsay.drafters.trees.shapes import ConfidentShape
 class _NodeRows:
     """What the trees' next level needs: the logits of the one pass, and where the nodes are in them."""
 
-    marginals: Tensor  # [D_1 + D_2 + ..., V] for each request, a row for each depth
+    marginals: Tensor  # [D_1 + D_2 + ..., V or V_short] for each request, a row for each depth
     places: Tensor  # [M] int64, for each node, the row of the tokens below it
 
 
@@ -82,7 +82,9 @@ class BlockDrafter(LevelwiseDrafter):
         if ready:
             marginals = self._predict(ready)
             depths = [len(logits) for logits in marginals]
-            trees.update(zip(ready, self.layout.trees(ready, torch.cat(marginals), depths), strict=True))
+            trees.update(
+                zip(ready, self.layout.trees(ready, self._whole(torch.cat(marginals)), depths), strict=True)
+            )
         return [*trees.values()]
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -121,10 +123,10 @@ class BlockDrafter(LevelwiseDrafter):
         """Return `[M, V]` logits below the frontiers' tokens."""
         tokens = [token for g in growing for token in g.frontier_tokens]
         logits = states.marginals.index_select(0, states.places)
-        return self.head.correct(logits, torch.tensor(tokens, device=logits.device))
+        return self._whole(self.head.correct(logits, torch.tensor(tokens, device=logits.device)))
 
     def _predict(self, requests: Sequence[Request]) -> list[Tensor]:
-        """Compute the pass. Return for each request `[D, V]` logits of the first D tokens after its root."""
+        """Compute the pass. Return for each request logits of the first D tokens after its root."""
         chains = {}
         for request in requests:
             depth = min(self.head.config.size, request.max_nodes)
@@ -137,6 +139,9 @@ class BlockDrafter(LevelwiseDrafter):
                 zip(batch.ends, torch.split(logits, [len(chains[r]) for r in batch.ends]), strict=True)
             )
         return [found[request] for request in requests]
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        return self.head.whole(logits, self.shared.vocab_size)
 
     def _run(self, batch: DraftPass) -> Tensor:
         """Compute a pass; `[M, H]` hidden states of its logit rows."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from soothsay.config import DType
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.directory import open_head
@@ -37,8 +39,10 @@ def load_head(
     bits = BITS.get(dtype)
     if dtype == "auto" and verifier.bits is not None:
         bits = 8
-    ready = serve(head.to(verifier.device), verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits)
-    return Served(ready, TargetEnds.of(verifier) if view is None else view.ends(verifier), view)
+    shared = TargetEnds.of(verifier) if view is None else view.ends(verifier)
+    with torch.inference_mode():
+        head.to(verifier.device).borrow(shared)
+    return Served(serve(head, verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits), shared, view)
 
 
 def find_head(

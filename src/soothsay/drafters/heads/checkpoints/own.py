@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from soothsay.drafters.heads.checkpoints.blocks import block_config, hf_config
@@ -37,6 +38,8 @@ def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
     fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
     fit.check_taps(config.taps)
     fit.check_context(block.max_positions)
+    if config.shortlist_size:
+        _check_shortlist(files, config)
     return StoredHead(files, fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
 
 
@@ -47,13 +50,29 @@ def write_own(
     config = {"soothsay_method": head.method, "target": target, **asdict(head.config)}
     if isinstance(head, BlockHead):
         config["block"] = hf_config(head.config.block)
-    return config, split(head, {})
+    tensors = split(head, {})
+    return config, ((name, value) for name, value in tensors if name != "head.weight")  # the target has it
 
 
 def _values(kind: type[HydraConfig | BlockConfig], files: DrafterFiles) -> dict[str, Any]:
     """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
-    values = {field.name: _required(files, field.name) for field in fields(kind)}
+    values = {
+        field.name: _required(files, field.name) if field.default is MISSING else files.config.get(field.name)
+        for field in fields(kind)
+    }
+    values = {name: value for name, value in values.items() if value is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _check_shortlist(files: DrafterFiles, config: BlockConfig) -> None:
+    """Raise `DrafterError` unless the shortlist has the target's tokens in order."""
+    known = files.read("shortlist") if "shortlist" in files.names else torch.empty(0)
+    good = known.dtype == torch.int64 and known.shape == (config.shortlist_size,)
+    if not good or int(known[0]) < 0 or int(known[-1]) >= config.block.vocab_size or (known.diff() < 1).any():
+        raise DrafterError(
+            f"{files.path}: shortlist is {known.dtype} {list(known.shape)} and should be "
+            f"{config.shortlist_size:,} tokens of {config.block.vocab_size:,}, in order; it is damaged"
+        )
 
 
 def _check_count(files: DrafterFiles, modules: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from soothsay.core.batch import Batch
 from soothsay.model.kernels import Kernels
 from soothsay.model.norm import RMSNorm
 from soothsay.model.transformer import Embedding, Transformer, finished_logits
+
+HEAD_ROWS = 64
+"""Inputs of an output head whose weights are read at a time."""
 
 
 class TargetEnds(nn.Module):
@@ -67,7 +70,21 @@ class TargetEnds(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output head: normed hidden states `[M, H]` -> logits `[M, V]` float32."""
-        return finished_logits(self.head(hidden), self.scale, self.softcap)
+        return self.finished(self.head(hidden))
+
+    def finished(self, products: Tensor) -> Tensor:
+        """An output head's products as logits: scaled, and bounded."""
+        return finished_logits(products, self.scale, self.softcap)
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """Some rows of the output head, whatever kind of layer it is: `[n]` int64 -> `[n, H]` float32.
+
+        Weights of integers are multiplied by activations of 8 bits, so their rows are off by that rounding.
+        """
+        rows, units = [], torch.eye(self.hidden_size, device=self.norm.weight.device)
+        for begin in range(0, len(units), HEAD_ROWS):
+            rows.append(cast(Tensor, self.head(units[begin : begin + HEAD_ROWS]))[:, tokens].float())
+        return torch.cat(rows).t().contiguous()
 
 
 class Head(nn.Module):
@@ -85,6 +102,9 @@ class Head(nn.Module):
         Here it is the normed output of the last layer, which is the input of the target's output head.
         """
         return shared.normed(taps[0])
+
+    def borrow(self, shared: TargetEnds) -> None:
+        """Take from the target what the head needs and its checkpoint does not have. Here it is nothing."""
 
 
 class RecurrentHead(Head):

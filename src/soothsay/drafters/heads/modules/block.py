@@ -37,8 +37,14 @@ class BlockConfig:
     markov_rank: int = 0
     """Rank of the product that corrects a guess by the token before it; 0: no correction."""
 
+    shortlist_size: int = 0
+    """Number of tokens that can be guessed; 0: all."""
+
     def __post_init__(self) -> None:
         """Raise `DrafterError` for impossible numbers."""
+        vocabulary = self.block.vocab_size
+        if not 0 <= self.shortlist_size <= vocabulary:
+            raise DrafterError(f"block with shortlist_size={self.shortlist_size} of {vocabulary} tokens")
         if self.size < 1 or self.block.num_layers < 1 or not self.taps or self.markov_rank < 0:
             raise DrafterError(
                 f"block with size={self.size}, {self.block.num_layers} layers, taps={self.taps}, "
@@ -50,9 +56,13 @@ class BlockHead(Head):
     """Decoder blocks over a root's row and learned rows after it, all in one pass.
 
     The root's row makes guess 1, the k-th learned row makes guess k + 1.
+
+    `shortlist` `[V_short]` int64 are the tokens that can be guessed, in order, or None: all. For a shortlist,
+    `borrow` gives the rows of the target's output head that it needs, so that the rest is not read.
     """
 
     method = "block"
+    shortlist: Tensor | None
 
     def __init__(self, config: BlockConfig, kernels: Kernels):
         super().__init__()
@@ -66,11 +76,15 @@ class BlockHead(Head):
         self.norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.rope = Rope(c.rope, c.head_dim)
         self.queries = nn.Parameter(normal(config.size - 1, 2, c.hidden_size, std=1.0))
+        short = config.shortlist_size
+        self.register_buffer("shortlist", torch.arange(short) if short else None)
+        self.head: nn.Module | None = None
         self.markov_in: Embedding | None = None
         self.markov_out: nn.Module | None = None
         if config.markov_rank:
-            self.markov_in = Embedding(normal(c.vocab_size, config.markov_rank, std=0.02), 1.0)
-            self.markov_out = Dense(torch.zeros(c.vocab_size, config.markov_rank))
+            tokens = short or c.vocab_size
+            self.markov_in = Embedding(normal(tokens, config.markov_rank, std=0.02), 1.0)
+            self.markov_out = Dense(torch.zeros(tokens, config.markov_rank))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,13 +121,37 @@ class BlockHead(Head):
         x = self.blocks(x, (rope, rope), batch, kv, range(last))[last]
         return self.kernels.norm(x, self.norm, torch.float32)
 
+    def borrow(self, shared: TargetEnds) -> None:
+        """Take the rows of the target's output head that belong to the shortlist. They are not trained."""
+        if self.shortlist is not None:
+            self.head = Dense(shared.head_rows(self.shortlist)).requires_grad_(False)
+
     def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
-        """Normed outputs `[M, H]` -> logits `[M, V]` float32, before `correct`."""
-        return shared.logits(hidden)
+        """Logits before `correct`: normed outputs `[M, H]` -> `[M, V]`, or `[M, V_short]`; float32."""
+        return shared.logits(hidden) if self.head is None else shared.finished(self.head(hidden))
 
     def correct(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Correct logits `[M, V]` by the tokens `[M]` before the guesses. No product: return `logits`."""
+        """Correct logits, as `logits` returns them, by the tokens `[M]` before the guesses.
+
+        Tokens outside of the shortlist correct nothing.
+        """
         if self.markov_in is None or self.markov_out is None:
             return logits
-        correction: Tensor = self.markov_out(self.markov_in(tokens))
+        correction: Tensor = self.markov_out(self.before(tokens))
         return logits + correction.float()
+
+    def before(self, tokens: Tensor) -> Tensor:
+        """What the correction knows of the tokens before: `[M] -> [M, rank]`."""
+        assert self.markov_in is not None
+        if self.shortlist is None:
+            return cast(Tensor, self.markov_in(tokens))
+        places = torch.searchsorted(self.shortlist, tokens).clamp(max=len(self.shortlist) - 1)
+        known = self.shortlist[places] == tokens
+        return cast(Tensor, self.markov_in(places)) * known[:, None]
+
+    def whole(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """Logits of all tokens: minus infinity for those that cannot be guessed. `[M, V]` float32."""
+        if self.shortlist is None:
+            return logits
+        full = logits.new_full((len(logits), vocab_size), -torch.inf)
+        return full.index_copy_(1, self.shortlist, logits)
