@@ -40,7 +40,7 @@ def load_head(
     if dtype == "auto" and verifier.bits is not None:
         bits = 8
     shared = TargetEnds.of(verifier) if view is None else view.ends(verifier)
-    with torch.inference_mode():
+    with torch.no_grad():
         head.to(verifier.device).borrow(shared)
     return Served(serve(head, verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits), shared, view)
 
