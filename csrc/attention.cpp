@@ -230,6 +230,7 @@ struct Shape {
     int64_t slots;         // of the pool
     float softcap;         // 0: none
     int64_t window;        // 0: none
+    const float* sinks;    // [heads * group], or null
 };
 
 // A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
@@ -237,6 +238,9 @@ struct Running {
     float top = HIDDEN;
     floats total = {};
     int64_t from, to;  // positions that the query sees, both inclusive
+
+    // A score that comes before all keys' and has no value.
+    void begin_with(float sink) { top = sink, total[0] = 1; }
 
     // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
@@ -336,8 +340,9 @@ void attend_tile(const float* q, const T* kv, const Family& family, int64_t row,
     std::vector<float> acc(size_t(queries) * d, 0.0f);
     std::vector<Running> running(queries);
     for (int n = 0; n < queries; ++n) {
-        int r = n / s.group;
-        products.set_query(n, q + rows[r] * row_size + (int64_t(head) * s.group + n % s.group) * d, d);
+        const int r = n / s.group, query = head * s.group + n % s.group;
+        products.set_query(n, q + rows[r] * row_size + int64_t(query) * d, d);
+        if (s.sinks) running[n].begin_with(s.sinks[query]);
         running[n].to = positions[r];
         running[n].from = s.window && positions[r] >= s.window ? positions[r] - s.window + 1 : 0;
     }
@@ -406,8 +411,8 @@ void attend(const float* q, const T* kv, Family family, int num_paths, const Sha
 extern "C" void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
                                 const int64_t* rows, const int64_t* positions, const int64_t* row_begin,
                                 const int64_t* shared, int num_paths, int heads, int values, int group, int d,
-                                int64_t slots, float softcap, int64_t window, float* out) {
-    const Shape s{heads, values, group, d, slots, softcap, window};
+                                int64_t slots, float softcap, int64_t window, const float* sinks, float* out) {
+    const Shape s{heads, values, group, d, slots, softcap, window, sinks};
     const Family all{keys, key_begin, rows, positions, row_begin, shared, 0, 0};
     if (is_bf16) attend(q, (const bf16*)kv, all, num_paths, s, out);
     else attend(q, (const float*)kv, all, num_paths, s, out);

@@ -29,7 +29,8 @@ void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inp
     soothsay_rotate_store(qkv, half, rope[0], rope[1], b.q_norm, b.k_norm, p.slot, rows, b.queries, b.keys, b.d,
                           p.slots, b.eps, b.scale, (float*)q, kv);
     soothsay_attend((float*)q, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared,
-                    p.num_paths, b.keys, b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, (float*)attended);
+                    p.num_paths, b.keys, b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, b.sinks,
+                    (float*)attended);
     soothsay_linear(attended, 0, rows, b.o, delta, half);
 
     void *normed = p.second, *gate_up = p.third, *inner = p.first, *more = p.second;

@@ -92,7 +92,13 @@ inline floats sigmoid(floats x) {
     return 1.0f / (1.0f + exp(-y));
 }
 
-enum Activation { SILU, GELU_TANH };
+enum Activation { SILU, GELU_TANH, CLIPPED };
+
+constexpr float LIMIT = 7.0f, SHARPNESS = 1.702f;  // of gpt-oss
+
+// min and max of each number. Comparisons with NaN are false, so that it stays.
+inline floats at_most(floats x, float limit) { return x > limit ? splat(limit) : x; }
+inline floats at_least(floats x, float limit) { return x < limit ? splat(limit) : x; }
 
 template <class T>
 void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out) {
@@ -100,10 +106,14 @@ void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out)
         for (int64_t r = begin; r < end; ++r) {
             const T *gate = gate_up + 2 * r * n, *up = gate + n;
             for (int j = 0; j < n; j += LANES) {
-                floats x = load(gate + j);
-                // gelu in its tanh form is x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
-                floats at = activation == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
-                keep(out + r * n + j, x * sigmoid(at) * load(up + j));
+                floats x = load(gate + j), factor = load(up + j), at = x;
+                if (activation == GELU_TANH)  // x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
+                    at = 1.5957691216f * (x + 0.044715f * x * x * x);
+                if (activation == CLIPPED) {
+                    x = at_most(x, LIMIT), at = SHARPNESS * x;
+                    factor = at_least(at_most(factor, LIMIT), -LIMIT) + 1.0f;
+                }
+                keep(out + r * n + j, x * sigmoid(at) * factor);
             }
         }
     });

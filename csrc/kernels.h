@@ -24,13 +24,15 @@ void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const
 
 // q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
 // in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
-// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both.
+// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both. Null sinks:
+// none. A query head's sink is a score in each of its softmaxes, of a key that has no value.
 void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
                      const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
                      int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
-                     int64_t window, float* out);
+                     int64_t window, const float* sinks, float* out);
 
-// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form.
+// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form. 2, of gpt-oss:
+// gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1).
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 
 // Numbers of the groups of a weight's inputs, [panels, groups, PANEL]: float or half. With `units`, half
@@ -158,6 +160,7 @@ struct soothsay_parts {
     const soothsay_mixture* mixture;  // in place of gate_up and down; or null
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
     const float *q_norm, *k_norm;                                                  // both or none
+    const float* sinks;                                                            // [queries], or null
     int64_t window;                                                                // 0: none
     float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
     int is_bf16;                                                                   // of layers' outputs and the pool

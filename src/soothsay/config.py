@@ -76,6 +76,7 @@ class ExpertsConfig:
     group_best: int = 2  # a group is worth as much as this many of its best experts together
     scale: float = 1.0  # factor of all weights
     shared_size: int = 0  # as `intermediate_size`, of the part that all rows run through beside their experts
+    router_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0  # Granite: what attention and feed-forward part add is multiplied by it
     attention_scale: float = 1.0
     attention_softcap: float | None = None
+    sinks: bool = False  # gpt-oss: each head has a score of a key without a value, which all rows see
     query_growth: QueryGrowthConfig | None = None  # Ministral 3
     logit_scale: float = 1.0
     logit_softcap: float | None = None

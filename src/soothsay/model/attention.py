@@ -14,7 +14,13 @@ from soothsay.core.paths import KEY_BLOCK
 
 
 def attend(
-    q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+    q: Tensor,
+    kv: Tensor,
+    batch: Batch,
+    *,
+    softcap: float | None = None,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each row to its own path.
 
@@ -25,6 +31,8 @@ def attend(
         batch: has the keys that each row sees.
         softcap: smooth bound of the scores' size (Gemma 2).
         window: a row sees only the last `window` positions, its own included.
+        sinks: `[H_q]` float32, for each head a score of a key without a value, which all rows see (Xiao et
+            al. 2023, arXiv 2309.17453; gpt-oss learns it).
 
     Returns:
         `[N, H_q * d]` float32.
@@ -43,9 +51,24 @@ def attend(
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])
-        out = _weigh(scores.softmax(-1), v)  # [H_kv * L, m * G, d]
+        if sinks is not None:
+            scores = _after_sinks(scores.view(heads, -1, group, num_keys), sinks).view_as(scores)
+        else:
+            scores = scores.softmax(-1)
+        out = _weigh(scores, v)  # [H_kv * L, m * G, d]
         outputs.append(out.reshape(heads, num * m, group, d).transpose(0, 1).reshape(num * m, -1))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).index_select(0, batch.lane_rows)
+
+
+def _after_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """The softmax of scores `[H_kv, n, G, K]` and a sink `[H_kv * G]` before them, without the sink.
+
+    Sinks fill a whole block, so that sums are in the same order as without them.
+    """
+    heads, rows, group, _ = scores.shape
+    first = scores.new_full((heads, rows, group, KEY_BLOCK), -torch.inf)
+    first[..., 0] = sinks.view(heads, 1, group)
+    return torch.cat([first, scores], -1).softmax(-1)[..., KEY_BLOCK:].contiguous()
 
 
 def _weigh(p: Tensor, v: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels):
         super().__init__()
         self.config, self.kernels = experts, kernels
-        self.router: nn.Module = Dense.random(config.hidden_size, experts.count)
+        self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
         self.correction = Correction(experts.count) if experts.corrected else None
         self.experts = nn.ModuleList(FeedForward(config, experts.size, kernels) for _ in range(experts.count))
         self.shared = FeedForward(config, experts.shared_size, kernels) if experts.shared_size else None

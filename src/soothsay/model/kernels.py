@@ -30,6 +30,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+CLIPPED = "clipped_swiglu"
+"""The activation of `clipped_swiglu`."""
+
+
+def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """The gated activation of gpt-oss: both parts are bounded, and up is one more. Rounded once."""
+    dtype, gate, up = gate.dtype, gate.float().clamp(max=7.0), up.float().clamp(-7.0, 7.0)
+    return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(dtype)
+
+
 class Norm(Protocol):
     """A root mean square norm: `x / rms(x) * weight` in float32. Centred, it norms `x - mean(x)`."""
 
@@ -108,12 +118,22 @@ class Kernels(noise.SamplingKernels, Protocol):
         """
 
     def attend(
-        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype."""
+        """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
+
+        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`.
+        """
 
     def route(
         self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
@@ -207,15 +227,22 @@ class StockKernels:
         return qk[:, :queries] * scale
 
     def attend(
-        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels`."""
-        return attend(q, kv, batch, softcap=softcap, window=window)
+        return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gate) * up
+        return clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
 
     def route(
         self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None

@@ -36,7 +36,7 @@ from soothsay.model.quantized import (
     round_to_nearest,
 )
 from soothsay.model.tensor_names import TensorNames
-from soothsay.model.transformer import Embedding, IntegerEmbedding, Transformer, fuse
+from soothsay.model.transformer import Embedding, IntegerEmbedding, Sinks, Transformer, fuse
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"int8": 8, "int4": 4}
@@ -365,6 +365,8 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
     elif isinstance(module, Correction):
         numbers = source.tensor(name, "e_score_correction_bias", module.e_score_correction_bias)
         module.e_score_correction_bias = nn.Parameter(numbers.float().clone())
+    elif isinstance(module, Sinks):
+        module.sinks = nn.Parameter(source.tensor(name, "sinks", module.sinks).float().clone())
     elif isinstance(module, RMSNorm):
         scale = source.tensor(name, "weight", module.weight).float()
         module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())

@@ -23,6 +23,14 @@ from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import QueryGrowth, Rope
 
 
+class Sinks(nn.Module):
+    """The sinks of a layer's heads; see `soothsay.model.attention.attend`."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.sinks = nn.Parameter(torch.zeros(heads))  # [H_q] float32, named as in checkpoints
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v in one product.
 
@@ -41,6 +49,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(normed[0] * c.head_dim, c.norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(normed[1] * c.head_dim, c.norm_eps) if c.qk_norm else None
         self.growth = None if c.query_growth is None else QueryGrowth(c.query_growth, c.max_positions)
+        self.sinks = Sinks(c.num_heads) if c.sinks else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes keys and values to `kv` `[2 * H_kv, S, d]`."""
@@ -54,7 +63,8 @@ class Attention(nn.Module):
         q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, kv, batch.slots)
         if self.growth is not None:
             q = q * self.growth(batch.positions)
-        out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window)
+        sinks = None if self.sinks is None else self.sinks.sinks
+        out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
         return cast(Tensor, self.o(out))
 
     def _normed(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> Tensor:

@@ -140,12 +140,21 @@ class TrainingKernels(StockKernels):
         return qk[:, :queries] * scale
 
     def attend(
-        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels` and `Sequences`."""
         assert isinstance(batch, Sequences)
-        if softcap is not None or window is not None:
-            raise TrainingError("models with capped attention scores or sliding windows cannot be trained")
+        if softcap is not None or window is not None or sinks is not None:
+            raise TrainingError(
+                "models with capped attention scores, sliding windows or sinks cannot be trained"
+            )
         if len(kv) == 1:
             raise TrainingError("models with latent attention cannot be trained")
         b, t = batch.shape

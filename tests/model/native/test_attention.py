@@ -48,6 +48,11 @@ def inputs(heads: int, group: int, d: int, rows: int, dtype: torch.dtype) -> tup
     return q, torch.randn(2 * heads, NUM_BLOCKS * BLOCK_SIZE, d).to(dtype)
 
 
+def sinks(heads: int, group: int, d: int) -> Tensor:
+    """Scores below, among and above those of `inputs`."""
+    return torch.linspace(-9, 9, heads * group) + 1.5
+
+
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_equal_to_stock_operations(
@@ -63,6 +68,40 @@ def test_equal_to_stock_operations(
             expected = attend(q, kv, batch, softcap=softcap, window=window)
             result = kernels.attend(q, kv, batch, softcap=softcap, window=window)
             assert (result - expected).abs().max() < (0.03 if rounded else 2e-5)
+        expected = attend(q, kv, batch, window=window, sinks=sinks(*heads))
+        result = kernels.attend(q, kv, batch, window=window, sinks=sinks(*heads))
+        assert (result - expected).abs().max() < (0.03 if rounded else 2e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_sink_is_a_key_without_a_value(softcap: float | None) -> None:
+    """Of float64 sums over each row's own keys."""
+    torch.manual_seed(0)
+    chunk, group = Rows(np.arange(90), 0, np.arange(40)), 3
+    batch = pack([chunk], group)
+    q, kv = inputs(2, group, 32, 90, torch.float32)
+    own, kept = sinks(2, group, 32), list[float]()
+    result = attend(q, kv, batch, softcap=softcap, window=70, sinks=own).view(90, 6, 32)
+    for row in (0, 20, 89):
+        seen = slice(max(0, row - 69), row + 1)
+        for head in range(6):
+            scores = kv[head // group, seen].double() @ q[row, head].double()
+            scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+            weights = torch.cat([scores, own[head : head + 1].double()]).softmax(0)[:-1]
+            expected = weights @ kv[2 + head // group, seen].double()
+            torch.testing.assert_close(result[row, head].double(), expected, rtol=0, atol=1e-5)
+            kept.append(float(weights.sum()))
+    assert min(kept) < 0.1 < 0.9 < max(kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sinks_of_any_size(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
+    q, kv = inputs(1, 1, 32, 100, dtype)
+    none = kernels.attend(q, kv, batch)
+    assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([-1e4])), none)
+    assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([-torch.inf])), none)
+    assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([1e4])), torch.zeros_like(none))
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -75,19 +114,22 @@ def test_bits_do_not_depend_on_company_or_threads(
     requests = random_requests(rng)
     together = pack(requests, heads[1])
     q, kv = inputs(*heads, len(together.tokens), dtype)
-    expected = kernels.attend(q, kv, together)
-    torch.set_num_threads(2)
-    assert torch.equal(kernels.attend(q, kv, together), expected)
-    torch.set_num_threads(1)
-    begin = 0
-    for request in requests:
-        end = begin + request.num_rows
-        assert torch.equal(kernels.attend(q[begin:end], kv, pack([request], heads[1])), expected[begin:end])
-        begin = end
-    chunk = requests[0]
-    for row in (0, 1, 63, 64, 89):  # each of a chunk's rows as if it came alone, after those before it
-        alone = Rows(chunk.tokens[row : row + 1], chunk.start + row, chunk.table)
-        assert torch.equal(kernels.attend(q[row : row + 1], kv, pack([alone], heads[1]))[0], expected[row])
+    for own in (None, sinks(*heads)):
+        expected = kernels.attend(q, kv, together, sinks=own)
+        torch.set_num_threads(2)
+        assert torch.equal(kernels.attend(q, kv, together, sinks=own), expected)
+        torch.set_num_threads(1)
+        begin = 0
+        for request in requests:
+            end = begin + request.num_rows
+            part = kernels.attend(q[begin:end], kv, pack([request], heads[1]), sinks=own)
+            assert torch.equal(part, expected[begin:end])
+            begin = end
+        chunk = requests[0]
+        for row in (0, 1, 63, 64, 89):  # each of a chunk's rows as if it came alone, after those before it
+            alone = Rows(chunk.tokens[row : row + 1], chunk.start + row, chunk.table)
+            part = kernels.attend(q[row : row + 1], kv, pack([alone], heads[1]), sinks=own)
+            assert torch.equal(part[0], expected[row])
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -103,8 +145,9 @@ def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
     )
     q, kv = inputs(*heads, len(together.tokens), dtype)
     for window in WINDOWS:
-        results = [kernels.attend(q, kv, batch, window=window) for batch in (together, apart)]
-        assert torch.equal(*results)
+        for own in (None, sinks(*heads)):
+            results = [kernels.attend(q, kv, batch, window=window, sinks=own) for batch in (together, apart)]
+            assert torch.equal(*results)
 
 
 def test_large_scores_do_not_overflow(kernels: NativeKernels) -> None:

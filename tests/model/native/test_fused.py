@@ -22,7 +22,7 @@ from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Transformer, fuse, unfuse
+from soothsay.model.transformer import Block, Sinks, Transformer, fuse, unfuse
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -50,6 +50,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
             **{"sigmoid": True, "corrected": True, "groups": 4, "groups_chosen": 2, "scale": 2.5},
             shared_size=32,
         )
+    },
+    "gpt_oss": {
+        **{"qkv_bias": True, "o_bias": True, "mlp_bias": True, "windows": (7, None), "sinks": True},
+        "activation": "clipped_swiglu",
+        "experts": ExpertsConfig(8, 4, 48, (0, 1), router_bias=True),
     },
     "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
@@ -80,6 +85,8 @@ def pack(module: torch.nn.Module, kernels: NativeKernels, mode: NumericMode) -> 
             weight.data.uniform_(0.5, 1.5)
         elif isinstance(part, Correction):
             part.e_score_correction_bias.data.uniform_(-0.2, 0.2)
+        elif isinstance(part, Sinks):
+            part.sinks.data.normal_()
     module.eval().requires_grad_(False)
 
 

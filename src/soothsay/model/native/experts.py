@@ -13,7 +13,7 @@ from soothsay.config import ExpertsConfig
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.native.linear import NativeLinear, address
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clipped_swiglu": 2}
 
 
 class Routing(Structure):

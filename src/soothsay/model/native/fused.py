@@ -23,7 +23,7 @@ class _Parts(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "mixture")),
         *((name, c_void_p) for name in ("attention_norm", "attention_post_norm")),
-        *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "sinks")),
         ("window", c_int64),
         *((name, c_float) for name in ("eps", "scale", "softcap")),
         *((name, c_int) for name in ("is_bf16", "hidden", "queries", "keys", "d", "activation", "is_local")),
@@ -42,7 +42,7 @@ class NativeBlocks:
         self._run = run
         # keep alive what the library reads
         mixtures = [Mixture(block.mlp) if isinstance(block.mlp, Experts) else None for block in blocks]
-        self._held = [(_layers(block), _norms(block)) for block in blocks], mixtures
+        self._held = [(_layers(block), _norms(block), _sinks(block)) for block in blocks], mixtures
         self._parts = [_parts(block, mixture) for block, mixture in zip(blocks, mixtures, strict=True)]
         self._addresses = [addressof(parts) for parts in self._parts]
         attention = blocks[0].attention
@@ -125,6 +125,11 @@ def _norms(block: Block) -> list[Norm | None]:
     ]
 
 
+def _sinks(block: Block) -> Tensor | None:
+    sinks = cast(Attention, block.attention).sinks
+    return None if sinks is None else sinks.sinks
+
+
 def _parts(block: Block, mixture: Mixture | None) -> _Parts:
     attention, c = block.attention, block.attention.config
     eps, layers = cast(Norm, block.mlp_norm).eps, _layers(block)
@@ -133,6 +138,7 @@ def _parts(block: Block, mixture: Mixture | None) -> _Parts:
         *(() if mixture is None else (None, None)),
         None if mixture is None else mixture.address,
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
+        address(_sinks(block)),
         *(attention.window or 0, eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
         *(ACTIVATIONS[c.activation], block.rope_number),

@@ -40,7 +40,7 @@ SIGNATURES = {
         *(c_void_p, c_void_p, c_int),  # q, kv, is_bf16
         *(*[c_void_p] * 6, c_int),  # paths
         *(c_int, c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, values, group, d, ..., window
-        c_void_p,  # out
+        *(c_void_p, c_void_p),  # sinks, out
     ],
     "soothsay_add_norm": [
         *(c_void_p, c_void_p, c_int, c_void_p, c_void_p),  # x, delta, delta_is_bf16, post, weight
@@ -204,7 +204,14 @@ class NativeKernels:
         return q
 
     def attend(
-        self, q: Tensor, kv: Tensor, batch: Batch, *, softcap: float | None = None, window: int | None = None
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels`. Keys are read in place."""
         heads = max(1, kv.shape[0] // 2)
@@ -217,6 +224,7 @@ class NativeKernels:
             *(heads, len(kv) // 2, q.shape[1] // heads, q.shape[2], kv.shape[1]),
             softcap or 0.0,
             window or 0,
+            address(sinks),
             out.data_ptr(),
         )
         return out.view(len(q), -1)

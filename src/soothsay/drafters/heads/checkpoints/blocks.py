@@ -11,6 +11,7 @@ from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.errors import DrafterError
 from soothsay.model.families import parse_model_config
+from soothsay.model.kernels import CLIPPED
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose blocks heads may have. Configurations of other families are read as Llama's, and the tensors
@@ -95,6 +96,7 @@ def hf_config(block: ModelConfig) -> dict[str, Any]:
     window = block.windows[0]
     expressible = (
         not (block.post_norms or block.zero_centred_norms or block.experts or block.second_rope)
+        and not (block.sinks or block.activation == CLIPPED)
         and block.has_common_blocks
         and block.attention_softcap is None
         and block.embedding_scale == 1.0
