@@ -318,6 +318,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "pad_token_id": None,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 9,
+            "rope_parameters": YARN | {"truncate": False, "factor": 8.0},
+        },
+    ),
     "qwen3_moe_sparse": (
         "Qwen3Moe",
         {
@@ -388,8 +399,12 @@ def random_oracle(name: str, **changes: Any) -> Any:
         if key.endswith("norm.weight"):
             centre = 0.0 if "Gemma" in family else 1.0
             value = centre + 0.3 * noise
-        elif parameter.ndim == 1:  # a bias
+        elif parameter.ndim == 1 or key.endswith("_bias"):  # a bias, or a stack of them
             value = 0.5 * noise
+        elif family == "GptOss" and key.endswith("experts.gate_up_proj"):
+            value = 0.6 * noise  # beyond the bounds of its activation
+        elif family == "GptOss" and key.endswith("experts.down_proj"):
+            value = 0.03 * noise
         elif "embed_tokens" in key:
             value = 0.4 * noise
         else:

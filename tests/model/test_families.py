@@ -40,6 +40,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
+from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
 from soothsay.model.load import load_model
@@ -61,6 +62,7 @@ FURTHER = [
     "deepseek_v2",
     "deepseek_v3",
     "cohere2",
+    "gpt_oss",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -319,6 +321,7 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "cohere2",
         "deepseek_v2",
         "deepseek_v3",
+        "gpt_oss",
     ],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
@@ -439,6 +442,70 @@ def test_experts_are_saved_one_by_one(pairs: Pairs) -> None:
     for name, tensor in expected.items():
         with safe_open(pairs(name).directory / "model.safetensors", framework="pt") as file:
             assert tensor in file.keys()  # noqa: SIM118
+
+
+def without_sinks(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.sinks = None  # type: ignore[assignment, union-attr]
+
+
+def with_silu(model: Transformer) -> None:
+    for block in model.blocks:
+        for expert in block.mlp.experts:  # type: ignore[union-attr]
+            expert.activation = "silu"
+
+
+def without_router_bias(model: Transformer) -> None:
+    for block in model.blocks:
+        block.mlp.router.bias.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def without_expert_bias(model: Transformer) -> None:
+    model.blocks[1].mlp.experts[2].down.bias.data.zero_()  # type: ignore[union-attr, operator, index]
+
+
+def without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unbounded(gate: Tensor, up: Tensor) -> Tensor:
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+    monkeypatch.setattr("soothsay.model.kernels.clipped_swiglu", unbounded)
+
+
+def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STACKINGS, "gpt_oss", Stacking(interleaved=False))
+
+
+@pytest.mark.parametrize("change", [without_sinks, with_silu, without_router_bias, without_expert_bias])
+def test_each_part_of_gpt_oss_counts(pairs: Pairs, change: Callable[[Transformer], None]) -> None:
+    pair, (sequence,) = pairs("gpt_oss"), random_tokens(np.random.default_rng(5), 40)
+    model = load_model(open_checkpoint(pair.directory), "float32", kernels=TrainingKernels())
+    model.kernels = kernels = StockKernels()
+    for part in model.modules():
+        if "kernels" in vars(part):
+            part.kernels = kernels  # type: ignore[assignment]
+    (expected,) = pair.expected([sequence])
+    assert_close(run(model, [Rows(array(sequence), 0)])[0], [expected])
+    change(model)
+    assert (run(model, [Rows(array(sequence), 0)])[0][0] - expected).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("change", [without_bounds, halves_in_place_of_turns])
+def test_how_gpt_oss_is_read_and_computed_counts(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    pair, (sequence,) = pairs("gpt_oss"), random_tokens(np.random.default_rng(5), 40)
+    change(monkeypatch)
+    model = load_model(open_checkpoint(pair.directory), "float32", kernels=StockKernels())
+    (expected,) = pair.expected([sequence])
+    assert (run(model, [Rows(array(sequence), 0)])[0][0] - expected).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("change", [{"swiglu_limit": 5.0}, {"swiglu_alpha": 1.0}])
+def test_other_constants_of_gpt_oss(change: dict[str, float]) -> None:
+    config = random_oracle("gpt_oss").config.to_dict()
+    assert parse_model_config(config).sinks
+    with pytest.raises(ModelError, match=next(iter(change))):
+        parse_model_config({**config, **change})
 
 
 @pytest.mark.parametrize("change", [{"n_group": 3}, {"topk_group": 5}, {"num_experts_per_tok": 5}])

@@ -23,6 +23,7 @@ from soothsay.model.config_fields import Each, Whole
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose
+from soothsay.model.formats.stacked_experts import STACKINGS, Slice, is_stack, slices
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.generation_config import FILE as GENERATION_CONFIG
 from soothsay.model.generation_config import sampling_in_file
@@ -103,6 +104,7 @@ class SafetensorsCheckpoint:
                 raise ModelError(
                     f"the index of {path} names {shard.name}, which is missing; download it again"
                 )
+        self._experts = self._unstacked()
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -110,26 +112,46 @@ class SafetensorsCheckpoint:
         return tuple(sorted(set(self._files.values())))
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset(self._files)
+        """Names of all tensors. Experts that are stacked in one tensor are named one by one."""
+        stacks = {part.stack for part in self._experts.values()}
+        return frozenset(self._files.keys() - stacks | self._experts.keys())
 
     @contextmanager
     def open(self) -> Iterator[Reader]:
-        """A function from a name to its tensor, a view of the mapped file."""
+        """A function from a name to its tensor, a view of the mapped file. It is a copy of a stack's part."""
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}
 
             def read(name: str) -> torch.Tensor:
-                file = self._files[name]
+                part = self._experts.get(name)
+                stored = name if part is None else part.stack
+                file = self._files[stored]
                 if file not in opened:
                     opened[file] = stack.enter_context(_open_safetensors(file))
                 try:
-                    tensor: torch.Tensor = opened[file].get_tensor(name)
+                    if part is not None:
+                        return part.of(opened[file].get_slice(stored)[part.expert])
+                    tensor: torch.Tensor = opened[file].get_tensor(stored)
                 except SafetensorError as error:
                     raise ModelError(f"{file} does not give {name!r} ({error}); download it again") from error
                 return tensor
 
             yield read
+
+    def _unstacked(self) -> dict[str, Slice]:
+        """The tensors of single experts, where the family stacks them. Raises `ModelError`."""
+        text = self.config.get("text_config")
+        config = text if isinstance(text, dict) else self.config
+        stacking = STACKINGS.get(str(config.get("model_type")))
+        if stacking is None:
+            return {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in self.files:
+            stacks = [name for name, place in self._files.items() if place == file and is_stack(name)]
+            if stacks:
+                with _open_safetensors(file) as opened:
+                    shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in stacks}
+        return slices(stacking, shapes)
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """For each tensor, its dtype and its number of elements."""

@@ -166,6 +166,8 @@ FIELDS: Mapping[str, Rule] = {
     "moe_layer_freq": Whole(1, MAX_LAYERS),
     "mlp_layer_types": Each(TEXT),
     "topk_method": TEXT,
+    "swiglu_limit": _POSITIVE,
+    "swiglu_alpha": _POSITIVE,
     # latent attention
     "kv_lora_rank": Whole(1, 65_536),
     "q_lora_rank": Whole(1, 65_536),

@@ -72,7 +72,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.default_tied)),
         qkv_bias=family.qkv_bias_only or attention_bias,
         o_bias=attention_bias and family.o_bias and not family.qkv_bias_only,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=family.biased_experts or bool(raw.get("mlp_bias", False)),
         rotates_neighbours=bool(raw.get("rope_interleave", True))
         if family.latent
         else family.rotates_neighbours,
@@ -84,6 +84,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         attention_softcap=raw.get("attn_logit_softcapping"),
+        sinks=family.sinks,
         query_growth=_query_growth(raw, rope, max_positions) if family.grows_queries else None,
         logit_softcap=raw.get("final_logit_softcapping"),
         experts=_experts(family, raw, layers) if family.has_experts else None,
@@ -161,6 +162,8 @@ def _query_growth(raw: Raw, rope: RopeConfig, max_positions: int) -> QueryGrowth
 
 def _activation(family: Family, raw: Raw) -> str:
     name = raw.get(family.activation_key, family.default_activation)
+    if family.clipped_swiglu and name == "silu":
+        return "clipped_swiglu"
     if name not in ACTIVATIONS:
         raise ModelError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -199,6 +202,7 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
         group_best=group_best,
         scale=float(raw.get("routed_scaling_factor", 1.0)),
         shared_size=size * int(raw.get("n_shared_experts") or 0),
+        router_bias=family.biased_experts,
     )
 
 

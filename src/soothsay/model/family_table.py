@@ -107,6 +107,14 @@ def listed_experts(raw: Raw) -> Raw:
     return {**raw, "mlp_only_layers": dense, "first_k_dense_replace": 0}
 
 
+def bounded_at_7(raw: Raw) -> Raw:
+    """A configuration of gpt-oss, whose activation has the published constants."""
+    for key, value in {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}.items():
+        if raw.get(key, value) != value:
+            raise ModelError(f"config.json: {key} {raw[key]!r:.80} is not supported, only {value}")
+    return raw
+
+
 @dataclass(frozen=True)
 class Family:
     """What a family does unlike Llama, where its `config.json` does not say so."""
@@ -168,6 +176,15 @@ class Family:
 
     routes_by_sigmoid: bool = False
     """Experts are chosen as in DeepSeek-V3: by sigmoids with a correction, from the best groups."""
+
+    biased_experts: bool = False
+    """Experts and their router have biases."""
+
+    clipped_swiglu: bool = False
+    """Feed-forward parts are gated by gpt-oss's activation."""
+
+    sinks: bool = False
+    """Each head has a sink."""
 
     latent: bool = False
     """Attention runs over latent states, as in DeepSeek-V2."""
@@ -291,6 +308,19 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         default_norm_eps=1e-5,
         rewritten=listed_experts,
         defaults={**_DEEPSEEK_V3.defaults, "first_k_dense_replace": 1},
+    ),
+    "gpt_oss": Family(
+        default_attention_bias=True,
+        default_theta=1.5e5,
+        default_norm_eps=1e-5,
+        windowed=even_layers,
+        has_experts=True,
+        always_normalizes_experts=True,  # the softmax of the chosen scores alone
+        biased_experts=True,
+        clipped_swiglu=True,
+        sinks=True,
+        rewritten=bounded_at_7,
+        defaults={"head_dim": 64, "sliding_window": 128},
     ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),

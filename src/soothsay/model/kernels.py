@@ -21,7 +21,7 @@ from soothsay.model.attention import attend
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
-from soothsay.model.routing import route
+from soothsay.model.routing import route, sigmoid
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -37,7 +37,7 @@ CLIPPED = "clipped_swiglu"
 def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of gpt-oss: both parts are bounded, and up is one more. Rounded once."""
     dtype, gate, up = gate.dtype, gate.float().clamp(max=7.0), up.float().clamp(-7.0, 7.0)
-    return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(dtype)
+    return (gate * sigmoid(1.702 * gate) * (up + 1)).to(dtype)
 
 
 class Norm(Protocol):

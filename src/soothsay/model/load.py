@@ -18,6 +18,7 @@ from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.feed_forward import Correction
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
+from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.head_order import head_order, latent_order, qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
@@ -82,6 +83,8 @@ class NumericMode:
         """Memory of a linear layer's weights in bytes, scales included."""
         out, size = linear.weight.shape
         bits = self.bits_of(module)
+        if bits is None and self.keeps_integers and isinstance(self.stored, MXFP4) and ".experts." in module:
+            bits = 4
         if bits is None:
             return out * size * self.dtype.itemsize
         return out * size * bits // 8 + out * size // (group_size(size) or size) * 2

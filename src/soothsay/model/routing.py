@@ -20,7 +20,7 @@ def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[
         Weights `[N, chosen]` float32, and numbers `[N, chosen]` int64 of the experts, the best first.
     """
     scores = scores.float()
-    weights = _sigmoid(scores) if c.sigmoid else scores.softmax(-1)
+    weights = sigmoid(scores) if c.sigmoid else scores.softmax(-1)
     worth = weights if correction is None else weights + correction
     if c.groups > 1:  # a group is worth as much as its best experts
         groups = worth.view(len(worth), c.groups, -1)
@@ -34,7 +34,7 @@ def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[
     return weights * c.scale, chosen
 
 
-def _sigmoid(x: Tensor) -> Tensor:
+def sigmoid(x: Tensor) -> Tensor:
     """The sigmoid, as the softmax of a number and 0: torch's own has other bits at the end of a tensor."""
     return torch.stack([x, torch.zeros_like(x)], -1).softmax(-1)[..., 0]
 

@@ -29,6 +29,7 @@ BLOCK_NAMES: Names = {
     "mlp.down": ("mlp.down_proj",),
     "mlp.router": ("mlp.gate",),
     "mlp.correction": ("mlp.gate",),
+    "attention.sinks": ("self_attn",),
     "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     "mlp.shared.down": ("mlp.shared_experts.down_proj",),
     "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
@@ -53,6 +54,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     },
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
+    "gpt_oss": {"mlp.router": ("mlp.router",)},
     "glm": {"mlp.gate_up": ("mlp.gate_up_proj",)},
     "glm4": {
         "attention_post_norm": ("post_self_attn_layernorm",),

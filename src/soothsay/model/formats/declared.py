@@ -9,12 +9,14 @@ from typing import Any
 from soothsay.model.formats.awq import AWQ
 from soothsay.model.formats.compressed_tensors import CompressedTensors
 from soothsay.model.formats.gptq import GPTQ
+from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import Settings, WeightFormat
 
 WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
     "compressed-tensors": CompressedTensors.of,
     "gptq": GPTQ.of,
     "awq": AWQ.of,
+    "mxfp4": MXFP4.of,
 }
 """Formats by the `quant_method` of their `quantization_config`."""
 

@@ -16,14 +16,12 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from soothsay.model.formats import mxfp4
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.quantized import Kind, Quantized
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The integers of IQ4_NL and IQ4_XS."""
-
-HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The values of MXFP4 (E2M1), doubled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +177,7 @@ def _iq4_xs(data: Tensor) -> Blocks:
 
 
 def _mxfp4(data: Tensor) -> Blocks:
-    exponent = data[:, :1].int()  # of twice the scale
-    scale = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return Blocks(4, _cut(data[:, 1:], 4, 16), scale.view(torch.float32), table=HALVES)
+    return Blocks(4, _cut(data[:, 1:], 4, 16), mxfp4.scales(data[:, :1]), table=mxfp4.HALVES)
 
 
 DECODERS: dict[str, Decode] = {

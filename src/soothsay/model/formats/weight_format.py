@@ -84,9 +84,9 @@ class Settings:
         """The error for a setting that is not supported."""
         return ModelError(
             f"{self.path} is quantized in a way that soothsay does not read: {what}. It reads "
-            "compressed-tensors (pack-quantized of 4 or 8 bits, int-quantized of 8), gptq (4 or 8 bits) and "
-            "awq (gemm, 4 bits). Or take the model that this one was made from, and quantize it with "
-            "soothsay quantize"
+            "compressed-tensors (pack-quantized of 4 or 8 bits, int-quantized of 8), gptq (4 or 8 bits), "
+            "awq (gemm, 4 bits) and mxfp4 (experts). Or take the model that this one was made from, and "
+            "quantize it with soothsay quantize"
         )
 
 

@@ -1,0 +1,91 @@
+"""Experts that a checkpoint of safetensors stacks in one tensor, as one matrix for each expert.
+
+gpt-oss and Llama 4 stack the matrices of a layer's experts, and store gate and up as one matrix:
+
+    NAME.experts.gate_up_proj          [E, in, 2 * size]
+    NAME.experts.gate_up_proj_bias     [E, 2 * size]
+    NAME.experts.gate_up_proj_blocks   [E, 2 * size, groups, 16], integers, which are not transposed
+    NAME.experts.gate_up_proj_scales   [E, 2 * size, groups]
+    NAME.experts.down_proj             [E, size, out], and so on
+
+The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.scales`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from soothsay.errors import ModelError
+
+MAX_TENSORS = 200_000
+"""Limit of tensors, experts counted one by one. A model of 36 layers with 128 experts has 28,000."""
+
+STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacking:
+    """How a family stores gate and up in one matrix."""
+
+    interleaved: bool
+    """Outputs of gate and up take turns. Else those of gate come first."""
+
+
+STACKINGS = {"gpt_oss": Stacking(interleaved=True), "llama4_text": Stacking(interleaved=False)}
+"""By `model_type`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a tensor of one expert is in a stack."""
+
+    stack: str  # name of the tensor
+    expert: int
+    outputs: slice
+    transposed: bool
+
+    def of(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The tensor, a view of the expert's part of the stack."""
+        return (matrix.t() if self.transposed else matrix)[self.outputs]
+
+
+def is_stack(name: str) -> bool:
+    """Whether a tensor of this name has a part of each expert."""
+    return STACK.fullmatch(name) is not None
+
+
+def slices(stacking: Stacking, stacks: Mapping[str, tuple[int, ...]]) -> dict[str, Slice]:
+    """The tensors of single experts by name, and where they are.
+
+    `stacks` has the shapes of stacks by name. Raises `ModelError` if these have too many experts.
+    """
+    found: dict[str, Slice] = {}
+    for name, shape in stacks.items():
+        if len(shape) < 2 or len(found) + 2 * shape[0] > MAX_TENSORS:
+            raise ModelError(
+                f"{name} {list(shape)} should be a stack of experts, and all of them have at most "
+                f"{MAX_TENSORS:,} tensors; the file is damaged"
+            )
+        found |= _slices(stacking, name, shape)
+    return found
+
+
+def _slices(stacking: Stacking, stack: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Slice]]:
+    found = STACK.fullmatch(stack)
+    assert found is not None
+    place, part, kind = found.groups()
+    transposed = kind is None
+    parts = {"down_proj": slice(None)}
+    if part == "gate_up":
+        size = shape[-1 if transposed else 1] // 2
+        halves = slice(0, size), slice(size, None)
+        turns = slice(0, None, 2), slice(1, None, 2)
+        gate, up = turns if stacking.interleaved else halves
+        parts = {"gate_proj": gate, "up_proj": up}
+    for expert in range(shape[0]):
+        for name, outputs in parts.items():
+            yield f"{place}.{expert}.{name}.{kind or 'weight'}", Slice(stack, expert, outputs, transposed)
