@@ -94,8 +94,9 @@ def _architecture(c: ModelConfig) -> Rows:
             "experts",
             f"{e.count} of {e.size:,}, {e.chosen} for each token{beside}, in {len(e.layers)} layers",
         )
+    sinks = ", each with a sink" if c.sinks else ""
     if c.latent is None:
-        yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values"
+        yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values{sinks}"
     else:
         yield (
             "attention",

@@ -23,7 +23,6 @@ from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.errors import DrafterError
 from soothsay.model.feed_forward import FeedForward
-from soothsay.model.kernels import CLIPPED
 from soothsay.model.transformer import Attention, Block, Transformer
 from soothsay.train.sequences import TrainingKernels, weight_of
 
@@ -147,7 +146,7 @@ def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
 
     Raises `DrafterError` for a target whose blocks heads do not have.
     """
-    if not target.has_common_blocks:
+    if not target.has_common_blocks or target.sinks:
         raise DrafterError(
             f"no head is made of blocks as family {target.family!r} has them; train medusa or hydra, which "
             "have no blocks"
@@ -162,9 +161,6 @@ def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
         rope=RopeConfig(target.rope.theta) if target.rope.kind == "longrope" else target.rope,
         rotary_dim=None,
         rotates_neighbours=False,
-        sinks=False,
-        mlp_bias=target.mlp_bias and target.experts is None,
-        activation="silu" if target.activation == CLIPPED else target.activation,
         experts=None,
         tie_embeddings=False,
     )

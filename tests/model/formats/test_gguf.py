@@ -121,6 +121,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # family -> transformers' cla
     "glm4": ("Glm4", {"pad_token_id": None, "head_dim": 32, "attention_bias": True}),
     "cohere": ("Cohere", {"layer_norm_eps": 2.0**-20, "logit_scale": 0.25}),
     "cohere2": ("Cohere2", {"layer_norm_eps": 2.0**-20, "logit_scale": 0.25, "num_hidden_layers": 4}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1.5e5,
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        },
+    ),
 }
 ARCHITECTURES = {
     "olmo3": gguf.MODEL_ARCH.OLMO2,
@@ -198,7 +216,7 @@ def add_header(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         ropes = ropes["full_attention"]
     writer.add_rope_freq_base(ropes["rope_theta"])
     add_own_keys(writer, config)
-    if config["model_type"] in ("mixtral", "qwen3_moe"):
+    if config["model_type"] in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if config["model_type"] == "qwen3_moe":
@@ -213,7 +231,7 @@ def add_header(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
 def add_own_keys(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     """The keys that single families have."""
     family, ropes = config["model_type"], config["rope_parameters"]
-    if family in ("phi3", "olmo3", "cohere2"):
+    if family in ("phi3", "olmo3", "cohere2", "gpt_oss"):
         writer.add_sliding_window(config["sliding_window"])
     if family == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -230,10 +248,13 @@ def add_own_keys(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if family == "ministral3":
+    if family in ("ministral3", "gpt_oss"):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])
         writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
+    if family == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if family == "ministral3":
         writer.add_rope_scaling_yarn_beta_fast(ropes["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(ropes["beta_slow"])
         writer.add_rope_scaling_yarn_log_mul(ropes["mscale_all_dim"])
@@ -243,21 +264,39 @@ def add_own_keys(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
 
+def experts_of_gpt_oss(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One matrix `[out, in]` and one bias for each expert and part, under the usual names."""
+    apart = {}
+    for name, tensor in tensors.items():
+        stem, _, part = name.rpartition("mlp.experts.")
+        if not stem:
+            apart[name] = tensor
+            continue
+        suffix = "bias" if part.endswith("bias") else "weight"
+        for e, stored in enumerate(tensor):
+            expert = stored if suffix == "bias" else stored.t()
+            parts = {"down_proj": expert}
+            if part.startswith("gate_up"):
+                parts = {"gate_proj": expert[::2], "up_proj": expert[1::2]}
+            apart |= {f"{stem}mlp.experts.{e}.{own}.{suffix}": x.clone() for own, x in parts.items()}
+    return apart
+
+
 def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Experts' matrices stacked, under the names that gguf's table knows."""
     stacks: dict[str, list[torch.Tensor]] = {}
     rest = {}
     for name in sorted(tensors):
         match = re.fullmatch(
-            r"model\.(layers\.\d+)\.(?:block_sparse_moe|mlp)\.experts\.\d\.(\w+)\.weight", name
+            r"model\.(layers\.\d+)\.(?:block_sparse_moe|mlp)\.experts\.\d\.(\w+)\.(weight|bias)", name
         )
         if match is None:
             rest[name] = tensors[name]
             continue
-        layer, part = match.groups()
+        layer, part, suffix = match.groups()
         where = "feed_forward.experts" if part.startswith("w") else "mlp.experts"
         prefix = "" if part.startswith("w") else "model."
-        stacks.setdefault(f"{prefix}{layer}.{where}.{part}.weight", []).append(tensors[name])
+        stacks.setdefault(f"{prefix}{layer}.{where}.{part}.{suffix}", []).append(tensors[name])
     return rest | {name: torch.stack(stack) for name, stack in stacks.items()}
 
 
@@ -266,19 +305,21 @@ def convert(source: Path, target: Path, kind: str, tensors_in_part: int = 0) -> 
     config = SafetensorsCheckpoint(source).config
     tensors = load_file(source / "model.safetensors")
     family = config["model_type"]
+    tensors = experts_of_gpt_oss(tensors) if family == "gpt_oss" else tensors
     arch = architecture(family)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     writer = GGUFWriter(target, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=tensors_in_part)
     add_header(writer, config)
     for name, tensor in stack_experts(tensors).items():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        suffixed = f"{name}.weight" if name.endswith("sinks") else name
+        stored = names.get_name(suffixed, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         if arch in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             tensor = tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
         if family.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
-        add(writer, stored, tensor, kind if tensor.ndim > 1 else "F32")
+        add(writer, stored, tensor, kind if tensor.ndim > 1 and not name.endswith("bias") else "F32")
     finish(writer)
     return {name: encode(tensor, kind)[0] if tensor.ndim > 1 else tensor for name, tensor in tensors.items()}
 

@@ -33,6 +33,7 @@ FAMILIES = {
     "cohere2": "cohere2",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gpt-oss": "gpt_oss",
 }
 ROPE_DIVISORS = "rope_freqs.weight"
 LONGROPE_FACTORS = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
@@ -138,12 +139,14 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     }
     if family in ROTATES_PART:
         config["partial_rotary_factor"] = rotated / head_dim
-    if family in ("mixtral", "qwen3_moe"):
+    if family in ("mixtral", "qwen3_moe", "gpt_oss"):
         used = require("expert_used_count")
         config |= {"num_local_experts": require("expert_count"), "num_experts_per_tok": used}
     if family == "qwen3_moe":
         size = get("expert_feed_forward_length", config["intermediate_size"] // max(used, 1))
         config |= {"moe_intermediate_size": size, "norm_topk_prob": True}  # llama.cpp always normalizes
+    if family == "gpt_oss":
+        config["intermediate_size"] = get("expert_feed_forward_length", config["intermediate_size"])
     return config
 
 
@@ -203,6 +206,7 @@ def read_rope_scaling(
         ) != 1.0:  # llama.cpp multiplies its default by it
             given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
         given |= _ministral_scaling(header) if header.family == "ministral3" else {}
+        given |= {"truncate": False} if header.family == "gpt_oss" else {}  # as trained; llama.cpp rounds
         scaling |= {name: value for name, value in given.items() if value is not None}
     return scaling
 

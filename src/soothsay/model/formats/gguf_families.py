@@ -40,7 +40,7 @@ _OLMO_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-FAMILY_NAMES = {  # {} stands for the expert
+FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for a whole name
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
     "olmo2": _OLMO_NAMES,
@@ -56,6 +56,14 @@ FAMILY_NAMES = {  # {} stands for the expert
         "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
         "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
         "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    "gpt_oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_inp": "mlp.router",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
     },
     "qwen3_moe": {
         "ffn_gate_inp": "mlp.gate",
@@ -84,7 +92,7 @@ def own_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"{header.path}: the text part of GLM-4V is not supported, only GLM-4")
     own = (
         {"sliding_window": get("attention.sliding_window")}
-        if header.family in ("phi3", "cohere2", "olmo3")
+        if header.family in ("phi3", "cohere2", "olmo3", "gpt_oss")
         else {}
     )
     if header.family in ("cohere", "cohere2"):

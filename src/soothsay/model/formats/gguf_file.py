@@ -132,7 +132,7 @@ class _Stored:
     centred: bool = False  # a norm's weight w, stored as 1 + w
 
     def expert(self, index: int) -> _Stored:
-        """One matrix of a stack `[E, out, in]`."""
+        """One matrix of a stack `[E, out, in]`, or one vector."""
         size = self.size // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
 
@@ -181,7 +181,8 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
         stem, _, suffix = name.rpartition(".")
         outer, _, inner = stem.partition(".")
         layer, _, part = inner.partition(".")
-        target = block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem)
+        whole = block_names.get(f"{part}.{suffix}") if outer == "blk" else None
+        target = whole or (block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem))
         if target is None or suffix not in ("weight", "bias"):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
         if header.architecture in INTERLEAVED and part in interleaved:
@@ -191,11 +192,15 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
             tensor = replace(tensor, heads=heads)
         if header.family.startswith("gemma") and name.endswith("norm.weight"):
             tensor = replace(tensor, centred=True)
-        full = f"model.layers.{layer}.{target}.{suffix}" if outer == "blk" else f"{target}.{suffix}"
+        target = f"model.layers.{layer}.{target}" if outer == "blk" else target
+        full = target if whole else f"{target}.{suffix}"
         if "{}" in full:
-            if len(tensor.shape) != 3 or tensor.shape[0] != config["num_local_experts"]:
+            if (
+                len(tensor.shape) != (3 if suffix == "weight" else 2)
+                or tensor.shape[0] != config["num_local_experts"]
+            ):
                 raise ModelError(
-                    f"{header.path}: {name} {list(tensor.shape)} should have one matrix for each of "
+                    f"{header.path}: {name} {list(tensor.shape)} should have a part for each of "
                     f"{config['num_local_experts']} experts"
                 )
             if len(renamed) + tensor.shape[0] > MAX_TENSORS:
