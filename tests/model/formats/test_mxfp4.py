@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import load, random_oracle, read_config, run, write_config
+from families import load, random_oracle, run
+from mxfp4_models import quantized_oracle
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -25,26 +26,8 @@ from soothsay.model.transformer import Transformer
 SIZES = {"hidden_size": 128, "intermediate_size": 96}
 
 
-@torch.no_grad()
-def quantized_oracle(directory: Path) -> Any:
-    """Save a random gpt-oss with experts in MXFP4. Return transformers' model with their values."""
-    oracle = random_oracle("gpt_oss", **SIZES)
-    oracle.save_pretrained(directory)
-    tensors, generator = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(3)
-    for layer, block in enumerate(oracle.model.layers):
-        for part, largest in (("gate_up_proj", 125), ("down_proj", 121)):
-            name = f"model.layers.{layer}.mlp.experts.{part}"
-            experts, inputs, outputs = tensors.pop(name).shape
-            shape = experts, outputs, inputs // 32
-            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
-            scales = torch.randint(largest - 3, largest, shape, generator=generator, dtype=torch.uint8)
-            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-            plain = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-            getattr(block.mlp.experts, part).copy_(plain)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-    write_config(directory, {**read_config(directory), "quantization_config": settings})
-    return oracle
+def oracle_in(directory: Path) -> Any:
+    return quantized_oracle(directory, **SIZES)
 
 
 def test_values_are_those_of_transformers() -> None:
@@ -63,7 +46,7 @@ def test_values_are_those_of_transformers() -> None:
 
 
 def test_logits_of_dequantized_experts(tmp_path: Path) -> None:
-    oracle, tokens = quantized_oracle(tmp_path), torch.arange(60) % 97
+    oracle, tokens = oracle_in(tmp_path), torch.arange(60) % 97
     with torch.no_grad():
         expected = oracle(tokens[None]).logits[0]
     logits = run(load(tmp_path), [Rows(tokens.numpy(), 0)])[0][0]
@@ -71,7 +54,7 @@ def test_logits_of_dequantized_experts(tmp_path: Path) -> None:
 
 
 def test_experts_run_as_the_integers_they_are(tmp_path: Path) -> None:
-    quantized_oracle(tmp_path)
+    oracle_in(tmp_path)
     model, plain = load(tmp_path, "auto"), load(tmp_path)
     x = torch.randn(20, SIZES["hidden_size"])
     for ours, theirs in zip(model.blocks, plain.blocks, strict=True):
@@ -92,7 +75,7 @@ def test_experts_run_as_the_integers_they_are(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_experts_is_counted_in_integers(tmp_path: Path) -> None:
-    quantized_oracle(tmp_path)
+    oracle_in(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     with torch.device("meta"):
         model = Transformer(read_model_config(checkpoint))
@@ -114,7 +97,7 @@ def test_the_memory_of_experts_is_counted_in_integers(tmp_path: Path) -> None:
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path: Path, part: str, change: Any) -> None:
-    quantized_oracle(tmp_path)
+    oracle_in(tmp_path)
     tensors, name = load_file(tmp_path / "model.safetensors"), f"model.layers.2.mlp.experts.down_proj_{part}"
     changed: dict[str, Tensor] = {**tensors, name: change(tensors[name])}
     save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
