@@ -61,6 +61,44 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class DeltaConfig:
+    """Layers that keep a state instead of keys and values: the gated delta rule (Yang et al. 2024, arXiv
+    2412.06464) behind a short convolution. See `soothsay.model.delta_rule`.
+    """
+
+    layers: tuple[int, ...]  # those that keep a state
+    key_heads: int
+    value_heads: int  # a multiple of `key_heads`; each has a state
+    key_size: int  # dimensions of a head's queries and keys
+    value_size: int  # dimensions of a head's values
+    taps: int  # tokens that the convolution reads, its own included
+
+    @property
+    def keys(self) -> int:
+        """Size of all keys of a token."""
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Size of all values of a token."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Size of a token's input of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    def state_bytes(self, element_size: int) -> int:
+        """Bytes of the state of one request over all layers."""
+        matrices = 4 * self.values * self.key_size
+        return len(self.layers) * (matrices + (self.taps - 1) * self.channels * element_size)
+
+    def journal_bytes(self, element_size: int) -> int:
+        """Bytes that a node of a draft tree takes over all layers until the tree is verified."""
+        return len(self.layers) * (self.channels + 2 * self.value_heads) * element_size
+
+
+@dataclass(frozen=True)
 class ExpertsConfig:
     """Mixtures of experts, which are the feed-forward part of some layers."""
 
@@ -77,6 +115,7 @@ class ExpertsConfig:
     scale: float = 1.0  # factor of all weights
     shared_size: int = 0  # as `intermediate_size`, of the part that all rows run through beside their experts
     router_bias: bool = False
+    shared_gate: bool = False  # the shared part is multiplied by the sigmoid of a score of its own
 
 
 @dataclass(frozen=True)
@@ -122,6 +161,8 @@ class ModelConfig:
     logit_softcap: float | None = None
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None  # attention over latent states, which are one key-value head
+    delta: DeltaConfig | None = None  # some layers keep a state instead of keys and values
+    gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate for each number
 
     @property
     def group(self) -> int:
@@ -135,28 +176,32 @@ class ModelConfig:
         special = (
             self.qk_norm_over_heads or self.query_growth is not None or self.centred_norms or self.parallel
         )
-        special = special or self.latent is not None
+        special = special or self.latent is not None or self.delta is not None or self.gated_attention
         return self.pre_norms and not special
 
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model in matrices. Biases and norms are left out."""
-        attention = self.attention_parameters
+        attention = sum(map(self.attention_parameters, range(self.num_layers)))
         dense, experts, mixture = self.num_layers, 0, self.experts
         if mixture is not None:
             dense -= len(mixture.layers)
-            each = (3 * mixture.size + 1) * mixture.count + 3 * mixture.shared_size
+            each = (3 * mixture.size + 1) * mixture.count + 3 * mixture.shared_size + mixture.shared_gate
             experts = each * self.hidden_size * len(mixture.layers)
         tables = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         feed_forward = 3 * self.hidden_size * self.intermediate_size * dense
-        return self.num_layers * attention + feed_forward + experts + tables
+        return attention + feed_forward + experts + tables
 
-    @property
-    def attention_parameters(self) -> int:
-        """Weights of one layer's attention in matrices."""
+    def attention_parameters(self, layer: int) -> int:
+        """Weights of a layer's attention, or of what takes its place, in matrices."""
+        if self.delta is not None and self.is_recurrent(layer):
+            d = self.delta
+            products = self.hidden_size * (d.channels + 2 * d.values + 2 * d.value_heads)
+            return products + d.taps * d.channels
         c = self.latent
         if c is None:
-            return 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+            heads = (2 + self.gated_attention) * self.num_heads + 2 * self.num_kv_heads
+            return self.hidden_size * heads * self.head_dim
         queries, hidden = self.num_heads * (c.plain + c.rotated), self.hidden_size
         q = hidden * queries if c.query_rank is None else c.query_rank * (hidden + queries)
         heads = self.num_heads * (c.rank * (c.plain + c.value) + c.value * hidden)
@@ -164,10 +209,20 @@ class ModelConfig:
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
-        """For each layer, the heads in the KV pool, those of keys and of values together, and their size."""
+        """For each layer, the heads in the KV pool, those of keys and of values together, and their size.
+
+        Layers that keep a state have no heads there.
+        """
         if self.latent is not None:
             return ((1, self.latent.rank + self.latent.rotated),) * self.num_layers
-        return ((2 * self.num_kv_heads, self.head_dim),) * self.num_layers
+        return tuple(
+            (0 if self.is_recurrent(layer) else 2 * self.num_kv_heads, self.head_dim)
+            for layer in range(self.num_layers)
+        )
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a state instead of keys and values."""
+        return self.delta is not None and layer in self.delta.layers
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward part is a mixture of experts."""

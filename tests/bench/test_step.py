@@ -77,7 +77,7 @@ def test_a_random_model_loads_like_any_other() -> None:
 @pytest.mark.parametrize(("layout", "leaves"), [("chain", 1), ("binary", 8)])
 def test_a_step_gives_logits_for_every_row(layout: step_module.Layout, leaves: int) -> None:
     model = load_model(RandomCheckpoint(SMALL), "float32")
-    step = VerifyPass(model, filled_cache(model, 32 + 16), rows=16, context=32, layout=layout)
+    step = VerifyPass(model, filled_cache(model, 32, 16), rows=16, context=32, layout=layout)
     logits = step()
     assert logits.shape == (16, 80)
     assert torch.equal(logits, step())
@@ -87,7 +87,7 @@ def test_a_step_gives_logits_for_every_row(layout: step_module.Layout, leaves: i
 
 def test_a_step_attends_to_its_context() -> None:
     model = load_model(RandomCheckpoint(SMALL), "float32")
-    cache = filled_cache(model, 40)
+    cache = filled_cache(model, 36, 4)
     assert all(layer.ne(0).float().mean() > 0.99 for layer in cache.layers)
     step = VerifyPass(model, cache, rows=4, context=32)
     before = step()

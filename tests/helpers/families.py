@@ -49,6 +49,20 @@ GROUPS = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.5,
 }
+HYBRID = {
+    "num_hidden_layers": 5,  # the fourth has attention
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+}
+HYBRID_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, its own settings
     "llama1": ("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 2}),
     "llama3": (
@@ -329,6 +343,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "rope_parameters": YARN | {"truncate": False, "factor": 8.0},
         },
     ),
+    "qwen3_5": ("Qwen3_5", {**HYBRID, "attention_bias": True}),
+    "qwen3_5_tied": (
+        "Qwen3_5",
+        {**HYBRID, "linear_num_value_heads": 2, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3},
+    ),
+    "qwen3_5_moe": ("Qwen3_5Moe", {**HYBRID, **HYBRID_EXPERTS}),
+    "qwen3_next": ("Qwen3Next", {**HYBRID, **HYBRID_EXPERTS, "mlp_only_layers": [2]}),
     "qwen3_moe_sparse": (
         "Qwen3Moe",
         {
@@ -344,6 +365,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
         },
     ),
 }
+HYBRIDS = ("qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next")
 MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and settings of the vision part
     "qwen2_5_vl": (
         "Qwen2_5_VL",
@@ -388,7 +410,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
         whole = f"{family}ForConditionalGeneration"
     else:
         family, settings = CASES[name]
-        suffix = "TextConfig" if family == "Gemma3" else "Config"
+        suffix = "TextConfig" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else "Config"
         config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
         whole = f"{family}ForCausalLM"
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
@@ -397,7 +419,8 @@ def random_oracle(name: str, **changes: Any) -> Any:
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if key.endswith("norm.weight"):
-            centre = 0.0 if "Gemma" in family else 1.0
+            zero = "Gemma" in family or (name in HYBRIDS and "linear_attn" not in key)
+            centre = 0.0 if zero else 1.0
             value = centre + 0.3 * noise
         elif parameter.ndim == 1 or key.endswith("_bias"):  # a bias, or a stack of them
             value = 0.5 * noise

@@ -63,6 +63,8 @@ FURTHER = [
     "deepseek_v3",
     "cohere2",
     "gpt_oss",
+    "qwen3_5",
+    "qwen3_next",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -163,13 +165,25 @@ class Runner:
     """Passes of one model over a pool whose blocks are dealt out in random order."""
 
     def __init__(self, model: Transformer, rng: np.random.Generator, requests: int, blocks_each: int = 40):
-        self.model = model
-        self.cache: KVPool = model.new_cache(requests * blocks_each, BLOCK)
-        self.tables = rng.permutation(requests * blocks_each).reshape(requests, blocks_each)
+        self.model, count = model, requests * blocks_each
+        self.cache: KVPool = model.new_cache(count, BLOCK, requests=requests, snapshots=1, nodes=20)
+        self.tables = rng.permutation(count).reshape(requests, blocks_each)
+        self.slots = {int(table[0]): slot for slot, table in enumerate(self.tables)}  # of states
 
     def run(self, *requests: Rows) -> tuple[list[Tensor], list[Tensor]]:
         """Each request's logits: of all its rows, and of those that its tree asks for."""
-        return run(self.model, requests, self.cache)
+        placed = [replace(rows, state=self.slots[int(rows.table[0])]) for rows in requests]
+        return run(self.model, placed, self.cache)
+
+    def save(self) -> None:
+        """Keep the state of the first request, if there are states."""
+        if self.cache.states is not None:
+            self.cache.states.copy(0, len(self.tables))
+
+    def restore(self) -> None:
+        """Go back to the kept state."""
+        if self.cache.states is not None:
+            self.cache.states.copy(len(self.tables), 0)
 
     def prefill(self, request: int, tokens: Sequence[int]) -> None:
         """Put the KV of a context into the pool."""
@@ -232,6 +246,7 @@ def test_tree_in_one_pass_and_level_by_level(pairs: Pairs, name: str) -> None:
     # level by level, with the KV of the nodes before in the pool
     levels = level_by_level(tree)
     runner = Runner(pair.model, rng, 2)
+    neighbour = replace(neighbour, table=runner.tables[1])
     runner.prefill(0, committed)
     parts = [runner.run(Rows(array(pending), len(committed), runner.tables[0], levels[0]))[1][0]]
     for before, level in pairwise(levels):
@@ -322,6 +337,8 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "deepseek_v2",
         "deepseek_v3",
         "gpt_oss",
+        "qwen3_5",
+        "qwen3_next",
     ],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
@@ -356,11 +373,13 @@ def assert_same_bits(model: Transformer, rng: np.random.Generator, start: int) -
     tree = random_tree(rng, context[-1], 20)
     alone, whole, crowd = Runner(model, rng, 1), Runner(model, rng, 1), Runner(model, rng, 4)
 
-    one_by_one = [
-        alone.run(Rows(array([token]), i, alone.tables[0]))[0][0] for i, token in enumerate(context)
-    ]
+    one_by_one = []
+    for i, token in enumerate(context):
+        alone.save()  # in the end, the state before the root
+        one_by_one.append(alone.run(Rows(array([token]), i, alone.tables[0]))[0][0])
     nodes: dict[int, Tensor] = {}
     for leaf in (node for node, children in enumerate(tree.children) if not children):
+        alone.restore()
         for node in tree.path(leaf):  # each path over the same slots, one after the other
             row = Rows(array([tree.tokens[node]]), start + 3 + tree.depths[node], alone.tables[0])
             nodes[node] = alone.run(row)[0][0]

@@ -127,7 +127,7 @@ def bench_step(
     contenders: dict[str, Workload] = {"read": reading(read_bytes)}
     for dtype, loaded in models.items():
         contenders[f"{dtype} product"] = multiplying(loaded)
-        cache = filled_cache(loaded, max(contexts) + max(rows))
+        cache = filled_cache(loaded, max(contexts), max(rows))
         for context in contexts:
             for count in rows:
                 contenders[f"{dtype} {context} {count}"] = _passes(

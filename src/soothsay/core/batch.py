@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.paths import Lanes, Path, PathList, Paths, stack_paths
+from soothsay.core.strands import Marks, Strands
 from soothsay.core.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
@@ -49,6 +50,8 @@ class Rows:
     tree: DraftTree | None = None  # None: no logits are wanted
     first: int = 1  # nodes before this one have KV (a tree grown level by level)
     first_key: int = 0  # the first offset whose key is visible to these rows; at most `start`
+    state: int | None = None  # the slot of the request's state, for models that have states
+    marks: Marks = ()
 
     @property
     def num_rows(self) -> int:
@@ -86,6 +89,7 @@ class Batch:
     num_slots: int  # size of the smallest pool with all slots in use here
     group: int
     windows: tuple[int | None, ...]
+    requests: tuple[Rows, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def pack(
@@ -125,7 +129,13 @@ class Batch:
             num_slots=layout.num_slots,
             group=group,
             windows=tuple(windows),
+            requests=tuple(requests),
         )
+
+    @cached_property
+    def strands(self) -> Strands:
+        """The rows as layers with a state read them."""
+        return Strands.of(self.requests)
 
     @property
     def lanes(self) -> tuple[Lanes, ...]:

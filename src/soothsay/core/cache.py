@@ -17,18 +17,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from soothsay.core.states import LayerStates, StatePool
+from soothsay.core.strands import Marks
 from soothsay.machine import mapped_zeros
 
 IntArray = npt.NDArray[np.int64]
 
 
+LayerMemory = torch.Tensor | LayerStates
+"""What a layer keeps of tokens: keys and values `[heads, slots, size]`, or states."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A copy within one request: KV at offsets `sources` goes to consecutive offsets from `start` on."""
+    """A copy within one request: KV at offsets `sources` goes to consecutive offsets from `start` on.
+
+    Where layers keep states, these advance by the tree's root at offset `start - 1` and the nodes at the
+    offsets `sources`.
+    """
 
     table: IntArray
     sources: Sequence[int]
     start: int
+    state: int | None = None  # the slot of the request's state
+    marks: Marks = ()
+
+    @property
+    def nodes(self) -> list[int]:
+        """The root and the accepted nodes."""
+        return [0, *(source - self.start + 1 for source in self.sources)]
 
 
 class KVPool:
@@ -43,6 +60,7 @@ class KVPool:
         block_size: slots in a block.
         dtype: of the elements.
         device: of the memory.
+        states: of the layers that keep a state; their shapes have no heads.
     """
 
     def __init__(
@@ -52,8 +70,9 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: StatePool | None = None,
     ):
-        self.block_size = block_size
+        self.block_size, self.states = block_size, states
         self.num_slots = slots = num_blocks * block_size
         zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
         counts = Counter(shapes)
@@ -62,7 +81,10 @@ class KVPool:
             for (heads, size), count in counts.items()
         }
         views = {shape: iter(part.unbind(0)) for shape, part in self._parts.items()}
-        self.layers = tuple(next(views[shape]) for shape in shapes)
+        kept: dict[int, LayerStates] = {} if states is None else states.layers
+        self.layers: tuple[LayerMemory, ...] = tuple(
+            kept[layer] if layer in kept else next(views[shape]) for layer, shape in enumerate(shapes)
+        )
 
     def commit(self, moves: Iterable[Move]) -> None:
         """Copy the KV of accepted nodes to their final offsets, in all layers. KV in place is free."""

@@ -175,6 +175,14 @@ FIELDS: Mapping[str, Rule] = {
     "qk_nope_head_dim": Whole(1, 65_536),
     "v_head_dim": Whole(1, 65_536),
     "rope_interleave": FLAG,
+    # layers with states
+    "full_attention_interval": Whole(1, MAX_LAYERS),
+    "linear_conv_kernel_dim": Whole(2, 64),
+    "linear_key_head_dim": Whole(1, 65_536),
+    "linear_value_head_dim": Whole(1, 65_536),
+    "linear_num_key_heads": Whole(1, 65_536),
+    "linear_num_value_heads": Whole(1, 65_536),
+    "shared_expert_intermediate_size": Whole(0, 2**22),
     # rotary positions
     "rope_type": TEXT,
     "type": TEXT,

@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from soothsay.config import ExpertsConfig, LatentConfig, ModelConfig, QueryGrowthConfig, RopeConfig
+from soothsay.config import (
+    DeltaConfig,
+    ExpertsConfig,
+    LatentConfig,
+    ModelConfig,
+    QueryGrowthConfig,
+    RopeConfig,
+)
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.family_table import FAMILIES, Family, Raw
@@ -89,6 +96,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         logit_softcap=raw.get("final_logit_softcapping"),
         experts=_experts(family, raw, layers) if family.has_experts else None,
         latent=latent,
+        delta=_delta(raw, layers) if family.has_states else None,
+        gated_attention=family.has_states,
         **{
             **_scales(family, raw, hidden, head_dim),
             **({} if latent is None else _latent_scale(latent, rope)),
@@ -104,6 +113,33 @@ def _latent(raw: Raw) -> LatentConfig:
         plain=int(raw["qk_nope_head_dim"]),
         value=int(raw["v_head_dim"]),
         query_rank=None if query_rank is None else int(query_rank),
+    )
+
+
+def _delta(raw: Raw, layers: int) -> DeltaConfig | None:
+    """The layers that keep a state; None: no layer does."""
+    kinds = raw["layer_types"]
+    if len(kinds) != layers or not set(kinds) <= {"linear_attention", "full_attention"}:
+        raise ModelError(
+            f"config.json: layer_types should be linear_attention or full_attention for each of {layers} "
+            f"layers; it has {len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
+        )
+    key_heads, value_heads = int(raw["linear_num_key_heads"]), int(raw["linear_num_value_heads"])
+    if value_heads % key_heads:
+        raise ModelError(
+            f"config.json: {value_heads} linear_num_value_heads cannot share {key_heads} "
+            "linear_num_key_heads evenly"
+        )
+    recurrent = tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    if not recurrent:
+        return None
+    return DeltaConfig(
+        layers=recurrent,
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_size=int(raw["linear_key_head_dim"]),
+        value_size=int(raw["linear_value_head_dim"]),
+        taps=int(raw["linear_conv_kernel_dim"]),
     )
 
 
@@ -201,9 +237,17 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
         groups_chosen=kept,
         group_best=group_best,
         scale=float(raw.get("routed_scaling_factor", 1.0)),
-        shared_size=size * int(raw.get("n_shared_experts") or 0),
         router_bias=family.biased_experts,
+        shared_size=_shared_size(family, raw, size),
+        shared_gate=family.has_states,
     )
+
+
+def _shared_size(family: Family, raw: Raw, size: int) -> int:
+    """The size of the part that runs beside the experts."""
+    if family.has_states:
+        return int(raw["shared_expert_intermediate_size"])
+    return size * int(raw.get("n_shared_experts") or 0)
 
 
 def _rotary_dim(family: Family, raw: Raw, head_dim: int) -> int | None:

@@ -115,6 +115,13 @@ def bounded_at_7(raw: Raw) -> Raw:
     return raw
 
 
+def with_layer_types(raw: Raw) -> Raw:
+    """A configuration with `layer_types`. Without, each `full_attention_interval`-th layer is full."""
+    interval, layers = int(raw.get("full_attention_interval") or 4), int(raw["num_hidden_layers"])
+    kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+    return {"layer_types": kinds, **raw}
+
+
 @dataclass(frozen=True)
 class Family:
     """What a family does unlike Llama, where its `config.json` does not say so."""
@@ -189,6 +196,9 @@ class Family:
     latent: bool = False
     """Attention runs over latent states, as in DeepSeek-V2."""
 
+    has_states: bool = False
+    """Layers of the type "linear_attention" keep a state, and attention has gates, as in Qwen3-Next."""
+
     windowed: Callable[[Raw, int], Sequence[bool]] = no_layer
     """For each layer, whether it has a sliding window, if the file has a `sliding_window`."""
 
@@ -243,6 +253,30 @@ _QWEN2 = Family(qkv_bias_only=True, windowed=last_layers, window_switch=True)
 _QWEN2_VL = replace(_QWEN2, default_theta=1e6, defaults={"max_window_layers": 80})
 _QWEN3 = Family(qk_norm=True, windowed=last_layers, window_switch=True)
 
+_QWEN3_NEXT = Family(
+    qk_norm=True,
+    zero_centred_norms=True,
+    rotates_share=0.25,
+    has_states=True,
+    has_experts=True,
+    rewritten=with_layer_types,
+    defaults={  # which files may leave out, as those of transformers do
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "norm_topk_prob": True,
+    },
+)
+_QWEN3_5 = replace(_QWEN3_NEXT, has_experts=False)
+_QWEN3_5_MOE = replace(
+    _QWEN3_NEXT,
+    always_normalizes_experts=True,
+    defaults={**_QWEN3_NEXT.defaults, "intermediate_size": 512},  # no layer is dense
+)
+
 _DEEPSEEK_V3 = Family(
     latent=True,
     has_experts=True,
@@ -278,6 +312,11 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "qwen3_moe": Family(
         qk_norm=True, windowed=every_layer, reads_layer_types=False, window_switch=True, has_experts=True
     ),
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
     "smollm3": Family(
         default_tied=True,
         default_theta=2e6,

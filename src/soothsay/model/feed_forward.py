@@ -39,7 +39,7 @@ class Experts(nn.Module):
     """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts."""
 
     fused: FusedExperts | None = None
-    """Does all of it in one call; see `soothsay.model.transformer.fuse`."""
+    """Does `mixed` in one call; see `soothsay.model.transformer.fuse`."""
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels):
         super().__init__()
@@ -48,11 +48,23 @@ class Experts(nn.Module):
         self.correction = Correction(experts.count) if experts.corrected else None
         self.experts = nn.ModuleList(FeedForward(config, experts.size, kernels) for _ in range(experts.count))
         self.shared = FeedForward(config, experts.shared_size, kernels) if experts.shared_size else None
+        gated = self.shared is not None and experts.shared_gate
+        self.shared_gate: nn.Module | None = Dense.random(config.hidden_size, 1) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`. A row's experts are added in order of rank, for row-invariance."""
-        if self.fused is not None:
-            return self.fused(x)
+        """`[N, hidden] -> [N, hidden]`."""
+        out = self.mixed(x) if self.fused is None else self.fused(x)
+        if self.shared is None or self.shared_gate is None:
+            return out
+        # a whole vector of equal numbers for each row: an odd one out would be computed in another way
+        gate = torch.sigmoid(cast(Tensor, self.shared_gate(x)).float().repeat(1, 32))[:, :1]
+        return cast(Tensor, out + gate * self.shared(x))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`, without a gated shared part.
+
+        A row's experts are added in order of rank, for row-invariance.
+        """
         correction = None if self.correction is None else self.correction.e_score_correction_bias
         weights, chosen = self.kernels.route(self.router(x), self.config, correction)  # [N, k]
         dtype = cast(torch.dtype, cast(FeedForward, self.experts[0]).down.dtype)
@@ -63,7 +75,7 @@ class Experts(nn.Module):
         mixed = out[:, 0] * weights[:, :1]
         for rank in range(1, self.config.chosen):
             mixed = mixed + out[:, rank] * weights[:, rank, None]
-        return mixed if self.shared is None else mixed + self.shared(x)
+        return mixed if self.shared is None or self.shared_gate is not None else mixed + self.shared(x)
 
 
 def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:

@@ -16,6 +16,8 @@ from soothsay.config import ModelConfig
 def qkv_order(config: ModelConfig) -> Tensor | None:
     """For each row of `attention.qkv`, its number in a checkpoint: `[(H_q + 2 H_kv) * d]` int64.
 
+    With gates there are `H_q` heads more, after the queries.
+
     None if the order is the same.
 
     Example: heads of 8 dimensions, of which 4 rotate.
@@ -24,13 +26,38 @@ def qkv_order(config: ModelConfig) -> Tensor | None:
         order        0 1 4 5   2 3 6 7      pairs (0, 2), (1, 3) rotate; (4, 6), (5, 7) turn by 0
         neighbours   0 2 4 5   1 3 6 7      pairs (0, 1), (2, 3) rotate
     """
-    order, d = head_order(config), config.head_dim
+    order, d, gates = head_order(config), config.head_dim, 0
+    if config.gated_attention:  # the rows of each query are followed by those of its gate
+        gates = config.num_heads
+        order = torch.arange(d, device="cpu") if order is None else order
     if order is None:
         return None
-    heads = torch.arange(config.num_heads + config.num_kv_heads, device="cpu")
-    turned = (heads[:, None] * d + order).flatten()
-    values = torch.arange(len(turned), len(turned) + config.num_kv_heads * d, device="cpu")
-    return torch.cat([turned, values])
+    heads = torch.arange(config.num_heads, device="cpu")[:, None] * d
+    keys = (2 * gates or config.num_heads) * d + torch.arange(config.num_kv_heads, device="cpu")[:, None] * d
+    values = keys[-1] + d + torch.arange(config.num_kv_heads * d, device="cpu")
+    gate_rows = (heads[:gates] * 2 + d + torch.arange(d, device="cpu")).flatten()
+    queries = heads * 2 if gates else heads
+    return torch.cat([(queries + order).flatten(), gate_rows, (keys + order).flatten(), values])
+
+
+def delta_order(config: ModelConfig, module: str) -> Tensor | None:
+    """For each row of a module of a layer that keeps a state, its number in a checkpoint of Qwen3-Next.
+
+    There the rows of each key head's query, key, values and output gates stand together, and so do the gates
+    of the heads that share it. None: the order is the same.
+    """
+    c = config.delta
+    if c is None or config.family != "qwen3_next":
+        return None
+    group = c.value_heads // c.key_heads
+    if module.endswith("attention.qkvz"):
+        sizes = [c.key_size, c.key_size, group * c.value_size, group * c.value_size]
+    elif module.endswith("attention.gates"):
+        sizes = [group, group]
+    else:
+        return None
+    rows = torch.arange(c.key_heads * sum(sizes), device="cpu").view(c.key_heads, -1)
+    return torch.cat([part.flatten() for part in torch.split(rows, sizes, dim=1)])
 
 
 def latent_order(config: ModelConfig, module: str) -> Tensor | None:

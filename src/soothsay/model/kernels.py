@@ -17,7 +17,11 @@ from soothsay.config import ExpertsConfig
 from soothsay.core import noise
 from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
+from soothsay.core.cache import LayerMemory
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
 from soothsay.model.attention import attend
+from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
@@ -61,7 +65,7 @@ Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 FusedBlocks = Callable[
-    [Tensor, Ropes, Batch, Sequence[Tensor] | None, Sequence[int], Collection[int], Tensor | None],
+    [Tensor, Ropes, Batch, Sequence[LayerMemory] | None, Sequence[int], Collection[int], Tensor | None],
     dict[int, Tensor],
 ]
 """Runs decoder blocks in one call, with the same bits. Its arguments are those of
@@ -128,6 +132,30 @@ class Kernels(noise.SamplingKernels, Protocol):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
+
+    def delta_rule(
+        self,
+        qkvz: Tensor,
+        gates: Tensor,
+        weights: Recurrence,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """The gated delta rule; see `soothsay.model.delta_rule`.
+
+        Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
+
+        Args:
+            qkvz: `[N, channels + H_v * d_v]`: queries, keys and values, then the gates of outputs, which may
+                be left out where outputs are not used.
+            gates: `[N, 2 * H_v]`, how much heads change, then how much they keep.
+            weights: the layer's.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, H_v * d_v]` float32.
+        """
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
@@ -238,6 +266,17 @@ class StockKernels:
     ) -> Tensor:
         """See `Kernels`."""
         return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
+
+    def delta_rule(
+        self,
+        qkvz: Tensor,
+        gates: Tensor,
+        weights: Recurrence,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """See `Kernels`."""
+        return delta_rule(qkvz, gates, weights, states, strands)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""

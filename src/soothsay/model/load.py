@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,12 @@ from soothsay.errors import ModelError
 from soothsay.heap import return_freed_memory
 from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
+from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Correction
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.head_order import head_order, latent_order, qkv_order
+from soothsay.model.head_order import delta_order, head_order, latent_order, qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense, Packed
@@ -47,8 +49,11 @@ GROUP_SIZES = (32, 16)
 Activations are rounded in the same groups. Real models have channels of large activations, and those in the
 same group lose their precision (docs/log.md)."""
 
-STAY_PLAIN = (".router", ".kv_b")
-"""Linear layers that are not rounded: of a mixture of experts, and of each head in latent attention."""
+STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
+"""Linear layers that are not rounded: gates and routers, and those of each head in latent attention."""
+
+RECURRENCE = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
+"""The weights of a `Recurrence` and their names in checkpoints."""
 
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
@@ -339,6 +344,8 @@ def row_order(module: str, config: ModelConfig) -> Tensor | None:
     """For each row of a module, its number in a checkpoint; None if the order is the same."""
     if config.latent is not None:
         return latent_order(config, module)
+    if config.delta is not None and (order := delta_order(config, module)) is not None:
+        return order
     if module.endswith("attention.qkv"):
         return qkv_order(config)
     of_heads = module.endswith(("attention.q_norm", "attention.k_norm")) and not config.qk_norm_over_heads
@@ -365,6 +372,14 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
         bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
         out = torch.float32 if name == "head" else dtype
         model.set_submodule(name, model.kernels.linear(weight, bias, out))
+    elif isinstance(module, Recurrence):
+        for part, stored in RECURRENCE.items():
+            weight = cast(nn.Parameter, getattr(module, part))
+            shape = (
+                weight.t()[:, None] if part == "taps" else weight
+            )  # of a convolution, `[channels, 1, taps]`
+            read = source.tensor(name, stored, shape).float()
+            setattr(module, part, nn.Parameter((read[:, 0].t() if part == "taps" else read).clone()))
     elif isinstance(module, Correction):
         numbers = source.tensor(name, "e_score_correction_bias", module.e_score_correction_bias)
         module.e_score_correction_bias = nn.Parameter(numbers.float().clone())

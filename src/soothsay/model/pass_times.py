@@ -27,6 +27,7 @@ from soothsay import __version__
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
+from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
 from soothsay.files import write_json
 from soothsay.machine import cache_directory, granted_processors, processor_name
@@ -108,6 +109,7 @@ class VerifyPass:
             start=context,
             table=np.arange(cache.num_slots // cache.block_size),
             tree=tree,
+            state=0,
         )
 
     @torch.inference_mode()
@@ -118,15 +120,15 @@ class VerifyPass:
         return self.model.logits(hidden.index_select(0, batch.logit_rows))
 
 
-def filled_cache(model: Transformer, tokens: int) -> KVPool:
-    """A pool for `tokens` tokens, filled with noise.
+def filled_cache(model: Transformer, context: int, rows: int) -> KVPool:
+    """A pool for `context` tokens and `rows` after them, filled with noise.
 
     Memory that was never written is one page of zeros, and reading it costs nothing: times would be wrong.
     """
     size = EngineConfig.block_size
-    cache = model.new_cache(-(-tokens // size), size)
+    cache = model.new_cache(-(-(context + rows) // size), size, nodes=rows)
     for layer in cache.layers:
-        layer.normal_()
+        (layer.matrices if isinstance(layer, LayerStates) else layer).normal_()
     return cache
 
 
@@ -228,7 +230,7 @@ class PassTimes:
         """Measure passes. The sizes are run in turns, `repeats` times; a size's median counts."""
         contexts = [c for c in CONTEXTS if c + ROWS[-1] <= context] or [1]
         rows = [r for r in ROWS if r + contexts[-1] <= context] or [1]
-        cache = filled_cache(model, contexts[-1] + rows[-1])
+        cache = filled_cache(model, contexts[-1], rows[-1])
         passes = [[VerifyPass(model, cache, r, c) for r in rows] for c in contexts]
         seconds: list[list[list[float]]] = [[[] for _ in rows] for _ in contexts]
         passes[0][0]()  # the first pass sets up memory and kernels, which is not part of its time

@@ -46,7 +46,24 @@ _OLMO_NAMES: Names = {
     "attention_post_norm": ("post_attention_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
 }
+_QWEN3_5_NAMES: Names = {
+    "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    "attention.recurrence": ("linear_attn",),
+    "mlp.shared.gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "mlp.shared.down": ("mlp.shared_expert.down_proj",),
+    "mlp.shared_gate": ("mlp.shared_expert_gate",),
+}
+_RECURRENT_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
+"""Of layers that keep a state, where they differ from other layers of their model."""
+
 FAMILY_NAMES: Mapping[str, Names] = {
+    "qwen3_next": {
+        **_QWEN3_5_NAMES,
+        "attention.qkvz": ("linear_attn.in_proj_qkvz",),
+        "attention.gates": ("linear_attn.in_proj_ba",),
+    },
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5_NAMES),
     "mixtral": {
         "mlp.router": ("block_sparse_moe.gate",),
         "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
@@ -92,7 +109,7 @@ class TensorNames:
         if module == "norm":
             return [f"{self.prefix}norm"]
         _, layer, *rest = module.split(".")
-        return [f"{self.prefix}layers.{layer}.{name}" for name in self._in_block(".".join(rest))]
+        return [f"{self.prefix}layers.{layer}.{name}" for name in self._in_block(".".join(rest), int(layer))]
 
     def _head(self) -> str:
         """The innermost `lm_head` among those beside the decoder and around it."""
@@ -100,8 +117,10 @@ class TensorNames:
         places = [".".join([*parts[:depth], "lm_head"]) for depth in range(len(parts), 0, -1)]
         return next((place for place in places if f"{place}.weight" in self.all), "lm_head")
 
-    def _in_block(self, module: str) -> list[str]:
+    def _in_block(self, module: str, layer: int) -> list[str]:
         names = {**BLOCK_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
+        if self.config.is_recurrent(layer):
+            names |= _RECURRENT_NAMES
         if module in names:
             return list(names[module])
         _, _, expert, part = module.split(".")  # mlp.experts.{e}.gate_up or .down

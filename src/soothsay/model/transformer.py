@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.cache import KVPool
+from soothsay.core.cache import KVPool, LayerMemory, Move
+from soothsay.core.states import LayerStates, StatePool
+from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.latent_attention import LatentAttention
@@ -42,7 +44,9 @@ class Attention(nn.Module):
         self.config = c = config
         self.kernels = kernels
         self.window = config.windows[layer]
-        width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        self.gates = c.num_heads if c.gated_attention else 0
+        """Gates of heads, whose rows come after those of the queries."""
+        width = (c.num_heads + self.gates + 2 * c.num_kv_heads) * c.head_dim
         self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
         self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
         normed = (c.num_heads, c.num_kv_heads) if c.qk_norm_over_heads else (1, 1)  # heads
@@ -55,6 +59,10 @@ class Attention(nn.Module):
         """`[N, in] -> [N, hidden]`. First writes keys and values to `kv` `[2 * H_kv, S, d]`."""
         c = self.config
         qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
+        gate = None
+        if self.gates:
+            q, gate, keys_values = torch.split(qkv, [c.num_heads, self.gates, 2 * c.num_kv_heads], dim=1)
+            qkv = torch.cat([q, keys_values], dim=1)
         if kv is None:  # KV lives within the pass: row i in slot i
             kv = qkv.new_empty(2 * c.num_kv_heads, x.shape[0], c.head_dim)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
@@ -65,6 +73,8 @@ class Attention(nn.Module):
             q = q * self.growth(batch.positions)
         sinks = None if self.sinks is None else self.sinks.sinks
         out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
+        if gate is not None:
+            out = out * torch.sigmoid(gate.flatten(1).float())
         return cast(Tensor, self.o(out))
 
     def _normed(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> Tensor:
@@ -76,6 +86,16 @@ class Attention(nn.Module):
             for part, norm in ((q, q_norm), (k, k_norm))
         ]
         return torch.cat([*parts, v], dim=1)
+
+
+def attention_of(
+    config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None
+) -> Attention | LatentAttention | DeltaLayer:
+    """The part of a layer in which tokens read what came before them. `in_features`: as in `Attention`."""
+    if config.is_recurrent(layer):
+        return DeltaLayer(config, kernels, in_features)
+    kind = Attention if config.latent is None else LatentAttention
+    return kind(config, layer, kernels, in_features)
 
 
 class Block(nn.Module):
@@ -99,8 +119,7 @@ class Block(nn.Module):
         self.rope_number = int(layer in config.second_rope_layers)
         """0: it rotates by `rope`. 1: by `second_rope`."""
         self.kernels = kernels
-        kind = Attention if config.latent is None else LatentAttention
-        self.attention = kind(config, layer, kernels, in_features)
+        self.attention = attention_of(config, layer, kernels, in_features)
         self.mlp = feed_forward(config, layer, kernels)
         self.attention_norm = norm() if config.pre_norms and in_features is None else None
         self.parallel = config.parallel
@@ -118,7 +137,7 @@ class Block(nn.Module):
         x: Tensor,
         rope: tuple[Tensor, Tensor],
         batch: Batch,
-        kv: Tensor | None,
+        kv: LayerMemory | None,
         inputs: Tensor | None = None,
     ) -> Tensor:
         """`[N, hidden] -> [N, hidden]`, float32. `inputs` `[N, in]` are for attention with `in_features`."""
@@ -148,7 +167,7 @@ class Blocks(nn.ModuleList):
         x: Tensor,
         ropes: Ropes,
         batch: Batch,
-        kv: Sequence[Tensor] | None,
+        kv: Sequence[LayerMemory] | None,
         layers: Sequence[int],
         taps: Collection[int] = (),
     ) -> dict[int, Tensor]:
@@ -158,7 +177,7 @@ class Blocks(nn.ModuleList):
             x: `[N, hidden]` float32, the first block's input.
             ropes: cosines and sines of the rows.
             batch: N rows.
-            kv: `[2 * H_kv, S, d]` for each block of the decoder; None: KV lives within the pass.
+            kv: `[2 * H_kv, S, d]`, or states, for each block of the decoder; None: they live within the pass.
             layers: the blocks to run, in order.
             taps: those of `layers` whose input is returned.
 
@@ -304,11 +323,14 @@ class Transformer(nn.Module):
             `[N, hidden]` normed final states, and `[N, hidden]` for each tap; float32.
 
         Raises:
-            ValueError: the batch was packed for a larger pool, or for a pool where `cache` is None.
+            ValueError: the batch was packed for a larger pool, or for a pool where `cache` is None; or a
+                request has no slot for its state, or a larger tree than the slot has room for.
         """
         available = len(batch.tokens) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
+        if self.config.delta is not None and cache is not None:
+            _check_states(batch, cache)
         x = self.enter(batch.tokens)
         rope, last = self.rope(batch.positions), len(self.blocks)
         ropes = rope, rope if self.second_rope is None else self.second_rope(batch.positions)
@@ -349,6 +371,36 @@ class Transformer(nn.Module):
             lay_out=self.kernels.lay_out,
         )
 
-    def new_cache(self, num_blocks: int, block_size: int) -> KVPool:
-        """A KV pool for this model."""
-        return KVPool(self.config.kv_shapes, num_blocks, block_size, self.dtype, self.device)
+    def new_cache(
+        self, num_blocks: int, block_size: int, *, requests: int = 1, snapshots: int = 0, nodes: int = 1
+    ) -> KVPool:
+        """A KV pool for this model.
+
+        Args:
+            num_blocks: blocks of slots.
+            block_size: slots in a block.
+            requests: whose states it holds at a time, if the model has states.
+            snapshots: copies of states that it holds beside these.
+            nodes: of the largest tree, the root included.
+        """
+        states, at = None, (self.dtype, self.device)
+        if self.config.delta is not None:
+            states = StatePool(self.config.delta, requests, snapshots, nodes, *at)
+        return KVPool(self.config.kv_shapes, num_blocks, block_size, *at, states)
+
+    def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:
+        """Take in the accepted nodes of the last pass: their KV, and what they do to states."""
+        cache.commit(moves)
+        for block, memory in zip(self.blocks, cache.layers, strict=True):
+            if isinstance(memory, LayerStates):
+                cast(DeltaLayer, cast(Block, block).attention).commit(memory, moves)
+
+
+def _check_states(batch: Batch, cache: KVPool) -> None:
+    """Raises `ValueError` if a request's state or tree does not fit: kernels do not check bounds."""
+    states = cache.states
+    for request in batch.requests:
+        nodes = 0 if request.tree is None else len(request.tree)
+        held = states is not None and request.state is not None and 0 <= request.state < states.num_requests
+        if states is None or not held or nodes > states.nodes:
+            raise ValueError(f"no room for a request's state in slot {request.state}, or for {nodes} nodes")

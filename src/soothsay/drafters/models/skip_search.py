@@ -188,12 +188,11 @@ class SkipJudge:
 
 def _cost(c: ModelConfig, skip: Sequence[int]) -> float:
     """Return the weights that a row reads without the layers `skip`, as a share of all that it reads."""
-    attention = c.attention_parameters
     dense, sparse = c.intermediate_size, 0
     if c.experts is not None:
         sparse = c.experts.chosen * c.experts.size + c.experts.shared_size
     layers = [
-        attention + 3 * c.hidden_size * (sparse if c.is_sparse(layer) else dense)
+        c.attention_parameters(layer) + 3 * c.hidden_size * (sparse if c.is_sparse(layer) else dense)
         for layer in range(c.num_layers)
     ]
     head = c.hidden_size * c.vocab_size

@@ -60,7 +60,8 @@ class Mixture:
     def __init__(self, experts: Experts):
         parts = [cast(FeedForward, part) for part in experts.experts]
         layers = [native_layers(part) for part in parts]
-        shared = None if experts.shared is None else native_layers(experts.shared)
+        whole = experts.shared is not None and experts.shared_gate is None
+        shared = native_layers(cast(FeedForward, experts.shared)) if whole else None
         correction = None if experts.correction is None else experts.correction.e_score_correction_bias
         router = experts.router if isinstance(experts.router, NativeLinear) else None
         each = (_Expert * len(layers))(*(_Expert.of(pair) for pair in layers))
@@ -87,7 +88,7 @@ class Mixture:
 
 
 class NativeExperts:
-    """Computes `Experts.forward` in one call, which reads the weights of each chosen expert once.
+    """Computes `Experts.mixed` in one call, which reads the weights of each chosen expert once.
 
     Args:
         run: the library's `soothsay_mix`.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch
+from soothsay.core.cache import LayerMemory
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
@@ -73,14 +74,16 @@ class NativeBlocks:
         x: Tensor,
         ropes: Ropes,
         batch: Batch,
-        kv: Sequence[Tensor] | None,
+        kv: Sequence[LayerMemory] | None,
         layers: Sequence[int],
         taps: Collection[int],
         inputs: Tensor | None,
     ) -> dict[int, Tensor]:
         """See `FusedBlocks`."""
         rows = len(x)
-        pool = [torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype)] if kv is None else kv
+        pool = [torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype)]
+        if kv is not None:  # no layer keeps a state
+            pool = cast(list[Tensor], kv)
         scratch = [torch.empty(rows * size, dtype=torch.uint8) for size in self._scratch]
         stream, streams, kept = x, [x.data_ptr()], dict[int, Tensor]()
         for layer in layers:

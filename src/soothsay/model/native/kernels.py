@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Batch, Layout, Rows
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
 from soothsay.machine import granted_processors
+from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
@@ -228,6 +231,17 @@ class NativeKernels:
             out.data_ptr(),
         )
         return out.view(len(q), -1)
+
+    def delta_rule(
+        self,
+        qkvz: Tensor,
+        gates: Tensor,
+        weights: Recurrence,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """See `Kernels`."""
+        return delta_rule(qkvz, gates, weights, states, strands)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""

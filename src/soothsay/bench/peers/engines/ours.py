@@ -43,7 +43,7 @@ class Soothsay(Peer):
 
     def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
         """See `Peer`. It times the pass alone, as for other engines; `decode` times whole steps."""
-        cache = self.step.filled_cache(self.llm.model, len(ids) + rows)
+        cache = self.step.filled_cache(self.llm.model, len(ids), rows)
         step = self.step.VerifyPass(self.llm.model, cache, rows, len(ids))
         step()
         return [timed(step)[0] for _ in range(times)]

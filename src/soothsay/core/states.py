@@ -1,0 +1,64 @@
+"""The memory of states that layers keep instead of keys and values."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from soothsay.config import DeltaConfig
+from soothsay.machine import mapped_zeros
+
+
+class LayerStates(NamedTuple):
+    """The states of one layer, by slot."""
+
+    matrices: Tensor  # [slots, H_v, d_k, d_v] float32
+    inputs: Tensor  # [slots, taps - 1, channels], the convolution's last inputs, the latest last
+    journal: Tensor  # [requests, nodes, channels], its inputs at the nodes of the last tree
+    gates: Tensor  # [requests, nodes, 2 * H_v], what else these nodes were computed from
+
+
+class StatePool:
+    """States of requests, and copies of states at borders of blocks.
+
+    Slots below `num_requests` are for requests: they have a journal of the last tree. Memory is taken only
+    for the slots in use, on a CPU.
+
+    Args:
+        config: of the layers.
+        num_requests: slots for requests.
+        num_snapshots: slots after these.
+        nodes: of the largest tree, the root included.
+        dtype: of what is not float32.
+        device: of the memory.
+    """
+
+    def __init__(
+        self,
+        config: DeltaConfig,
+        num_requests: int,
+        num_snapshots: int,
+        nodes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.config, self.num_requests, self.num_snapshots = config, num_requests, num_snapshots
+        self.nodes = nodes
+        zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
+        c, slots, layers = config, num_requests + num_snapshots, len(config.layers)
+        matrix = c.value_heads, c.key_size, c.value_size
+        self._matrices = zeros((layers, slots, *matrix), dtype=torch.float32)
+        self._inputs = zeros((layers, slots, c.taps - 1, c.channels), dtype=dtype)
+        journal = zeros((layers, num_requests, nodes, c.channels), dtype=dtype)
+        gates = zeros((layers, num_requests, nodes, 2 * c.value_heads), dtype=dtype)
+        parts = zip(self._matrices, self._inputs, journal, gates, strict=True)
+        self.layers = {layer: LayerStates(*part) for layer, part in zip(config.layers, parts, strict=True)}
+        """By the number of the layer."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a state from slot to slot, in all layers."""
+        for part in (self._matrices, self._inputs):
+            part[:, target] = part[:, source]
