@@ -265,5 +265,10 @@ class EngineConfig:
     CPU without AMX, a pass of 16 rows takes little longer than one of a single row. With AMX, larger trees
     gained nothing."""
 
+    snapshot_bytes: int | None = None
+    """Memory of the prefix cache for copies of states, in models with recurrent layers. A prompt goes on from
+    the last copy in the prefix that it shares. None: a sixteenth of the free memory, at most two copies for
+    each of `max_requests`."""
+
     prefix_caching: bool = True
     """Whether finished requests keep their KV until the memory is needed, and equal prefixes share it."""

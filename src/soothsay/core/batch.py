@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.paths import Lanes, Path, PathList, Paths, stack_paths
-from soothsay.core.strands import Marks, Strands
+from soothsay.core.strands import WITHIN, Marks, Strand, Strands, marked
 from soothsay.core.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]
@@ -135,7 +135,11 @@ class Batch:
     @cached_property
     def strands(self) -> Strands:
         """The rows as layers with a state read them."""
-        return Strands.of(self.requests)
+        strands, first = list[Strand](), 0
+        for request in self.requests:
+            strands.append(_strand(request, first))
+            first = strands[-1].end
+        return Strands(tuple(strands))
 
     @property
     def lanes(self) -> tuple[Lanes, ...]:
@@ -150,6 +154,22 @@ class Batch:
     @cached_property
     def _stacked(self) -> tuple[tuple[Lanes, ...], Tensor]:
         return stack_paths(self.paths.listed, len(self.tokens), self.group, self.windows, self.tokens.device)
+
+
+def _strand(request: Rows, first: int) -> Strand:
+    """The rows of a request, the first of which is row `first` of the pass."""
+    pending, tree = len(request.tokens), request.tree
+    advancing = pending - 1 if tree is not None and pending else pending
+    start = request.start if pending else request.start - 1  # tokens in the state
+    return Strand(
+        first=first,
+        advancing=advancing,
+        first_node=0 if pending else request.first,
+        parents=() if tree is None else tree.parents,
+        slot=WITHIN if request.state is None else request.state,
+        is_new=start <= 0,
+        marks=marked(request.marks, start, advancing),
+    )
 
 
 def stock_layout(requests: Sequence[Rows], block_size: int) -> Layout:

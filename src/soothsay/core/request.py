@@ -94,6 +94,10 @@ class Request:
         self._digests: list[bytes] = []
         self.cached = 0
         self.blocks: list[int] = []
+        self.state: int | None = None  # the slot of its state, if the model has states
+        self.marks: list[tuple[int, int]] = []  # snapshots of the coming step; see `Snapshots`
+        self.branch = 0  # a border of blocks after which other requests go on otherwise; 0: none is known
+        self.last_snapshot: bytes | None = None  # the digest of that in the answer
         self.max_nodes = 1
         self.num_preemptions = 0
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted

@@ -11,10 +11,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from soothsay.core.batch import Rows
 
 Marks = Sequence[tuple[int, int]]
 """For some numbers of tokens, the slot that gets the state after these tokens."""
@@ -62,30 +58,6 @@ class Strands:
             plan.extend(s.parents)
             plan.extend(number for mark in s.marks for number in mark)
         return plan
-
-    @classmethod
-    def of(cls, requests: Sequence[Rows]) -> Strands:
-        """The strands of requests whose rows are one after the other."""
-        strands, first = list[Strand](), 0
-        for request in requests:
-            strands.append(_strand(request, first))
-            first = strands[-1].end
-        return cls(tuple(strands))
-
-
-def _strand(request: Rows, first: int) -> Strand:
-    pending, tree = len(request.tokens), request.tree
-    advancing = pending - 1 if tree is not None and pending else pending
-    start = request.start if pending else request.start - 1  # tokens in the state
-    return Strand(
-        first=first,
-        advancing=advancing,
-        first_node=0 if pending else request.first,
-        parents=() if tree is None else tree.parents,
-        slot=WITHIN if request.state is None else request.state,
-        is_new=start <= 0,
-        marks=marked(request.marks, start, advancing),
-    )
 
 
 def marked(marks: Marks, start: int, count: int) -> tuple[tuple[int, int], ...]:

@@ -76,4 +76,5 @@ class Turn:
     def move(self) -> Move:
         """How the KV of the accepted nodes gets next to the context. Valid until `update`."""
         root = self.request.cached + self.num_tokens - 1
-        return Move(self.request.table, [root + node for node in self.accepted], root + 1)
+        request, nodes = self.request, [root + node for node in self.accepted]
+        return Move(request.table, nodes, root + 1, request.state, tuple(request.marks))

@@ -25,6 +25,8 @@ from soothsay.drafters.watch import Watch
 from soothsay.engine.recovery import Recovery
 from soothsay.engine.scheduler import Scheduler
 from soothsay.engine.scoring import score
+from soothsay.engine.sizing import num_snapshots
+from soothsay.engine.snapshots import Snapshots
 from soothsay.engine.verification import verify
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
@@ -67,10 +69,17 @@ class Engine:
         self.config = config
         num_blocks = config.kv_tokens // config.block_size
         self.allocator = BlockAllocator(num_blocks, config.block_size, share=config.prefix_caching)
-        self.cache = model.new_cache(num_blocks, config.block_size)
+        self.cache = model.new_cache(
+            num_blocks,
+            config.block_size,
+            requests=config.max_requests,
+            snapshots=num_snapshots(config, model),
+            nodes=config.max_tree,
+        )
         times = cache(partial(PassTimes.of, model, config.max_context))
         self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
-        self.scheduler = Scheduler(config, self.allocator)
+        snapshots = Snapshots(self.cache.states, config.block_size)
+        self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)
         self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
         self._lock = threading.RLock()
@@ -129,7 +138,8 @@ class Engine:
         self._propose(turns)
         output = self._forward(turns)
         verify(turns, output.logits, self.model.kernels)
-        self.cache.commit(turn.move for turn in turns if turn.accepted)
+        self.scheduler.mark_accepted(turns)
+        self.model.commit(self.cache, [turn.move for turn in turns if turn.verdict is not None])
         self._observe(turns, output)
         self.scheduler.update(turns)
 
@@ -150,7 +160,8 @@ class Engine:
             turn.nodes = slice(node, node + turn.num_nodes)
             row, node = turn.rows.stop, turn.nodes.stop
             pending = request.tokens[request.cached :][: turn.num_tokens]
-            rows.append(Rows(pending, start=request.cached, table=request.table, tree=turn.tree))
+            table, marks = request.table, tuple(request.marks)
+            rows.append(Rows(pending, request.cached, table, turn.tree, state=request.state, marks=marks))
         batch = self.model.pack(rows, self.config.block_size)
         layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
         hidden, tapped = self.model(batch, self.cache, taps=layers)

@@ -18,6 +18,7 @@ from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.engine.pace import Pace
+from soothsay.engine.snapshots import Snapshots
 
 log = logging.getLogger("soothsay.engine")
 
@@ -36,6 +37,7 @@ class Scheduler:
     Args:
         config: the engine's numbers.
         allocator: of the KV pool's blocks.
+        snapshots: of states; None: the model has none.
         clock: seconds, from any starting point.
     """
 
@@ -43,10 +45,12 @@ class Scheduler:
         self,
         config: EngineConfig,
         allocator: BlockAllocator,
+        snapshots: Snapshots | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.config = config
         self.allocator = allocator
+        self.snapshots = snapshots or Snapshots(None, allocator.block_size)
         self.waiting: list[Request] = []  # in order of service
         self.running: list[Request] = []  # in order of service
         self.pace = Pace(config.max_stall)
@@ -116,6 +120,7 @@ class Scheduler:
             if not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
             num_rows -= num_tokens
+            self.snapshots.mark(request, request.cached, request.cached + num_tokens)
             turns.append(Turn(request, num_tokens))
         return turns
 
@@ -144,13 +149,18 @@ class Scheduler:
         """Make a waiting request run. Returns False if then fewer than `reserve` blocks would be free, or if
         a running request is about to compute what this one needs."""
         size = self.allocator.block_size
-        found = self.allocator.find([request.digest(i) for i in range(request.num_sharable // size)])
-        missing = -(-len(request.tokens) // size) - len(found)
-        if missing + reserve > self.allocator.num_free or self._is_being_computed(request, len(found)):
+        digests = [request.digest(i) for i in range(request.num_sharable // size)]
+        found = self.allocator.find(digests)
+        num_found, usable = len(found), self.snapshots.usable(digests[: len(found)])
+        self.allocator.release(found[usable:])
+        del found[usable:]
+        missing = -(-len(request.tokens) // size) - usable
+        if missing + reserve > self.allocator.num_free or self._is_being_computed(request, usable):
             self.allocator.release(found)
             return False
         request.blocks = found + self.allocator.allocate(missing)
-        request.cached = len(found) * size
+        request.cached = usable * size
+        self.snapshots.start(request, num_found)
         if request.num_preemptions == 0:
             request.num_prefix_hits = request.cached
         self.waiting.remove(request)
@@ -159,6 +169,8 @@ class Scheduler:
 
     def _is_being_computed(self, request: Request, block: int) -> bool:
         """Whether a running request is about to compute the first block that this one lacks."""
+        if self.snapshots.exist:
+            return self.snapshots.is_coming(request, block, self.running)
         size = self.allocator.block_size
         if not self.allocator.share or len(request.tokens) <= (block + 1) * size:
             return False
@@ -205,6 +217,12 @@ class Scheduler:
     def _missing_blocks(self, request: Request, num_rows: int) -> int:
         return -(-(request.cached + num_rows) // self.allocator.block_size) - len(request.blocks)
 
+    def mark_accepted(self, turns: Sequence[Turn]) -> None:
+        """Reserve slots for the snapshots that accepted nodes leave."""
+        for turn in turns:
+            start = turn.request.cached + turn.num_tokens
+            self.snapshots.mark(turn.request, start, start + len(turn.accepted))
+
     # update: what a step has changed
 
     def update(self, turns: Sequence[Turn]) -> None:
@@ -226,6 +244,7 @@ class Scheduler:
         _receive(turn)
         for block in range(first_new, request.cached // size):
             self.allocator.register(request.blocks[block], request.digest(block))
+        self.snapshots.take_in(request)
         if request.finish_reason is not None:
             self.remove(request)
 
@@ -236,6 +255,7 @@ class Scheduler:
         error, and the request goes its way.
         """
         self.allocator.release(request.blocks)
+        self.snapshots.release(request)
         request.blocks = []
         request.cached = 0
         try:

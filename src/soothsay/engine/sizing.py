@@ -14,8 +14,15 @@ MEMORY_SHARE = 1 / 4
 activations, drafters and other programs."""
 
 
+STATE_SHARE = 1 / 16
+"""The same for the states of requests, where a model has them; and for snapshots of states."""
+
+
 def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
     """Return `config` with `max_context` and `kv_tokens` filled in, the latter a multiple of `block_size`.
+
+    For a model with states, `snapshot_bytes` is filled in too, and `max_requests` is no more than there is
+    memory for.
 
     Raises `ModelError` for numbers that cannot work, and if there is no memory for a KV pool.
     """
@@ -25,6 +32,7 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
         raise ModelError(
             f"max_context={context} is not possible: a prompt and an answer need at least 2 tokens"
         )
+    config = _with_states(config, model)
     if config.kv_tokens is not None:
         blocks = -(-config.kv_tokens // config.block_size)
     else:
@@ -33,7 +41,31 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
     return replace(config, max_context=context, kv_tokens=blocks * config.block_size)
 
 
+def num_snapshots(config: EngineConfig, model: Transformer) -> int:
+    """Copies of states that `snapshot_bytes` is enough for."""
+    if model.config.delta is None or not config.prefix_caching:
+        return 0
+    return (config.snapshot_bytes or 0) // model.config.delta.state_bytes(model.dtype.itemsize)
+
+
+def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
+    """The configuration with numbers that fit the states of a model, if it has any."""
+    delta, size = model.config.delta, model.dtype.itemsize
+    if delta is None:
+        return config
+    share, state = int(available_memory() * STATE_SHARE), delta.state_bytes(size)
+    one = state + config.max_tree * delta.journal_bytes(size)
+    if share < one:
+        raise ModelError(f"no memory is left for states ({one} bytes a request); use a smaller model")
+    requests, copies = min(config.max_requests, share // one), config.snapshot_bytes
+    if copies is None:
+        copies = min(share, 2 * requests * state)
+    return replace(config, max_requests=requests, snapshot_bytes=copies)
+
+
 def _check(config: EngineConfig) -> None:
+    if config.snapshot_bytes is not None and config.snapshot_bytes < 0:
+        raise ModelError(f"snapshot_bytes={config.snapshot_bytes} is not possible: it must be at least 0")
     for name in ("block_size", "max_requests", "max_rows", "max_tree"):
         if getattr(config, name) < 1:
             raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")

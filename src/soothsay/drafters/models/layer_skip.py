@@ -100,7 +100,8 @@ class LayerSkip(LevelwiseDrafter):
         rows = []
         for g in growing:
             tokens = g.request.tokens
-            rows.append(Rows(tokens[-1:], len(tokens) - 1, g.request.table, g.expanded))
+            start, state = len(tokens) - 1, g.request.state
+            rows.append(Rows(tokens[-1:], start, g.request.table, g.expanded, state=state))
         return self._logits(rows), None
 
     def expand_nodes(self, growing: Sequence[GrowingTree], states: None) -> tuple[Tensor, None]:

@@ -66,7 +66,8 @@ class GrowingTree:
     def frontier_rows(self, first_key: int = 0) -> Rows:
         """Return the frontier as rows of a pass. They do not see keys at offsets below `first_key`."""
         r = self.request
-        return Rows(_NO_TOKENS, len(r.tokens), r.table, self.expanded, self.frontier.start, first_key)
+        first = self.frontier.start
+        return Rows(_NO_TOKENS, len(r.tokens), r.table, self.expanded, first, first_key, r.state)
 
     def add_level(self, best: Sequence[tuple[list[float], list[int]]], log_q: Tensor) -> list[Candidate]:
         """Add nodes below the frontier.
