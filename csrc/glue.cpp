@@ -87,11 +87,6 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
     });
 }
 
-inline floats sigmoid(floats x) {
-    floats y = x < -80.0f ? splat(-80.0f) : x;  // e^80 is finite
-    return 1.0f / (1.0f + exp(-y));
-}
-
 enum Activation { SILU, GELU_TANH, CLIPPED };
 
 constexpr float LIMIT = 7.0f, SHARPNESS = 1.702f;  // of gpt-oss

@@ -31,6 +31,31 @@ void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t*
                      int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
                      int64_t window, const float* sinks, float* out);
 
+// The gated delta rule of a layer (soothsay/model/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
+// scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are
+// multiples of 16.
+struct soothsay_delta {
+    const float *taps, *log_rates, *offsets, *scale;
+    int key_heads, value_heads, key_size, value_size, taps_count;
+    float eps;
+};
+
+// The states of a layer, by slot: matrices [slots, value_heads, key_size, value_size], inputs [slots, taps - 1, channels],
+// journal [requests, nodes, channels], gates [requests, nodes, 2 value_heads].
+struct soothsay_states {
+    float* matrices;
+    void *inputs, *journal, *gates;
+    int64_t nodes;
+};
+
+// rows: channels, and where there is `out`, value_heads * value_size gates of outputs; `stride` elements from row to row.
+// gates [rows, 2 value_heads]. out [rows, value_heads * value_size] or null. Null states: all strands live within the pass.
+// The plan has the number of strands, and for each (soothsay/core/strands.py): first row, rows that advance the state, number
+// of the first node that is a row, number of nodes, slot or -1, whether it is new, number of marks; then the parents of the
+// nodes, and for each mark the rows that have advanced the state and the slot that gets the state then.
+void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16, const soothsay_delta* delta,
+                         const soothsay_states* states, const int64_t* plan, float* out);
+
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form. 2, of gpt-oss:
 // gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1).
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);

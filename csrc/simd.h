@@ -200,4 +200,9 @@ inline floats exp(floats x) {
     return tiny ? splat(0.0f) : y;
 }
 
+inline floats sigmoid(floats x) {
+    floats y = x < -80.0f ? splat(-80.0f) : x;  // e^80 is finite
+    return 1.0f / (1.0f + exp(-y));
+}
+
 }  // namespace

@@ -268,6 +268,8 @@ _QWEN3_NEXT = Family(
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
         "norm_topk_prob": True,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
     },
 )
 _QWEN3_5 = replace(_QWEN3_NEXT, has_experts=False)

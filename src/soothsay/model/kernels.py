@@ -154,7 +154,7 @@ class Kernels(noise.SamplingKernels, Protocol):
             strands: the rows of each request.
 
         Returns:
-            `[N, H_v * d_v]` float32.
+            `[N, H_v * d_v]` float32; of no use without gates of outputs.
         """
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:

@@ -379,7 +379,8 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
                 weight.t()[:, None] if part == "taps" else weight
             )  # of a convolution, `[channels, 1, taps]`
             read = source.tensor(name, stored, shape).float()
-            setattr(module, part, nn.Parameter((read[:, 0].t() if part == "taps" else read).clone()))
+            values = read[:, 0].t() if part == "taps" else read
+            setattr(module, part, nn.Parameter(values.clone(memory_format=torch.contiguous_format)))
     elif isinstance(module, Correction):
         numbers = source.tensor(name, "e_score_correction_bias", module.e_score_correction_bias)
         module.e_score_correction_bias = nn.Parameter(numbers.float().clone())

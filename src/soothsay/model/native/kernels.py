@@ -16,12 +16,13 @@ from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.machine import granted_processors
-from soothsay.model.delta_rule import Recurrence, delta_rule
+from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
 from soothsay.model.native.automata import NativeAutomaton
+from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.layout import native_layout
@@ -54,6 +55,10 @@ SIGNATURES = {
         *(c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),  # qkv, ..., slot
         *(c_int64, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
         *(c_void_p, c_void_p),  # q, kv
+    ],
+    "soothsay_delta_rule": [
+        *(c_void_p, c_int64, c_void_p, c_int, c_void_p),  # rows, stride, gates, is_bf16, delta
+        *(c_void_p, c_void_p, c_void_p),  # states, plan, out
     ],
     "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
     "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
@@ -129,6 +134,8 @@ class NativeKernels:
             row = latent.rank + latent.rotated
             odd = row % (2 * LANES) or latent.rank % LANES or (latent.query_rank or 0) % LANES
             fits = fits and not odd and row <= 1024
+        if (delta := config.delta) is not None:
+            fits = fits and not (delta.key_size % LANES or delta.value_size % LANES)
         return fits and config.activation in ACTIVATIONS
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
@@ -241,7 +248,16 @@ class NativeKernels:
         strands: Strands,
     ) -> Tensor:
         """See `Kernels`."""
-        return delta_rule(qkvz, gates, weights, states, strands)
+        qkvz, gates = qkvz.contiguous(), gates.to(qkvz.dtype).contiguous()
+        rows, width = qkvz.shape
+        c, delta = weights.config, Delta.of(weights)
+        out = torch.empty(rows, c.values) if width > c.channels else None
+        self._library.soothsay_delta_rule(
+            *(qkvz.data_ptr(), width, gates.data_ptr(), qkvz.dtype == torch.bfloat16, byref(delta)),
+            None if states is None else byref(States.of(states)),
+            *(strands.plan.buffer_info()[0], address(out)),
+        )
+        return torch.empty(0) if out is None else out
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
