@@ -90,7 +90,8 @@ class DraftModel(LevelwiseDrafter):
         branch: likeliest tokens that are added below each of them.
 
     Raises:
-        DrafterError: a number is below 1, or the model's context is smaller than the target's.
+        DrafterError: a number is below 1, the model's context is smaller than the target's, or it keeps
+            states.
     """
 
     trained = True
@@ -151,7 +152,12 @@ class DraftModel(LevelwiseDrafter):
 
 
 def _check_context(model: Transformer, target: Target) -> None:
-    """Raise `DrafterError` if the draft model's context is smaller than the target's."""
+    """Raise `DrafterError` if the draft model's context is smaller than the target's, or it has states."""
+    if model.config.delta is not None:
+        raise DrafterError(
+            f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
+            "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"
+        )
     if model.config.max_positions < (target.config.max_context or 0):
         raise DrafterError(
             f"the draft model has a context of {model.config.max_positions} tokens, the target's is "

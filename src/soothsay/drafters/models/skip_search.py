@@ -155,9 +155,17 @@ class SkipJudge:
     Args:
         model: the model.
         samples: `[n, tokens]` int64. Every token is a row; the rows of a sample share the whole model's KV.
+
+    Raises:
+        DrafterError: the model keeps states.
     """
 
     def __init__(self, model: Transformer, samples: Tensor):
+        if model.config.delta is not None:
+            raise DrafterError(
+                f"layers to skip cannot be searched for in family {model.config.family!r}: its states cannot "
+                "be shared between tries; name them, as in layer-skip(skip='4,5')"
+            )
         count, size = samples.shape
         self._model, self.judged = model, 0  # judged: tokens that were compared
         self._cache = model.new_cache(count * size + size, 1)
