@@ -365,8 +365,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
         },
     ),
 }
-HYBRIDS = ("qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next")
+HYBRIDS = ("qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_5_vision")
 MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and settings of the vision part
+    "qwen3_5_vision": (
+        "Qwen3_5",
+        {
+            **HYBRID,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        },
+        {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64},
+    ),
     "qwen2_5_vl": (
         "Qwen2_5_VL",
         {

@@ -602,7 +602,7 @@ def changed(raw: Raw, **shapes: tuple[int, ...] | None) -> Raw:
 
 
 EXPERTS = {f"model.layers.{LAYERS}.mlp.experts.0.up_proj.weight": (4, H)}
-GATED = {"mtp.layers.0.self_attn.q_proj.weight": (2 * HEADS * D, H)}
+GATED = {f"model.layers.{LAYERS}.self_attn.q_proj.weight": (2 * HEADS * D, H)}
 LATENT = {f"model.layers.{LAYERS}.self_attn.kv_b_proj.weight": (4, H)}
 QWEN = {**MTP, "model_type": "qwen3_next"}
 
@@ -667,7 +667,7 @@ QWEN = {**MTP, "model_type": "qwen3_next"}
         (changed(mtp_raw("deepseek"), **EXPERTS), MTP, "a mixture of experts; soothsay drafts with dense"),
         (changed(mtp_raw("deepseek"), **LATENT), MTP, r"multi-head latent attention \(DeepSeek\)"),
         (mtp_raw("deepseek"), {**MTP, "partial_rotary_factor": 0.5}, "rotates 50% of each head"),
-        (changed(mtp_raw("qwen", qk_norm=True), **GATED), QWEN, "an output gate"),
+        (changed(mtp_raw("deepseek"), **GATED), MTP, "an output gate"),
         (changed(mtp_raw("qwen"), **{"mtp.layers.1.mlp.x.weight": (1,)}), QWEN, "several MTP layers"),
         (random(block("model.layers.0.")), CONFIG, r"a whole model .* give it as draft-model\(model="),
         (random({"x.weight": (4, 4)}), CONFIG, "no drafter that soothsay knows"),

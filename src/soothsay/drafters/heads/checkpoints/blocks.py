@@ -17,6 +17,9 @@ PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose blocks heads may have. Configurations of other families are read as Llama's, and the tensors
 decide which parts a block has."""
 
+GATED = "qwen3_5_text"
+"""The family of blocks whose attention has an output gate."""
+
 FOREIGN = {
     "self_attn.kv_b_proj.": "multi-head latent attention (DeepSeek)",
     "self_attn.qkv_proj.": "q, k and v in one tensor",
@@ -55,6 +58,10 @@ def block_config(
 
     family = raw.get("model_type") if raw.get("model_type") in PLAIN else "llama"
     config = {**raw, "model_type": family, "num_hidden_layers": layers, "layer_types": None}
+    if has_gate(
+        files, stored(names, ours + "attention.qkv.weight")[0].removesuffix("self_attn.q_proj.weight")
+    ):
+        config |= {"model_type": GATED, "layer_types": ["full_attention"] * layers}
     return replace(
         parse_model_config(config),
         tie_embeddings=False,
@@ -65,18 +72,28 @@ def block_config(
     )
 
 
-def check_block(files: DrafterFiles, raw: Mapping[str, Any], prefix: str) -> None:
-    """Raises `DrafterError` for a block with parts that we do not compute. `prefix` ends in a dot."""
+def has_gate(files: DrafterFiles, prefix: str) -> bool:
+    """Whether the attention of the block at `prefix` has an output gate."""
+    query, output = f"{prefix}self_attn.q_proj.weight", f"{prefix}self_attn.o_proj.weight"
+    return {query, output} <= files.names and files.rows(query) == 2 * files.shape(output)[-1]
+
+
+def check_block(files: DrafterFiles, raw: Mapping[str, Any], prefix: str, *, gated: bool = False) -> None:
+    """Raises `DrafterError` for a block with parts that we do not compute. `prefix` ends in a dot.
+
+    `gated`: its attention may have an output gate, and then rotate a part of each head.
+    """
     held = {name.removeprefix(prefix) for name in files.names if name.startswith(prefix)}
     for part, what in FOREIGN.items():
         if any(name.startswith(part) for name in held):
             raise refusal(files, f"its block has {what}")
+    if gated and has_gate(files, prefix):
+        return
     rope = raw.get("rope_parameters") or {}
     rotated = float(raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1)
     if rotated != 1:
         raise refusal(files, f"its attention rotates {rotated:.0%} of each head")
-    query, output = f"{prefix}self_attn.q_proj.weight", f"{prefix}self_attn.o_proj.weight"
-    if {query, output} <= files.names and files.rows(query) == 2 * files.shape(output)[-1]:
+    if has_gate(files, prefix):
         raise refusal(files, "its attention has an output gate (Qwen3-Next, Qwen3.5)")
 
 

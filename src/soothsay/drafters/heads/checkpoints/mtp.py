@@ -93,7 +93,7 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
     raw: Mapping[str, Any] = files.config
     raw = raw.get("transformer_layer_config") or raw.get("text_config") or raw
     for number in numbers:
-        check_block(files, raw, layout.block.format(number))
+        check_block(files, raw, layout.block.format(number), gated=layout is QWEN)
     names = layout.names(numbers)
     block = block_config(files, raw, names, "steps.0.block.", len(numbers))
     fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
@@ -120,6 +120,7 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
         scope=f"(?:{scope})",
         ignored=layout.ignored,
         zero_centred=layout.zero_centred,
+        gated=block if block.gated_attention else None,
     )
 
 

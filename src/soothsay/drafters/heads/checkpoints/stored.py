@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.files import WEIGHT_DTYPES, DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import Names, stored
@@ -18,6 +19,7 @@ from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.block import BlockHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.errors import DrafterError
+from soothsay.model.load import row_order
 from soothsay.model.norm import RMSNorm
 
 IGNORED = r".*rotary_emb\.inv_freq"
@@ -53,6 +55,9 @@ class StoredHead:
 
     zero_centred: bool = False
     """Whether weights of norms are stored minus 1."""
+
+    gated: ModelConfig | None = None
+    """Its blocks, if their attention has an output gate: then rows are stored in another order."""
 
     head: Head = field(init=False)
     """The head, without values before `load`."""
@@ -104,6 +109,9 @@ class StoredHead:
         for parameter, held in list(self.head.state_dict().items()):
             path, _, kind = parameter.rpartition(".")
             value = self._value(parameter).to(held.dtype, copy=True)
+            order = None if self.gated is None else row_order(path, self.gated)
+            if order is not None:
+                value = value[order]
             if self.zero_centred and isinstance(modules[path], RMSNorm):
                 value += 1
             is_weight = held.is_floating_point()

@@ -71,7 +71,7 @@ class MTPHead(RecurrentHead):
         super().__init__()
         self.config = config
         self.taps = (config.target_layers,)
-        self.rope = Rope(config.block.rope, config.block.head_dim)
+        self.rope = Rope(config.block.rope, config.block.head_dim, config.block.rotary_dim)
         self.steps = nn.ModuleList(
             MTPModule(config, layer, kernels) for layer in range(config.block.num_layers)
         )
