@@ -36,6 +36,12 @@ def test_shapes_are_read() -> None:
     assert LlamaShape.parse("1.1B") == LlamaShape() == LlamaShape.parse("1B")
     assert LlamaShape.parse("layers=3") == replace(LlamaShape(), layers=3)
     assert LlamaShape.parse("3B").hidden == 3072
+    mixture = replace(SMALL, experts=8, chosen=2)
+    assert LlamaShape.parse(f"{SPELLED},experts=8,chosen=2") == mixture
+    assert mixture.dense == replace(SMALL, ffn=192)
+    for wrong in ("experts=8", "experts=2,chosen=3", "chosen=1"):
+        with pytest.raises(ModelError, match=f"shape '{wrong}'"):
+            LlamaShape.parse(wrong)
     for wrong in ("2B", "layers", "layers=x", "layers=0", "depth=3", "heads=3", "heads=64,kv_heads=3"):
         with pytest.raises(ModelError, match=f"shape '{wrong}'"):
             LlamaShape.parse(wrong)

@@ -24,14 +24,24 @@ _NOISE = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """The sizes of a Llama. The default has 1.1B parameters, 1.03B of them in linear layers."""
+    """The sizes of a Llama. The default has 1.1B parameters, 1.03B of them in linear layers.
+
+    With experts, they are those of a Mixtral.
+    """
 
     layers: int = 22
     hidden: int = 2048
     heads: int = 32
     kv_heads: int = 4
-    ffn: int = 5632
+    ffn: int = 5632  # of one expert, if there are any
     vocab: int = 32_000
+    experts: int = 0  # of each layer; 0: it is dense
+    chosen: int = 0  # experts of a row
+
+    @property
+    def dense(self) -> LlamaShape:
+        """The shape whose dense layers have as many weights as a row's experts."""
+        return replace(self, ffn=self.ffn * max(self.chosen, 1), experts=0, chosen=0)
 
     @classmethod
     def parse(cls, text: str) -> LlamaShape:
@@ -46,7 +56,7 @@ class LlamaShape:
         if text in SHAPES:
             size = SHAPES[text]
             return cls(size.layers, size.hidden, size.heads, size.kv_heads, size.intermediate)
-        example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items())
+        example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items() if value)
         names = [field.name for field in fields(cls)]
         shape = replace(cls(), **read_sizes(text, names, f"{', '.join(('1.1B', *SHAPES))}, or {example}"))
         if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.hidden // shape.heads % 2:
@@ -54,22 +64,25 @@ class LlamaShape:
                 f"shape {text!r}: {shape.heads} heads have to share {shape.hidden} evenly, "
                 f"an even number each, and {shape.kv_heads} key-value heads have to share them"
             )
+        if shape.chosen > shape.experts or (shape.experts and not shape.chosen):
+            raise ModelError(f"shape {text!r}: {shape.chosen} of {shape.experts} experts cannot be chosen")
         return shape
 
 
 class RandomCheckpoint:
-    """A Llama with an untied head and random bfloat16 weights, which are made when they are read.
+    """A Llama or Mixtral with an untied head and random bfloat16 weights, which are made when they are read.
 
     Weights have the standard deviation `1 / sqrt(in)` and norms are ones, so that values neither grow nor
     vanish from layer to layer. Equal seeds give equal weights, in any order of reading.
     """
 
     def __init__(self, shape: LlamaShape, seed: int = 0):
-        self.path = Path(f"random-{shape.layers}x{shape.hidden}")
+        mixed = f"-{shape.experts}x{shape.ffn}" if shape.experts else ""
+        self.path = Path(f"random-{shape.layers}x{shape.hidden}{mixed}")
         self.files: tuple[Path, ...] = ()
         self.eos_ids: tuple[int, ...] = ()
         self.config: dict[str, Any] = {
-            "model_type": "llama",
+            "model_type": "mixtral" if shape.experts else "llama",
             "num_hidden_layers": shape.layers,
             "hidden_size": shape.hidden,
             "num_attention_heads": shape.heads,
@@ -77,6 +90,7 @@ class RandomCheckpoint:
             "intermediate_size": shape.ffn,
             "vocab_size": shape.vocab,
             "max_position_embeddings": 32_768,
+            **({"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen} if mixed else {}),
         }
         self._shapes = _tensors(shape)
         generator = torch.Generator().manual_seed(seed)
@@ -121,8 +135,19 @@ class RandomCheckpoint:
 
 
 def _tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes `[out, in]`, as Hugging Face writes a Llama."""
+    """Names and shapes `[out, in]`, as Hugging Face writes a Llama or a Mixtral."""
     keys = shape.hidden // shape.heads * shape.kv_heads
+    inner, outer = (shape.ffn, shape.hidden), (shape.hidden, shape.ffn)
+    feed_forward = {"mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.down_proj": outer}
+    if shape.experts:
+        mixture = "block_sparse_moe"
+        parts = {"w1": inner, "w3": inner, "w2": outer}
+        feed_forward = {
+            f"{mixture}.experts.{e}.{part}": size
+            for e in range(shape.experts)
+            for part, size in parts.items()
+        }
+        feed_forward[f"{mixture}.gate"] = (shape.experts, shape.hidden)
     block = {
         "input_layernorm": (shape.hidden,),
         "self_attn.q_proj": (shape.hidden, shape.hidden),
@@ -130,9 +155,7 @@ def _tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj": (keys, shape.hidden),
         "self_attn.o_proj": (shape.hidden, shape.hidden),
         "post_attention_layernorm": (shape.hidden,),
-        "mlp.gate_proj": (shape.ffn, shape.hidden),
-        "mlp.up_proj": (shape.ffn, shape.hidden),
-        "mlp.down_proj": (shape.hidden, shape.ffn),
+        **feed_forward,
     }
     return {
         "model.embed_tokens.weight": (shape.vocab, shape.hidden),

@@ -52,3 +52,10 @@ def known_dtypes(names: Sequence[str] | None) -> list[DType]:
         if name not in get_args(DType):
             raise typer.BadParameter(f"--dtype {name}: choose from {', '.join(get_args(DType))}")
     return [cast(DType, name) for name in names]
+
+
+def row_counts(text: str) -> list[int]:
+    """ "1,2,4" -> [1, 2, 4]."""
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
+        raise typer.BadParameter(f"--rows {text}: numbers with commas between them are needed, as in 1,2,4")
+    return [int(part) for part in text.split(",")]

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
+from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes, row_counts
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
 from soothsay.plotting import require_matplotlib, save_png
@@ -29,7 +29,8 @@ def step(
         str | None,
         typer.Option(
             help="A Llama with random weights: 0.5B, 1.1B, 3B, or layers=22,hidden=2048,heads=32,kv_heads=4,"
-            "ffn=5632,vocab=32000, of which what is left out is as in 1.1B.",
+            "ffn=5632,vocab=32000, of which what is left out is as in 1.1B. With experts=32,chosen=4, ffn is "
+            "that of one expert.",
             show_default="1.1B",
         ),
     ] = None,
@@ -64,7 +65,7 @@ def step(
     """
     if model is not None and shape is not None:
         raise typer.BadParameter("give a model or --shape, not both")
-    counts, dtypes = _counts(rows), known_dtypes(dtype)
+    counts, dtypes = row_counts(rows), known_dtypes(dtype)
     with notice("measuring ..."):
         from soothsay.bench.shapes import LlamaShape
         from soothsay.bench.step import bench_step
@@ -85,13 +86,6 @@ def step(
         save_png(step_chart(report), png, dpi=150)
     if to_json is not None:
         write_json(to_json, asdict(report), indent=1)
-
-
-def _counts(text: str) -> list[int]:
-    """ "1,2,4" -> [1, 2, 4]."""
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
-        raise typer.BadParameter(f"--rows {text}: numbers with commas between them are needed, as in 1,2,4")
-    return [int(part) for part in text.split(",")]
 
 
 def _table(report: StepReport) -> Table:

@@ -1,0 +1,79 @@
+"""`soothsay bench experts`: measures a mixture of experts beside dense layers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes, row_counts
+from soothsay.cli.terminal import notice
+from soothsay.files import write_json
+
+if TYPE_CHECKING:
+    from soothsay.bench.experts import ExpertsReport
+
+SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"
+
+
+def experts(
+    shape: Annotated[str, typer.Option(help="Its ffn is that of one expert; see 'bench step'.")] = SHAPE,
+    dtype: DTypesOption = None,
+    rows: Annotated[str, typer.Option(help="Numbers of rows of a pass.")] = "1,4,8,16",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of passes of each kind; times are medians.")
+    ] = 25,
+    to_json: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
+    ] = None,
+) -> None:
+    """Measure the cost of a mixture of experts beside a dense model with the weights of one row's experts.
+
+    The floor is the time to read the experts that the rows choose, and the other weights of the blocks.
+
+    Weights are random. Passes run all blocks, without the output head.
+    """
+    counts, dtypes = row_counts(rows), known_dtypes(dtype or ["int8", "bfloat16"])
+    with notice("measuring ..."):
+        from soothsay.bench.experts import bench_experts
+        from soothsay.bench.shapes import LlamaShape
+
+        sizes = LlamaShape.parse(shape)
+        if not sizes.experts:
+            raise typer.BadParameter(f"--shape {shape}: it has no experts; write {SHAPE}")
+        report = bench_experts(sizes, dtypes=dtypes, rows=counts, rounds=rounds)
+    Console(highlight=False).print(_table(report))
+    if to_json is not None:
+        write_json(to_json, asdict(report), indent=1)
+
+
+def _table(report: ExpertsReport) -> Table:
+    s = report.shape
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
+        f"{report.kernels}, {report.threads} threads",
+        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("dtype")
+    for heading in ("rows", "ms", "dense, ms", "of dense", "experts", "GB", "of reading"):
+        table.add_column(heading, justify="right")
+    for time in report.times:
+        table.add_row(
+            time.dtype,
+            str(time.rows),
+            f"{time.ms:.2f}",
+            f"{time.dense_ms:.2f}",
+            f"{time.ratio:.2f}x",
+            f"{time.touched:.1f}",
+            f"{time.bytes / 1e9:.3f}",
+            f"{time.of_reading:.2f}x",
+        )
+    return table
