@@ -196,6 +196,30 @@ def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
         all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
 
 
+@pytest.mark.parametrize("shift", range(0, len(DRAFTERS), len(PROMPTS)))
+def test_an_answer_that_another_engine_has_begun_goes_on_at_its_next_token(shift: int) -> None:
+    """As when a replica dies: the other engine has the tokens so far and nothing else."""
+    llm = make()
+    for cut in (1, 9, 1000):
+        requests: list[tuple[int, Request]] = []
+        for i, (prompt, params, expected) in enumerate(zip(prompts(), MIXED, plain(), strict=True)):
+            drafter = resolve(DRAFTERS[(i + shift) % len(DRAFTERS)])
+            (request,) = llm.requests(prompt, params, drafter=drafter)
+            begun = expected.token_ids[:cut]
+            request.resume(begun, ended=len(begun) == len(expected.token_ids))
+            requests.append((len(begun), request))
+            if len(begun) < len(expected.token_ids):
+                llm.engine.add(request)
+        for (count, request), expected in zip(requests, plain(), strict=True):
+            while request.finish_reason is None:
+                llm.engine.step()
+            assert request.finish_reason == expected.finish_reason
+            assert request.answer.text == expected.text
+            assert [piece.token for piece in request.pieces] == expected.token_ids[count:]
+            assert expected.logprobs is not None
+            assert [piece.logprobs for piece in request.pieces] == expected.logprobs[count:]
+
+
 def test_with_chunks_that_depend_on_the_time() -> None:
     """The boundaries of prefill chunks differ between runs, because they depend on measured times."""
     for max_stall in (1e-9, 0.02):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.core.cache import BlockAllocator, KVPool, Move, block_digest
+from soothsay.core.cache import BlockAllocator, KVPool, Move
+from soothsay.core.digest import block_digest
 
 
 def filled(allocator: BlockAllocator, names: str) -> list[int]:

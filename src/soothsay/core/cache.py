@@ -7,7 +7,6 @@ all of them.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -102,11 +101,6 @@ class KVPool:
 
     def _slot(self, table: IntArray, offset: int) -> int:
         return int(table[offset // self.block_size]) * self.block_size + offset % self.block_size
-
-
-def block_digest(parent: bytes, tokens: IntArray) -> bytes:
-    """Digest of a full block: of its tokens and, through the parent's digest, of all tokens before it."""
-    return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
 
 
 class BlockAllocator:

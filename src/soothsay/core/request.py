@@ -18,7 +18,7 @@ from soothsay.core.answer import (
     StepTrace,
     TokenLogprobs,
 )
-from soothsay.core.cache import block_digest
+from soothsay.core.digest import block_digest
 from soothsay.core.grammar import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
@@ -202,6 +202,21 @@ class Request:
             if self.finish_reason is not None:
                 return i + 1
         return len(tokens)
+
+    def resume(self, tokens: Sequence[int], *, ended: bool) -> None:
+        """Take over an answer that another engine has begun. Call it before the engine gets the request.
+
+        The answer goes on as it does after a preemption: with all its tokens, and without their KV.
+
+        Args:
+            tokens: what the other engine has emitted.
+            ended: whether the answer has ended.
+        """
+        if tokens:
+            self.emit(tokens)
+        elif ended:  # only the prompt was to be read
+            self.finish_reason = FinishReason.LENGTH
+        self.pieces.clear()
 
 
 @dataclass(frozen=True, slots=True)

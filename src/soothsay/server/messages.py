@@ -16,6 +16,14 @@ from soothsay.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What another engine has emitted of an answer."""
+
+    tokens: list[int]
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Asks for answers to some prompts, `params.n` to each."""
 
@@ -23,6 +31,7 @@ class Submit:
     prompts: list[list[int]]
     params: SamplingParams
     options: RequestOptions
+    said: Sequence[Said] = ()  # by answer, where another engine has begun; empty: none has
 
 
 @dataclass(frozen=True, slots=True)

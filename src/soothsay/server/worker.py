@@ -186,8 +186,11 @@ class Worker:
         except Exception as problem:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
+        for request, said in zip(requests, submit.said, strict=False):
+            request.resume(said.tokens, ended=said.ended)
         for request in requests:
-            self._engine.add(request)
+            if request.finish_reason is None:
+                self._engine.add(request)
             self._used_drafters[request.drafter] = None
         self._jobs[submit.job] = requests
         self._send(Admitted(submit.job, [request.seed for request in requests]))
