@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from openai import OpenAI
 from soothsay import LLM, REGISTRY
 from soothsay.server.api_keys import KeyRing
 from soothsay.server.app import Server
+from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.process import EngineProcess
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
@@ -70,12 +72,16 @@ def serving(
     name: str = "sibyl",
     *,
     ready: bool = True,
+    replicas: int = 1,
     **options: Any,
 ) -> Iterator[Running]:
-    """Serve a model. `ready`: begin when the engine has answered once."""
+    """Serve a model. `ready`: begin when an engine has answered once."""
     config = ServerConfig(name=name, drafters=tuple(REGISTRY), **options)
-    with EngineProcess(factory) as engine, socket.create_server(("127.0.0.1", 0)) as listening:
-        server = Server(engine, config, keys)
+    with (
+        Fleet(partial(EngineProcess, factory), replicas) as fleet,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
+        server = Server(fleet, config, keys)
         runner = make_runner(server, "127.0.0.1", 0)
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
@@ -86,7 +92,7 @@ def serving(
         try:
             running = Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
             if ready:
-                running.wait_until(lambda: server.canary.problem is None, 60)
+                running.wait_until(lambda: server.watch.problem is None, 60)
             yield running
         finally:
             stop()

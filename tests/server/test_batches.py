@@ -19,6 +19,7 @@ from soothsay.server.batch import BatchRun, run_batch
 from soothsay.server.batch_lines import BatchInput
 from soothsay.server.batch_output import BatchOutput
 from soothsay.server.batch_replies import settle
+from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.process import EngineProcess
 from soothsay.tokenizer import Tokenizer
 
@@ -117,8 +118,8 @@ def test_answers_are_those_of_the_server(with_tools: Running, sibyl: LLM, tmp_pa
     tokenizer = Tokenizer(sibyl.tokenizer.backend, TOOL_TEMPLATE, sibyl.tokenizer.special)
     requests = BatchInput(write(tmp_path / "in.jsonl", GOOD + BAD))
     factory = partial(engines.sibyl, tokenizer=tokenizer, max_requests=3)
-    with EngineProcess(factory) as engine, BatchOutput(tmp_path / "out.jsonl") as output:
-        asyncio.run(BatchRun(engine, requests, output, "sibyl").run({}))
+    with Fleet(partial(EngineProcess, factory)) as fleet, BatchOutput(tmp_path / "out.jsonl") as output:
+        asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({}))
     found = answers(tmp_path / "out.jsonl")
     assert len(found) == len(kinds)
     for index, (url, body) in enumerate(kinds):
@@ -165,8 +166,11 @@ def test_only_the_line_that_kills_the_engine_fails(tmp_path: Path) -> None:
     ]
     kinds[5] = TEXT, {"prompt": [engines.KILL], "max_tokens": 8}
     requests = BatchInput(write(tmp_path / "in.jsonl", kinds))
-    with EngineProcess(engines.fragile) as engine, BatchOutput(tmp_path / "out.jsonl") as output:
-        asyncio.run(BatchRun(engine, requests, output, "sibyl").run({}))
+    with (
+        Fleet(partial(EngineProcess, engines.fragile)) as fleet,
+        BatchOutput(tmp_path / "out.jsonl") as output,
+    ):
+        asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({}))
     found = {one: line["response"]["status_code"] for one, line in answers(tmp_path / "out.jsonl").items()}
     assert found == {f"id {index}": 503 if index == 5 else 200 for index in range(12)}
 
@@ -176,8 +180,8 @@ def test_another_model_behind_the_same_name_is_noticed(tmp_path: Path) -> None:
     requests = BatchInput(write(tmp_path / "in.jsonl", [(TEXT, {"prompt": "a"}), (TEXT, {"prompt": "b"})]))
 
     def run(factory: Any) -> None:
-        with EngineProcess(factory) as engine, BatchOutput(tmp_path / "out.jsonl") as output:
-            asyncio.run(BatchRun(engine, requests, output, "sibyl").run({"seed": 0}))
+        with Fleet(partial(EngineProcess, factory)) as fleet, BatchOutput(tmp_path / "out.jsonl") as output:
+            asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({"seed": 0}))
 
     run(engines.sibyl)
     path = tmp_path / "out.jsonl"

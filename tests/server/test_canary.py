@@ -17,7 +17,7 @@ from serving import Running, serving
 
 from soothsay.server.api_errors import ApiError, internal_error
 from soothsay.server.canary import Canary
-from soothsay.server.engine_loop import EngineState
+from soothsay.server.fleet.replica import EngineState
 from soothsay.server.server_config import ServerConfig
 
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 8}
@@ -33,15 +33,15 @@ def test_a_sound_engine_is_ready_and_its_canaries_are_in_no_metric() -> None:
         assert get(running, "ready") == (200, {"status": "ready"})
         status, body = get(running, "health")
         assert (status, body["status"]) == (200, "ok")
-        first, answered = running.server.loop.answered_at, set[float | None]()
+        first, answered = running.server.fleet.replicas[0].answered_at, set[float | None]()
 
         def asked_often() -> bool:
-            answered.add(running.server.loop.answered_at)
+            answered.add(running.server.fleet.replicas[0].answered_at)
             assert running.in_engine == (0, 0)
             return len(answered) > 5
 
         running.wait_until(asked_often, 60)
-        assert running.server.loop.answered_at != first
+        assert running.server.fleet.replicas[0].answered_at != first
         lines = httpx.get(f"{running.url}/metrics").text.splitlines()
         facts = ("http_requests", "_info{")  # these are not about answers
         counts = [line for line in lines if line[0] != "#" and not any(fact in line for fact in facts)]
@@ -87,18 +87,18 @@ def test_a_place_for_measurements_that_is_of_no_use_fails_no_request(
 
 
 class Engine:
-    """What a canary needs of an `EngineLoop`. `outcome`: what comes of a job."""
+    """What a canary needs of an `EngineLoop` and of a `Replica`. `outcome`: what comes of a job."""
 
     def __init__(self, outcome: ApiError | None = None):
-        self.state, self.engine_pid = EngineState.OK, 1
+        self.state, self.pid = EngineState.OK, 1
         self.answered_at: float | None = None
         self.pinged_at: float | None = None
         self.started_at = time.monotonic()
-        self.in_flight, self.max_in_flight = 0, 1
         self.outcome = outcome
         self.kills = self.pings = self.jobs = 0
 
-    async def submit(self, job: Any) -> None:
+    async def submit(self, job: Any, engine: Any) -> None:
+        assert engine is self
         self.jobs += 1
         assert not job.counted
         if self.outcome is not None:
@@ -117,7 +117,7 @@ class Engine:
 
 def canary(engine: Engine, **options: Any) -> Canary:
     config = ServerConfig(name="m", **{"canary_interval": 0.02, **options})
-    return Canary(engine, "none", config)  # type: ignore[arg-type]
+    return Canary(engine, engine, "none", config)  # type: ignore[arg-type]
 
 
 async def watch(one: Canary, seconds: float) -> None:
@@ -134,15 +134,13 @@ def test_readiness_and_status_by_state() -> None:
     assert one.status == "ok"
     engine.answered_at = time.monotonic()
     assert one.problem is None
-    engine.in_flight = 1
-    assert one.problem == "too many requests are waiting"
     for failed in (ApiError(504, "too late", "timeout"), internal_error()):
         one._failure = time.monotonic(), failed
         assert one.problem == f"the engine does not answer: {failed.message}"
         assert one.status == ("ok" if failed.code == "timeout" else "engine failing")
     engine.state = EngineState.STARTING
     assert one.problem == one.status == "engine starting"
-    engine.state, engine.in_flight, engine.answered_at = EngineState.OK, 0, time.monotonic()
+    engine.state, engine.answered_at = EngineState.OK, time.monotonic()
     assert (one.problem, one.status) == (None, "ok"), "a token after the failure is a good sign"
 
 

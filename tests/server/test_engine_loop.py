@@ -1,86 +1,18 @@
-"""Restarts and jobs of the event loop's side, with a process that dies when a test says so."""
+"""Jobs and restarts, with one engine that dies when a test says so."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
+from fleets import Fixture, heard, job, run, text, tokens, until
 
-from soothsay.core.answer import SpeculationStats
 from soothsay.core.load import EngineLoad
-from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.server.api_errors import ApiError
 from soothsay.server.backoff import Backoff
-from soothsay.server.engine_loop import EngineLoop, EngineState, without_canary
-from soothsay.server.jobs import Job
-from soothsay.server.messages import Admitted, AnswerUpdate, EngineUpdate, LoadedModel, Submit
-from soothsay.server.metrics import Metrics
-from soothsay.server.parameters import RequestOptions
-from soothsay.server.server_config import ServerConfig
-
-MODEL = LoadedModel(None, 100, 100, 8, 16, 50, "none", ("none",))
-
-
-class Process:
-    """What `EngineLoop` needs of an `EngineProcess`. `fail_starts` is how often it cannot start."""
-
-    def __init__(self) -> None:
-        self.pid, self.exit_code = 1, -9
-        self.sent: list[Any] = []
-        self.starts = self.fail_starts = self.kills = 0
-        self.tell: Callable[[Any], None] = lambda _: None
-
-    def start(self) -> None:
-        if self.fail_starts:
-            self.fail_starts -= 1
-            raise OSError("no room")
-        self.starts += 1
-
-    def listen(self, receive: Callable[[Any], None]) -> None:
-        self.tell = receive
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def end(self) -> None: ...
-
-    def kill(self) -> None:
-        self.kills += 1
-        self.tell(None)
-
-    @property
-    def submitted(self) -> list[int]:
-        return [message.job for message in self.sent if isinstance(message, Submit)]
-
-
-def job(*, counted: bool = True) -> Job:
-    return Job([[1]], SamplingParams(seed=0), RequestOptions(), "none", 60, counted=counted)
-
-
-def make(**options: Any) -> tuple[EngineLoop, Process]:
-    process, config = Process(), ServerConfig(name="m", **options)
-    return EngineLoop(process, Metrics("m"), 8, config), process  # type: ignore[arg-type]
-
-
-def update(number: int, tokens: int, *, ended: bool = False) -> EngineUpdate:
-    answer = AnswerUpdate(number, 0, "x", None, [], tokens, 0, 0, SpeculationStats(), None)
-    load, decisions = EngineLoad(0 if ended else 1, 0, 0.1), {"none": 1}
-    return EngineUpdate(1.0, [answer], {number: None} if ended else {}, load, decisions)
-
-
-async def until(true: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it has not happened")
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
+from soothsay.server.engine_loop import without_canary
+from soothsay.server.fleet.replica import EngineState
 
 
 def test_waits_double_and_begin_anew() -> None:
@@ -92,101 +24,142 @@ def test_waits_double_and_begin_anew() -> None:
 
 def test_an_engine_that_dies_on_and_on_is_started_on_and_on() -> None:
     async def test() -> None:
-        loop, process = make(restart_delay=0.001, max_restart_delay=0.004)
-        loop.start()
-        process.fail_starts = 2  # that counts as dying
+        one = Fixture(restart_delay=0.001, max_restart_delay=0.004)
+        (engine,) = one.engines
+        engine.fail_starts = 2  # that counts as dying
         for _ in range(6):
-            starts = process.starts
-            process.tell(ModelError("no weights"))
-            process.tell(None)
-            await until(lambda starts=starts: process.starts > starts)
-            assert loop.state is EngineState.STARTING
-        assert loop.restarts == 8
-        process.tell(MODEL)
-        await until(lambda: loop.state is EngineState.OK)
-        assert loop.engine_pid == 1
+            starts = engine.starts
+            engine.tell(ModelError("no weights"))
+            engine.die()
+            await until(lambda starts=starts: engine.starts > starts)
+            assert one.fleet.state is EngineState.STARTING
+        assert one.fleet.restarts == 8
+        engine.load()
+        await until(lambda: one.fleet.state is EngineState.OK)
+        assert one.replicas[0].pid == 1
 
     run(test)
 
 
 def test_clients_are_told_when_the_engine_will_be_started() -> None:
     async def test() -> None:
-        loop, process = make(restart_delay=30.0)
-        loop.start()
-        for _ in range(2):
-            process.tell(None)
-            await until(lambda: loop.state is EngineState.STARTING and (loop.restarts or loop.restart_in))
-        await until(lambda: loop.restart_in is not None)
-        assert loop.engine_pid is None
+        one = Fixture(restart_delay=30.0)
+        (engine,) = one.engines
+        waiting = job()
+        await one.begin(waiting)
+        engine.die()
+        await until(lambda: one.fleet.restarts)
+        assert one.loop.in_flight == 1
+        engine.die()
+        await until(lambda: one.replicas[0].restart_in)
+        assert one.replicas[0].pid is None
         with pytest.raises(ApiError) as refused:
-            await loop.submit(job())
+            await one.loop.submit(job())
         assert refused.value.status == 503
         assert 25 <= int(refused.value.headers["Retry-After"]) <= 30
-        await loop.stop()
-        assert (loop.state, loop.engine_pid) == (EngineState.STOPPED, None)
+        with pytest.raises(ApiError):  # nobody waits for so long
+            await heard(waiting)
+        await one.loop.stop()
+        assert (one.fleet.state, one.replicas[0].pid) == (EngineState.STOPPED, None)
 
     run(test)
 
 
 def test_a_sound_engine_is_restarted_at_once() -> None:
     async def test() -> None:
-        loop, process = make(restart_delay=1000.0, settling=0.0)
-        loop.start()
+        one = Fixture(restart_delay=1000.0, settling=0.0)
+        (engine,) = one.engines
         for restarts in (1, 2, 3):
-            process.tell(None)
-            await until(lambda restarts=restarts: loop.restarts == restarts)
-            process.tell(MODEL)
-            await until(lambda: loop.state is EngineState.OK)
+            engine.die()
+            await until(lambda restarts=restarts: one.fleet.restarts == restarts)
+            engine.load()
+            await until(lambda: one.fleet.state is EngineState.OK)
 
     run(test)
 
 
-def test_jobs_without_a_token_go_to_the_next_engine_once() -> None:
+def test_jobs_go_on_at_the_next_engine() -> None:
     async def test() -> None:
-        loop, process = make(restart_delay=0.001)
-        loop.start()
-        fresh, begun, own = job(), job(), job(counted=False)
-        submitted = [asyncio.create_task(loop.submit(one)) for one in (fresh, begun, own)]
-        await until(lambda: len(process.submitted) == 3)
-        process.tell(Admitted(begun.number, [0]))
-        process.tell(update(begun.number, 1))
-        await until(lambda: begun.num_output)
-        process.tell(None)
-        await until(lambda: loop.restarts == 1)
+        one = Fixture(restart_delay=0.001)
+        (engine,) = one.engines
+        fresh, begun, own = job(seed=None), job(n=2, logprobs=0), job(counted=False)
+        for each in (fresh, begun):
+            await one.begin(each)
+        submitted = asyncio.create_task(one.loop.submit(own, one.replicas[0]))
+        await until(lambda: len(engine.submits) == 3)
+        engine.say(begun, 3)
+        engine.say(begun, 2, index=1)
+        await until(lambda: begun.num_output == 5)
+        engine.die()
+        await until(lambda: one.fleet.restarts == 1)
         with pytest.raises(ApiError):
-            [each async for each in begun]
+            await submitted
+        assert (one.loop.in_flight, one.loop.num_jobs) == (3, 2)
+        engine.load()
+        await until(lambda: len(engine.submits) == 5)
+        first, second = engine.submits[:2], engine.submits[3:]
+        assert second[0].params == first[0].params, "with the same seed"
+        assert [said.tokens for said in second[1].said] == [
+            tokens(begun, 3),
+            tokens(begun, 2, 1),
+        ]
+        engine.say(begun, 2)
+        engine.say(begun, 4, index=1, end=True)
+        engine.say(fresh, 1, end=True)
+        for each, counts in ((begun, (5, 6)), (fresh, (1,))):
+            for index, (known, said) in (await heard(each)).items():
+                assert known == tokens(each, counts[index], index)
+                assert said == text(known)
+        assert [answer.stats.emitted for answer in begun.answers] == [5, 6]
+        assert [answer.stats.steps for answer in begun.answers] == [2, 2]
+        assert one.loop.in_flight == one.loop.num_jobs == 0
+
+    run(test)
+
+
+def test_a_job_that_kills_engines_has_three_and_others_survive_it() -> None:
+    async def test() -> None:
+        one = Fixture(restart_delay=0.001)
+        (engine,) = one.engines
+        bad, good = job(), job()
+        for each in (bad, good):
+            await one.begin(each)
+        for deaths in (1, 2):
+            engine.die()
+            await until(lambda deaths=deaths: one.fleet.restarts == deaths)
+            engine.load()
+            await until(lambda deaths=deaths: len(engine.submits) >= 2 + 2 * deaths - (deaths == 2))
+        assert len(engine.submits) == 5, "both are suspects, and begin one at a time"
+        assert engine.submits[4].prompts == bad.prompts
+        engine.die()
         with pytest.raises(ApiError):
-            await submitted[2]
-        assert loop.in_flight == loop.num_jobs == 1
-        process.tell(MODEL)
-        await until(lambda: len(process.submitted) == 4)
-        assert process.submitted[3] == fresh.number
-        process.tell(None)
-        with pytest.raises(ApiError):
-            await submitted[0]
-        assert loop.in_flight == loop.num_jobs == 0
-        await until(lambda: loop.restarts == 2)
+            await heard(bad)
+        await until(lambda: one.fleet.restarts == 3)
+        engine.load()
+        await until(lambda: len(engine.submits) == 6)
+        engine.say(good, 4, end=True)
+        assert (await heard(good))[0][0] == tokens(good, 4)
 
     run(test)
 
 
 def test_a_canary_is_in_no_number_that_users_or_limits_see() -> None:
     async def test() -> None:
-        loop, process = make()
-        loop.start()
-        loop.max_in_flight = loop.in_flight = 1  # full
+        one = Fixture(max_queue=0)
+        one.loop.in_flight = one.loop.max_in_flight  # full
         own = job(counted=False)
-        submitted = asyncio.create_task(loop.submit(own))
-        await until(lambda: process.submitted)
-        process.tell(Admitted(own.number, [0]))
+        submitted = asyncio.create_task(one.loop.submit(own, one.replicas[0]))
+        (engine,) = one.engines
+        await until(lambda: engine.submits)
+        engine.admit(own)
         await submitted
-        before = loop._metrics.text()
-        process.tell(update(own.number, 1))
-        await until(lambda: loop.answered_at == 1.0)
-        assert (loop.num_jobs, loop.in_flight) == (0, 1)
-        process.tell(update(own.number, 2, ended=True))
+        before = one.metrics.text()
+        engine.say(own)
+        await until(lambda: one.replicas[0].answered_at == 1.0)
+        assert (one.loop.num_jobs, one.loop.in_flight) == (0, one.loop.max_in_flight)
+        engine.say(own, end=True)
         assert [each.num_output async for each in own] == [1, 2]
-        assert loop._metrics.text() == before
+        assert one.metrics.text() == before
 
     run(test)
 

@@ -19,7 +19,6 @@ from typing import Any
 import engines
 import httpx
 import pytest
-from openai import APIError
 from serving import Running, serving
 
 from soothsay import LLM, Grammar, SamplingParams
@@ -27,14 +26,13 @@ from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
 from soothsay.server import worker
 from soothsay.server.api_errors import ApiError
+from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Submit
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.process import EngineProcess
 from soothsay.server.worker import Worker
 
 ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}
-TYPED = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
-TYPED["extra_body"] = {"ignore_eos": True}
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 20}
 
 
@@ -57,37 +55,50 @@ def kill(running: Running) -> None:
     os.kill(health(running)[1]["engine_pid"], signal.SIGKILL)
 
 
-def test_a_killed_engine_is_restarted(mortal: Running) -> None:
-    before = ask(mortal, SEEDED).json()["choices"]
+LONG = {"model": "sibyl", "prompt": "A man", "max_tokens": 200, "ignore_eos": True, "logprobs": 2, "n": 2}
+
+
+def asked(running: Running, body: dict[str, Any]) -> list[Any]:
+    """The answers to a request: index, text, log-probabilities and finish reason."""
+    reply = ask(running, body)
+    assert reply.status_code == 200, reply.text
+    if body.get("stream"):
+        events = [event for event in reply.text.split("\n\n") if event.startswith("data: {")]
+        assert not any("error" in event for event in events)
+        parts = [one for event in events for one in json.loads(event.removeprefix("data: "))["choices"]]
+    else:
+        parts = reply.json()["choices"]
+    answers: list[Any] = []
+    for index in range(body.get("n", 1)):
+        own = [part for part in parts if part["index"] == index]
+        text = "".join(part["text"] for part in own)
+        logprobs = [one for part in own for one in (part["logprobs"] or {}).get("token_logprobs", [])]
+        answers.append((text, logprobs, own[-1]["finish_reason"]))
+    return answers
+
+
+def test_answers_go_on_when_their_engine_was_killed(mortal: Running) -> None:
+    """At the same character, with the next engine. There is only one at a time here."""
+    bodies = [{**LONG, "seed": seed, "temperature": seed % 3 / 2} for seed in range(8)]
+    meant = [asked(mortal, body) for body in bodies]
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(ask, mortal, {**ENDLESS, "stream": stream}) for stream in (False, True) * 4]
+        replies = [
+            pool.submit(asked, mortal, {**body, "stream": i % 2 == 0}) for i, body in enumerate(bodies)
+        ]
         jobs = mortal.server.loop._jobs
         mortal.wait_until(lambda: len(jobs) == 8 and all(job.num_output for job in [*jobs.values()]))
         kill(mortal)
-        for stream, reply in zip((False, True) * 4, (one.result() for one in asked), strict=True):
-            if stream:
-                *_, error, done, end = reply.text.split("\n\n")
-                assert (done, end) == ("data: [DONE]", "")
-                told = json.loads(error.removeprefix("data: "))
-            else:
-                assert reply.status_code == 503
-                assert reply.headers["retry-after"]
-                told = reply.json()
-            assert told["error"]["code"] == "engine_stopped"
-            assert told["error"]["type"] == "server_error"
-    status, body = health(mortal)
-    assert (status, body["status"], body["seconds_since_answer"]) == (503, "engine starting", None)
-    ready = httpx.get(f"{mortal.url}/ready")
-    assert (ready.status_code, ready.json()["reason"]) == (503, "engine starting")
-    assert mortal.free
-    refused = ask(mortal, SEEDED)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
-    assert refused.headers["retry-after"] == "1"
-
-    mortal.wait_until(lambda: health(mortal)[0] == 200, 60)
+        mortal.wait_until(lambda: health(mortal)[0] == 503)
+        status, body = health(mortal)
+        assert (status, body["status"], body["seconds_since_answer"]) == (503, "engine starting", None)
+        ready = httpx.get(f"{mortal.url}/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "engine starting")
+        refused = ask(mortal, SEEDED)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+        assert refused.headers["retry-after"] == "1"
+        assert [reply.result() for reply in replies] == meant
     assert health(mortal)[1]["engine_restarts"] == 1
-    assert ask(mortal, SEEDED).json()["choices"] == before
-    assert mortal.free
+    mortal.wait_until(lambda: mortal.free)
 
 
 @pytest.mark.slow
@@ -104,49 +115,36 @@ def test_a_killed_engine_comes_back_again_and_again(mortal: Running) -> None:
         assert ask(mortal, SEEDED).status_code == 200
 
 
-def test_what_waited_when_the_engine_died_is_answered_by_the_next_one() -> None:
-    with (
-        serving(partial(engines.sibyl, max_requests=1)) as running,
-        ThreadPoolExecutor(2) as pool,
-        running.client() as client,
-    ):
-        meant = ask(running, SEEDED).json()["choices"]
-        with client.completions.create(**TYPED, stream=True) as stream:
-            next(iter(stream))
-            waiting = [pool.submit(ask, running, SEEDED) for _ in range(2)]
-            running.wait_until(lambda: running.in_engine == (1, 2))
-            kill(running)
-            with pytest.raises(APIError, match="starting again"):
-                list(stream)
-        for one in waiting:
-            assert one.result().json()["choices"] == meant
-        assert health(running)[1]["engine_restarts"] == 1
-        assert running.free
-
-
 @pytest.mark.slow
-def test_a_request_that_kills_engines_kills_two_at_most() -> None:
+def test_a_request_that_kills_engines_kills_three_at_most() -> None:
     with serving(engines.fragile, restart_delay=0.1) as running:
         failed = ask(running, {**ENDLESS, "prompt": [engines.KILL, 17]})
         assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_stopped")
         running.wait_until(lambda: health(running)[0] == 200, 60)
-        assert health(running)[1]["engine_restarts"] == 2
+        assert health(running)[1]["engine_restarts"] == 3
         assert ask(running, SEEDED).status_code == 200
 
 
 def test_an_engine_that_was_sound_for_a_while_is_restarted_again() -> None:
-    with serving(engines.fragile, settling=0) as running:
-        for restarts in (1, 2):
-            failed = ask(running, {**ENDLESS, "prompt": [engines.EXIT, 17]})
-            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_stopped")
-            running.wait_until(lambda: health(running)[0] == 200, 60)
-            assert health(running)[1]["engine_restarts"] == restarts
+    """A request that kills engines has three. Another answer goes on at the fourth."""
+    with serving(engines.fragile, settling=0) as running, ThreadPoolExecutor(1) as pool:
+        meant = asked(running, {**LONG, "seed": 1})
+        other = pool.submit(asked, running, {**LONG, "seed": 1, "stream": True})
+        jobs = running.server.loop._jobs
+        running.wait_until(lambda: any(job.num_output for job in [*jobs.values()]))
+        failed = ask(running, {**ENDLESS, "prompt": [engines.EXIT, 17]})
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_stopped")
+        running.wait_until(lambda: health(running)[0] == 200, 60)
+        assert health(running)[1]["engine_restarts"] == 3
         text = httpx.get(f"{running.url}/metrics").text
-        assert 'soothsay:engine_restarts_total{model_name="sibyl"} 2.0' in text
+        assert 'soothsay:engine_restarts_total{model_name="sibyl"} 3.0' in text
+        assert other.result() == meant
 
 
 def test_an_engine_that_hangs_is_ended_by_force() -> None:
-    with EngineProcess(engines.sibyl) as process:
+    with Fleet(partial(EngineProcess, engines.sibyl)) as fleet:
+        process = fleet._engines[0]
+        assert isinstance(process, EngineProcess)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         stat = Path(f"/proc/{process.pid}/stat")
@@ -159,7 +157,7 @@ def test_an_engine_that_hangs_is_ended_by_force() -> None:
 def test_a_process_that_dies_while_it_loads() -> None:
     with (
         pytest.raises(SoothsayError, match=r"while it was loading, .* -9; memory"),
-        EngineProcess(engines.killed),
+        Fleet(partial(EngineProcess, engines.killed)),
     ):
         pass
 

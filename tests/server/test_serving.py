@@ -161,7 +161,7 @@ def test_the_end_does_not_wait_for_ever() -> None:
         client.completions.create(**ENDLESS, stream=True) as stream,
     ):
         next(iter(stream))
-        pid = running.server.loop.engine_pid
+        pid = running.server.fleet.replicas[0].pid
         running.stop()
         running.wait_until(lambda: not lives(pid))
 

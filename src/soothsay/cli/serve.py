@@ -219,6 +219,7 @@ def serve(
         with notice(f"loading {model} ..."):
             from soothsay.server.api_keys import KeyRing
             from soothsay.server.app import Server
+            from soothsay.server.fleet.fleet import Fleet
             from soothsay.server.log import log_to_stderr
             from soothsay.server.process import EngineProcess, load
             from soothsay.server.runner import make_runner
@@ -235,10 +236,10 @@ def serve(
                 max_stall=max_stall,
                 generation_config=generation_config,
             )
-            engine = stack.enter_context(EngineProcess(factory))
+            fleet = stack.enter_context(Fleet(partial(EngineProcess, factory)))
         config = ServerConfig(
             name=name or served_name(model),
-            drafters=engine.model.drafters if allow_drafter is None else tuple(allow_drafter),
+            drafters=fleet.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
             share_between_keys=share_between_keys,
             split_reasoning=split_reasoning,
@@ -258,12 +259,12 @@ def serve(
             max_repetition_penalty=max_repetition_penalty,
         )
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        if defaults := sampling_summary(engine.model.sampling_defaults):
+        if defaults := sampling_summary(fleet.model.sampling_defaults):
             console.print(f"defaults of the model: {defaults}; --generation-config none ignores them")
         if keys is None and host not in LOOPBACK:
             console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
         log_to_stderr()
-        make_runner(Server(engine, config, keys), host, port).run()
+        make_runner(Server(fleet, config, keys), host, port).run()
 
 
 def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from soothsay.core.params import SamplingParams
 from soothsay.tokenizer import Detokenizer, Tokenizer
@@ -97,6 +97,34 @@ class SpeculationStats:
         """By number, from 0 on: the steps that verified draft tokens and accepted this many of them."""
         at_least = [self.drafts, *self.accepted_at]  # entry j: steps that accepted j tokens or more
         return [more - fewer for more, fewer in pairwise([*at_least, 0])]
+
+    def plus(self, other: SpeculationStats) -> SpeculationStats:
+        """The statistics of two parts of an answer together. `other` is the later part."""
+        first = self.first if self.steps else other.first
+        return self._combined(other, 1, first)
+
+    def minus(self, other: SpeculationStats) -> SpeculationStats:
+        """The statistics of what came after `other`, an earlier state of these."""
+        first = 0 if other.steps else self.first
+        return self._combined(other, -1, first)
+
+    def _combined(self, other: SpeculationStats, sign: int, first: int) -> SpeculationStats:
+        def lists(own: Sequence[int], others: Sequence[int]) -> list[int]:
+            return [a + sign * b for a, b in zip_longest(own, others, fillvalue=0)]
+
+        return SpeculationStats(
+            steps=self.steps + sign * other.steps,
+            emitted=self.emitted + sign * other.emitted,
+            first=first,
+            drafted=self.drafted + sign * other.drafted,
+            accepted=self.accepted + sign * other.accepted,
+            drafted_at=lists(self.drafted_at, other.drafted_at),
+            accepted_at=lists(self.accepted_at, other.accepted_at),
+            accepted_by={
+                name: lists(self.accepted_by.get(name, ()), other.accepted_by.get(name, ()))
+                for name in dict.fromkeys([*self.accepted_by, *other.accepted_by])
+            },
+        )
 
     def record(self, drafted: int, depth: int, authors: Sequence[str], emitted: int) -> None:
         """Count one step with a tree of `drafted` nodes and this depth.

@@ -1,2 +1,2 @@
-"""An HTTP server that speaks OpenAI's protocol. Start at `app.Server`; `run.make_runner` serves it, and
-`process.EngineProcess` is who answers."""
+"""An HTTP server that speaks OpenAI's protocol. Start at `app.Server`; `runner.make_runner` serves it, and
+`fleet.fleet.Fleet` has the engines that answer."""

@@ -23,9 +23,11 @@ from soothsay.server.accounts import Account, Charge
 from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import KeyFileError, KeyRing
 from soothsay.server.bodies import BodyReader
-from soothsay.server.canary import Canary
-from soothsay.server.engine_loop import EngineLoop, EngineState
+from soothsay.server.canary import Watch
+from soothsay.server.engine_loop import EngineLoop
 from soothsay.server.events import EventStream, while_connected
+from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.gate import Gate
 from soothsay.server.grammar_checker import GrammarChecker
 from soothsay.server.jobs import Job
@@ -33,7 +35,6 @@ from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
 from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
-from soothsay.server.process import EngineProcess
 from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -73,19 +74,18 @@ class Server:
     """Serves one model over HTTP. `app` is the ASGI application.
 
     Args:
-        engine: the engine's process, with the model loaded. Nothing else may use it from now on. It ends
-            with the lifespan of `app`.
+        fleet: the engines, with the model loaded. Nothing else may use them from now on. They end with the
+            lifespan of `app`.
         config: limits and names.
         keys: the valid API keys; None: no key is needed.
     """
 
-    def __init__(self, engine: EngineProcess, config: ServerConfig, keys: KeyRing | None = None):
-        self.model, self.config = engine.model, config
+    def __init__(self, fleet: Fleet, config: ServerConfig, keys: KeyRing | None = None):
+        self.fleet, self.model, self.config = fleet, fleet.model, config
         self.metrics, self._keys = Metrics(config.name), keys
         self.metrics.describe(self.model.block_size, self.model.num_blocks)
-        max_in_flight = self.model.max_requests + config.max_queue
-        self.loop = EngineLoop(engine, self.metrics, max_in_flight, config)
-        self.canary = Canary(self.loop, self.model.drafter, config)
+        self.loop = EngineLoop(fleet, self.metrics, config)
+        self.watch = Watch(self.loop, fleet, config)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self.tools = ToolFormat.of(self.model.tokenizer)
         self.reasoning = ReasoningFormat.of(self.model.tokenizer) if config.split_reasoning else None
@@ -121,9 +121,9 @@ class Server:
 
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
-        """Serve while the block runs. The engine's process ends with it."""
+        """Serve while the block runs. The engines end with it."""
         self.loop.start()
-        tasks = asyncio.create_task(self.canary.run()), asyncio.create_task(_tidy())
+        tasks = asyncio.create_task(self.watch.run()), asyncio.create_task(_tidy())
         yield
         for task in tasks:
             task.cancel()
@@ -310,16 +310,18 @@ class Server:
         return JSONResponse({"prompt": text})
 
     async def _health(self, _: Request) -> Response:
-        """Whether the engine runs and answers. The server restarts an engine that does not run by itself."""
-        loop, age, wait = self.loop, self.canary.answer_age, self.loop.restart_in
-        body = {
-            "status": self.canary.status,
-            "engine_pid": loop.engine_pid,
-            "engine_restarts": loop.restarts,
+        """Whether an engine runs and answers. Engines that do not run are restarted without a request."""
+        replicas, age, wait = self.fleet.replicas, self.watch.answer_age, self.fleet.jobs.restart_in
+        body: dict[str, Any] = {
+            "status": self.watch.status,
+            "engine_pid": replicas[0].pid if replicas else None,
+            "engine_restarts": self.fleet.restarts,
             "seconds_since_answer": None if age is None else round(age, 1),
             "seconds_to_restart": None if wait is None else round(wait, 1),
         }
-        return JSONResponse(body, 200 if self.canary.status == EngineState.OK else 503)
+        if len(replicas) > 1:
+            body["replicas"] = [_facts(replica) for replica in replicas]
+        return JSONResponse(body, 200 if self.watch.status == EngineState.OK else 503)
 
     async def _ready(self, _: Request) -> Response:
         """Whether the server would answer another request. A load balancer should use another one if not."""
@@ -328,7 +330,7 @@ class Server:
                 self._keys.check()
         except KeyFileError:
             return JSONResponse({"status": "not ready", "reason": "the API keys cannot be read"}, 503)
-        if (problem := self.canary.problem) is None:
+        if (problem := self.watch.problem) is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "reason": problem}, 503)
 
@@ -350,6 +352,20 @@ class Server:
         if name != self.config.name:
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
+
+
+def _facts(replica: Replica) -> dict[str, Any]:
+    """What `/health` says of one of several engines."""
+    return {
+        "replica": replica.number,
+        "status": "draining" if replica.draining else replica.state,
+        "engine_pid": replica.pid,
+        "restarts": replica.restarts,
+        "running": replica.load.running,
+        "waiting": replica.load.waiting,
+        "kv_usage": round(replica.load.kv_usage, 3),
+        "numeric_mode": replica.numerics.mode,
+    }
 
 
 def _check_permissions(options: RequestOptions, least: int, *, traces: bool) -> None:

@@ -23,8 +23,9 @@ from soothsay.server.app import Server
 from soothsay.server.batch_lines import BatchInput, BatchLine
 from soothsay.server.batch_output import OK, BatchOutput, State
 from soothsay.server.batch_replies import answer_tokens, settle
-from soothsay.server.engine_loop import EngineState
 from soothsay.server.events import to_line
+from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.fleet.replica import EngineState
 from soothsay.server.process import EngineProcess, load
 from soothsay.server.server_config import ServerConfig, served_name
 
@@ -105,8 +106,8 @@ def run_batch(
             factory = partial(
                 load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
             )
-            with EngineProcess(factory) as engine:
-                batch = BatchRun(engine, requests, answers, name, seed, progress)
+            with Fleet(partial(EngineProcess, factory)) as fleet:
+                batch = BatchRun(fleet, requests, answers, name, seed, progress)
                 asyncio.run(batch.run(state))
             answers.sync()
             tokens = batch.tokens
@@ -117,7 +118,7 @@ class BatchRun:
     """One run over the lines that have no answer yet.
 
     Args:
-        engine: the engine's process, with the model loaded. It ends with the run.
+        fleet: the engines, with the model loaded. They end with the run.
         requests: all lines.
         answers: where to write; it may have some of the answers.
         name: the model's name in requests.
@@ -126,7 +127,7 @@ class BatchRun:
 
     def __init__(
         self,
-        engine: EngineProcess,
+        fleet: Fleet,
         requests: BatchInput,
         answers: BatchOutput,
         name: str,
@@ -137,8 +138,8 @@ class BatchRun:
         self._lines = requests.lines(requests.unanswered(answers.keys))
         self._done, self._total = len(answers.keys), len(requests.keys)
         self.tokens = 0  # of the answers so far
-        self._num_workers = LINES_PER_ANSWER * engine.model.max_requests
-        self._server = Server(engine, _config(name, engine, self._num_workers))
+        self._num_workers = LINES_PER_ANSWER * fleet.model.max_requests
+        self._server = Server(fleet, _config(name, fleet, self._num_workers))
         transport = httpx.ASGITransport(self._server.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://batch")
         self._unlucky: list[BatchLine] = []  # those that ran when the engine died
@@ -187,7 +188,7 @@ class BatchRun:
 
     async def _post(self, url: str, body: Any) -> tuple[int, Any]:
         """Ask the server."""
-        while self._server.loop.state is not EngineState.OK:
+        while self._server.fleet.state is not EngineState.OK:
             await asyncio.sleep(0.1)
         headers = {"Content-Type": "application/json"}
         response = await self._client.post(url, content=to_line(body), headers=headers)
@@ -223,12 +224,12 @@ class BatchRun:
         }
 
 
-def _config(name: str, engine: EngineProcess, num_lines: int) -> ServerConfig:
+def _config(name: str, fleet: Fleet, num_lines: int) -> ServerConfig:
     """The server's limits, without those that depend on load: nobody waits for a single answer."""
     default = ServerConfig(name)
     return ServerConfig(
         name,
-        drafters=engine.model.drafters,
+        drafters=fleet.model.drafters,
         max_queue=num_lines * default.max_n * default.max_prompts,
         max_bodies=num_lines * default.max_body,
         timeout=math.inf,

@@ -1,4 +1,4 @@
-"""Watches over the engine: asks it for short answers, so that `/health` and `/ready` say what is true."""
+"""Watches over the engines: asks them for short answers, so that `/health` and `/ready` say what is true."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from secrets import token_hex
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.server.api_errors import ApiError
-from soothsay.server.engine_loop import EngineLoop, EngineState
+from soothsay.server.engine_loop import EngineLoop
+from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.jobs import Job
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.server_config import ServerConfig
@@ -36,7 +38,7 @@ RETRY = 2.0
 
 
 class Canary:
-    """Finds out whether the engine answers, and kills an engine that hangs.
+    """Finds out whether an engine answers, and kills an engine that hangs.
 
     A canary is a request of the server's own. It goes the whole way of a user's request, with the model's own
     drafter: through the pipe, the waiting line, prefill, drafting and verification, and back. Tokens of
@@ -44,13 +46,14 @@ class Canary:
     of its own, so it sees nothing of others and leaves nothing to them. Metrics do not count it.
 
     Args:
+        loop: passes canaries to the engine.
         engine: to watch.
         drafter: the name of the model's own drafter.
         config: how often to ask, and how long to wait.
     """
 
-    def __init__(self, engine: EngineLoop, drafter: str, config: ServerConfig):
-        self._engine, self._drafter, self._config = engine, drafter, config
+    def __init__(self, loop: EngineLoop, engine: Replica, drafter: str, config: ServerConfig):
+        self._loop, self._engine, self._drafter, self._config = loop, engine, drafter, config
         self._options = RequestOptions(priority=FIRST, tenant=Tenant("canary", token_hex(16)))
         self._failure: tuple[float, ApiError] | None = None  # of the last canary, and when it failed
         self._asked_at = -math.inf  # when the last canary ended, from `time.monotonic`
@@ -64,7 +67,7 @@ class Canary:
 
     @property
     def problem(self) -> str | None:
-        """Why the server should get no requests now; None if it should."""
+        """Why the engine should get no requests now; None if it should."""
         engine = self._engine
         if engine.state is not EngineState.OK:
             return engine.state
@@ -72,8 +75,6 @@ class Canary:
             return f"the engine does not answer: {self.failure.message}"
         if engine.answered_at is None:
             return "the engine has not answered since it was started"
-        if engine.in_flight >= engine.max_in_flight:
-            return "too many requests are waiting"
         return None
 
     @property
@@ -84,12 +85,6 @@ class Canary:
         """
         failed = self.failure is not None and self.failure.code != "timeout"
         return "engine failing" if failed and self._engine.state is EngineState.OK else self._engine.state
-
-    @property
-    def answer_age(self) -> float | None:
-        """Seconds since the engine's last token; None if there was none since it was started."""
-        answered = self._engine.answered_at
-        return None if answered is None else time.monotonic() - answered
 
     async def run(self) -> None:
         """Watch, until cancelled."""
@@ -123,7 +118,7 @@ class Canary:
         engine = self._engine
         job = Job([PROMPT], PARAMS, self._options, self._drafter, self._config.canary_timeout, counted=False)
         try:
-            await engine.submit(job)
+            await self._loop.submit(job, engine)
             async for _ in job:
                 pass
         except ApiError as error:
@@ -133,13 +128,13 @@ class Canary:
         else:
             self._failure = None
         finally:
-            engine.cancel(job)
+            self._loop.cancel(job)
             self._asked_at = time.monotonic()
 
     def _check_pulse(self) -> None:
         """Kill an engine that hangs: in a step, or before its first answer."""
         engine, now = self._engine, time.monotonic()
-        if engine.engine_pid is None:
+        if engine.pid is None:
             return
         if engine.answered_at is None:
             silent, limit = now - engine.started_at, self._config.start_timeout
@@ -149,3 +144,58 @@ class Canary:
         if silent > limit:
             log.critical("engine does not answer", extra={"seconds": round(silent, 1)})
             engine.kill()
+
+
+class Watch:
+    """Watches over all engines of a fleet, with a canary for each.
+
+    Args:
+        loop: passes canaries to the engines.
+        fleet: the engines. They may come and go.
+        config: see `Canary`.
+    """
+
+    def __init__(self, loop: EngineLoop, fleet: Fleet, config: ServerConfig):
+        self._loop, self._fleet, self._config = loop, fleet, config
+        self._canaries: dict[Replica, Canary] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server should get no requests now; None if it should."""
+        problems = [canary.problem for canary in self._canaries.values()]
+        if None not in problems:
+            return problems[0] if problems else self._fleet.state
+        if self._loop.in_flight >= self._loop.max_in_flight:
+            return "too many requests are waiting"
+        return None
+
+    @property
+    def status(self) -> str:
+        """The state of the engines in a word or two; "ok" if one does what it should."""
+        states = [canary.status for canary in self._canaries.values()]
+        return EngineState.OK if EngineState.OK in states else next(iter(states), self._fleet.state)
+
+    @property
+    def answer_age(self) -> float | None:
+        """Seconds since the engines' last token; None if there was none since they were started."""
+        answers = [replica.answered_at for replica in self._fleet.replicas]
+        last = max((answer for answer in answers if answer is not None), default=None)
+        return None if last is None else time.monotonic() - last
+
+    async def run(self) -> None:
+        """Watch, until cancelled."""
+        tasks: dict[Replica, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for replica in set(self._fleet.replicas) - set(tasks):
+                    canary = Canary(self._loop, replica, self._fleet.model.drafter, self._config)
+                    self._canaries[replica] = canary
+                    tasks[replica] = asyncio.create_task(canary.run())
+                for replica in set(tasks) - set(self._fleet.replicas):
+                    tasks.pop(replica).cancel()
+                    del self._canaries[replica]
+                await asyncio.sleep(TICK / 4)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)

@@ -70,7 +70,6 @@ class Job:
         self.prompts, self.params, self.options = list(prompts), params, options
         self.drafter = drafter
         self.counted = counted
-        self.resubmitted = False  # whether a second engine has got it, because the first one died
         self.charge = charge or Charge(None, 0, 0)
         loop = asyncio.get_running_loop()
         self.arrived_at = time.monotonic()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.load import EngineLoad
+from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.parameters import RequestOptions
@@ -67,6 +68,7 @@ class LoadedModel:
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names of all drafters in the registry
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
+    numerics: Numerics = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,10 @@ COMPLETION_TOKENS = 16
 """Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
 
 
+MAX_SESSION = 256
+"""Limit of characters of a session's name. What follows is ignored."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
     """How the engine shall serve a request. None of this changes the answer."""
@@ -54,6 +58,7 @@ class RequestOptions:
     traced: bool = False  # whether to report the tree of every step
     priority: int = 0  # lower numbers are served first
     tenant: Tenant = EVERYBODY  # whose request it is
+    session: str = ""  # requests of a session prefer the same engine; empty: it has none
 
 
 def request_options(body: GenerationRequest, key_name: str = "") -> RequestOptions:
@@ -72,7 +77,15 @@ def request_options(body: GenerationRequest, key_name: str = "") -> RequestOptio
         traced=bool(given.trace),
         priority=body.priority or 0,
         tenant=Tenant(key_name, body.cache_salt or ""),
+        session=_session(body),
     )
+
+
+def _session(body: GenerationRequest) -> str:
+    """The name that a client gives to requests that belong together; empty: none."""
+    extra = body.model_extra or {}
+    names = [extra.get(field) for field in ("prompt_cache_key", "user")]
+    return next((name[:MAX_SESSION] for name in names if isinstance(name, str)), "")
 
 
 def sampling_params(

@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from soothsay.errors import SoothsayError
-from soothsay.server.messages import Incoming, LoadedModel, Outgoing
+from soothsay.server.fleet.engine import Received
+from soothsay.server.messages import Incoming, LoadedModel
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
@@ -25,45 +25,21 @@ GRACE = 5.0
 SPAWN = multiprocessing.get_context("spawn")
 """Starts a fresh interpreter. A fork would copy locks of the server's process, but not its threads."""
 
-Received = Outgoing | SoothsayError | None
-"""What the engine's process sends. An error says why the model could not be loaded; None is the end."""
-
 
 class EngineProcess:
-    """An engine in a process of its own. As a context manager, it loads on entry and ends on exit.
+    """An engine in a process of its own on this machine. It is an `Engine`, and documents no more than that.
 
     Signals from a terminal or a supervisor do not reach the process. It ends when the server tells it to, or
     when the server's process ends.
 
     Args:
         factory: makes the `LLM` in the new process. It must be picklable.
-
-    Raises `SoothsayError` on entry if the factory raises it, or if the process ends while it loads.
-
-    Example:
-        >>> with EngineProcess(partial(load, "sibyl")) as engine:
-        ...     make_runner(Server(engine, ServerConfig(name="sibyl")), "127.0.0.1", 8000).run()
     """
 
-    model: LoadedModel
-    """The model that was loaded."""
+    host = ""
 
     def __init__(self, factory: Callable[[], LLM]):
         self._factory = factory
-
-    def __enter__(self) -> Self:
-        self.start()
-        try:
-            self.model = self._receive_model()
-        except BaseException:
-            self.end(grace=0)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
     @property
     def pid(self) -> int | None:
@@ -118,8 +94,8 @@ class EngineProcess:
             thread.join()
         self._pipe.close()
 
-    def _receive_model(self) -> LoadedModel:
-        """Wait for the first message of the process."""
+    def wait(self) -> LoadedModel:
+        """Wait until the model is loaded. Call it before `listen`, or not at all. Raises `SoothsayError`."""
         try:
             received = self._pipe.recv()
         except (EOFError, OSError):

@@ -36,6 +36,7 @@ from soothsay.server.messages import (
     Pong,
     Submit,
 )
+from soothsay.server.numeric_mode import numerics
 
 log = logging.getLogger("soothsay.server")
 
@@ -96,6 +97,7 @@ def _model(llm: LLM) -> LoadedModel:
         drafter=str(llm.drafter),
         drafters=tuple(REGISTRY),
         sampling_defaults=llm.sampling_defaults,
+        numerics=numerics(llm),
     )
 
 

@@ -1,0 +1,169 @@
+"""A job on its way through engines: what its answers have said, and which engine says the next token."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from soothsay.core.answer import SpeculationStats
+from soothsay.core.numerics import Numerics
+from soothsay.server.messages import AnswerUpdate, Said, Submit
+
+E = TypeVar("E", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """How far an answer is: as told to the client, or as one engine has told it."""
+
+    num_output: int = 0
+    text_length: int = 0
+    num_preemptions: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+@dataclass(slots=True)
+class _Answer(_Totals):
+    """An answer as it was told to the client."""
+
+    tokens: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    ended: bool = False
+
+    def take(self, update: AnswerUpdate) -> None:
+        if self.num_output == 0:
+            self.num_cached = update.num_cached
+        self.tokens += update.token_ids
+        self.num_output, self.stats = update.num_output, update.stats
+        self.text_length += len(update.text)
+        self.num_preemptions = update.num_preemptions
+        self.ended = update.finish_reason is not None
+
+
+class Flight(Generic[E]):
+    """A job, its answers so far, and the engines that work on it.
+
+    The `runner` is the engine whose tokens the client gets. A `successor` has got the job too, with the
+    tokens so far, and takes over with its first token. An answer is a function of the job, so its tokens,
+    text and log-probabilities go on exactly where the runner was.
+
+    Args:
+        submit: the job. If it has no seed, it gets one here, since the next engine needs the same.
+        pinned: whether it belongs to its first engine and ends with it.
+    """
+
+    def __init__(self, submit: Submit, *, pinned: bool = False):
+        params = submit.params
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(48))
+        self.submit = replace(submit, params=params)
+        self.pinned = pinned
+        self.numerics: Numerics | None = None  # of the engine that said the first token
+        self.runner: E | None = None
+        self.successor: E | None = None
+        self.losses = 0  # engines that died under it
+        self.idle_losses = 0  # the same, since its last new token
+        self.num_calls = 0  # how often an engine got it
+        self.calls: dict[E, int] = {}  # the job's number at each engine that has it
+        self._answers = [_Answer() for _ in submit.prompts for _ in range(params.n)]
+        self._heard: dict[E, list[_Totals]] = {}  # of engines whose totals are not those of the answers
+
+    @property
+    def number(self) -> int:
+        """Of the job."""
+        return self.submit.job
+
+    @property
+    def size(self) -> int:
+        """Number of answers."""
+        return len(self._answers)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has heard of any answer."""
+        return any(answer.num_output or answer.ended for answer in self._answers)
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The token ids of each prompt with its answer so far."""
+        prompts, n = self.submit.prompts, self.submit.params.n
+        return [prompts[i // n] + answer.tokens for i, answer in enumerate(self._answers)]
+
+    def board(self, engine: E, call: int) -> Submit:
+        """Give the job to an engine, the successor if there is a runner. Returns what to send.
+
+        Args:
+            engine: does not have the job.
+            call: the job's number there. Late news of an earlier call must not count, so it is a new one.
+        """
+        self.calls[engine] = call
+        self.num_calls += 1
+        if self.runner is None:
+            self.runner = engine
+        else:
+            self.successor = engine
+            self._heard.setdefault(
+                self.runner,
+                [
+                    _Totals(answer.num_output, answer.text_length, answer.num_preemptions, answer.stats)
+                    for answer in self._answers
+                ],
+            )
+        if self.successor is not None or self.has_begun:
+            self._heard[engine] = [_Totals(answer.num_output, answer.text_length) for answer in self._answers]
+        said = [Said([*a.tokens], a.ended) for a in self._answers] if self.has_begun else ()
+        return replace(self.submit, job=call, said=said)
+
+    def leave(self, engine: E) -> None:
+        """Note that an engine does not work on the job any more. A successor becomes the runner."""
+        self._heard.pop(engine, None)
+        self.calls.pop(engine, None)
+        if engine == self.successor:
+            self.successor = None
+        elif engine == self.runner:
+            self.runner, self.successor = self.successor, None
+
+    def lose(self, engine: E) -> None:
+        """Note that an engine has died."""
+        self.leave(engine)
+        self.losses += 1
+        self.idle_losses += 1
+
+    def take(self, engine: E, update: AnswerUpdate) -> AnswerUpdate | None:
+        """Take an update of the runner. Returns what of it is new to the client; None: nothing."""
+        answer = self._answers[update.index]
+        if engine in self._heard:
+            new = self._new(answer, self._heard[engine][update.index], update)
+        else:
+            new = update  # the engine has said all that the client has heard
+        if new is not None:
+            new = new if new.job == self.number else replace(new, job=self.number)
+            answer.take(new)
+            self.idle_losses = 0
+        return new
+
+    def _new(self, answer: _Answer, heard: _Totals, update: AnswerUpdate) -> AnswerUpdate | None:
+        """What of an update the client has not heard, with the totals of all engines together."""
+        skipped = answer.num_output - heard.num_output
+        skipped_text = answer.text_length - heard.text_length
+        gained = update.stats.minus(heard.stats)
+        preemptions = update.num_preemptions - heard.num_preemptions
+        heard.num_output, heard.stats = update.num_output, update.stats
+        heard.num_preemptions = update.num_preemptions
+        heard.text_length += len(update.text)
+        ends = update.finish_reason is not None and not answer.ended
+        if update.num_output <= answer.num_output and not ends:
+            return None
+        has_tokens = answer.num_output > 0
+        return replace(
+            update,
+            text=update.text[skipped_text:],
+            token_ids=update.token_ids[skipped:],
+            logprobs=None if update.logprobs is None else update.logprobs[skipped:],
+            prompt_logprobs=None if has_tokens else update.prompt_logprobs,
+            num_cached=answer.num_cached if has_tokens else update.num_cached,
+            num_preemptions=answer.num_preemptions + preemptions,
+            stats=answer.stats.plus(gained),
+        )

@@ -1,0 +1,58 @@
+"""Finds out the numeric mode of an engine. It runs in the engine's process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import torch
+
+from soothsay import __version__
+from soothsay.core.numerics import Numerics
+from soothsay.core.params import SamplingParams
+from soothsay.core.tenant import Tenant
+from soothsay.llm import LLM
+from soothsay.model.linear import Dense, Packed
+from soothsay.model.transformer import Transformer
+
+log = logging.getLogger("soothsay.server")
+
+PROBE = 32
+"""Tokens of the prompt whose log-probabilities show which bits an engine computes."""
+
+
+def numerics(llm: LLM) -> Numerics:
+    """The numeric mode of an engine that has nothing to do. It reads a short prompt to find out."""
+    capacity = llm.engine.allocator.num_blocks * llm.engine.allocator.block_size
+    return Numerics(mode(llm.model), min(llm.config.max_context or 0, capacity), _probe(llm))
+
+
+def mode(model: Transformer) -> str:
+    """What the bits of a model's logits depend on, in words. Weights are not in it.
+
+    The number of threads is in it only where the bits depend on it: where PyTorch multiplies.
+    """
+    linears = {type(module) for module in model.modules() if isinstance(module, (Dense, Packed))}
+    parts = [model.kernels.name, f"activations {str(model.dtype).removeprefix('torch.')}"]
+    if model.bits is not None:
+        parts.append(f"int{model.bits} weights")
+    if linears:
+        parts.append(f"{torch.get_num_threads()} threads of PyTorch {torch.__version__}")
+    return ", ".join([*parts, f"soothsay {__version__}"])
+
+
+def _probe(llm: LLM) -> str:
+    """A digest of the log-probabilities of a fixed prompt and of the token after it."""
+    size = min(PROBE, (llm.config.max_context or 2) // 2)
+    prompt = [index * 37 % llm.model.config.vocab_size for index in range(size)]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    tenant = Tenant("numeric mode")  # whose blocks nobody shares
+    try:
+        (request,) = llm.requests(prompt, params, drafter="none", tenant=tenant)
+        llm.engine.add(request)
+        llm.engine.advance(request)
+    except Exception:  # the engine may still serve other requests; a canary tells what is wrong
+        log.error("probe failed", exc_info=True)
+        return ""
+    computed = [*request.prompt_logprobs, *(piece.logprobs for piece in request.pieces)]
+    return hashlib.blake2b(repr(computed).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,219 @@
+"""Fleets of fake engines, which say what a test makes them say."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
+from soothsay.core.load import EngineLoad
+from soothsay.core.numerics import Numerics
+from soothsay.core.params import SamplingParams
+from soothsay.server.engine_loop import EngineLoop
+from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.fleet.replica import Replica
+from soothsay.server.jobs import Job
+from soothsay.server.messages import (
+    Admitted,
+    AnswerUpdate,
+    Cancel,
+    EngineUpdate,
+    LoadedModel,
+    Ping,
+    Pong,
+    Submit,
+)
+from soothsay.server.metrics import Metrics
+from soothsay.server.parameters import RequestOptions
+from soothsay.server.server_config import ServerConfig
+
+NUMERICS = Numerics("native, avx2", 100, "0123")
+MODEL = LoadedModel(None, 100, 100, 8, 16, 50, "none", ("none",), {}, NUMERICS)
+
+
+def token(job: Job, index: int, position: int) -> int:
+    """What an answer has at a position, at any engine: a function of the job alone, as the guarantee says."""
+    return (7 * sum(job.prompts[0]) + 3 * index + position * position) % 90
+
+
+def tokens(job: Job, count: int, index: int = 0) -> list[int]:
+    """The first tokens of an answer."""
+    return [token(job, index, position) for position in range(count)]
+
+
+def text(tokens: list[int]) -> str:
+    """The text of some tokens: each has none, one or two characters."""
+    return "".join("xy"[: one % 3] for one in tokens)
+
+
+class FakeEngine:
+    """Has the members of an `Engine`. `fail_starts` is how often it cannot start."""
+
+    host = ""
+
+    def __init__(self) -> None:
+        self.pid, self.exit_code = 1, -9
+        self.sent: list[Any] = []
+        self.starts = self.fail_starts = self.kills = self.ends = 0
+        self.tell: Callable[[Any], None] = lambda _: None
+        self.stats: dict[tuple[int, int], SpeculationStats] = {}
+        self.said: dict[tuple[int, int], int] = {}
+        self.deaf = False
+
+    def start(self) -> None:
+        if self.fail_starts:
+            self.fail_starts -= 1
+            raise OSError("no room")
+        self.starts += 1
+
+    def wait(self) -> LoadedModel:
+        return MODEL
+
+    def listen(self, receive: Callable[[Any], None]) -> None:
+        self.tell = receive
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if isinstance(message, Ping) and not self.deaf:
+            self.tell(Pong())
+
+    def kill(self) -> None:
+        self.kills += 1
+        self.tell(None)
+
+    def end(self) -> None:
+        self.ends += 1
+
+    @property
+    def submits(self) -> list[Submit]:
+        return [message for message in self.sent if isinstance(message, Submit)]
+
+    def has(self, job: Job) -> bool:
+        """Whether it has got a job that was not taken from it."""
+        gone = [message.job for message in self.sent if isinstance(message, Cancel)]
+        submit = self.submit_of(job)
+        return submit is not None and submit.job not in gone
+
+    def submit_of(self, job: Job) -> Submit | None:
+        """The last call for a job. Prompts tell jobs apart."""
+        return next((one for one in reversed(self.submits) if one.prompts == job.prompts), None)
+
+    def die(self) -> None:
+        self.stats.clear(), self.said.clear()
+        self.tell(None)
+
+    def load(self, numerics: Numerics = NUMERICS) -> None:
+        self.tell(replace(MODEL, numerics=numerics))
+
+    def admit(self, job: Job) -> None:
+        submit = self.submit_of(job)
+        assert submit is not None
+        assert submit.params.seed is not None
+        self.tell(Admitted(submit.job, [submit.params.seed + i for i in range(submit.params.n)]))
+
+    def position(self, job: Job, index: int = 0) -> int:
+        """Tokens of an answer that it knows."""
+        submit = self.submit_of(job)
+        assert submit is not None
+        return self.said.get((submit.job, index), len(submit.said[index].tokens) if submit.said else 0)
+
+    def say(self, job: Job, count: int = 1, index: int = 0, *, end: bool = False) -> None:
+        """Emit the next tokens of an answer, as a real engine would; `end`: the job has ended then."""
+        submit, at = self.submit_of(job), self.position(job, index)
+        assert submit is not None
+        new = [token(job, index, position) for position in range(at, at + count)]
+        key = submit.job, index
+        self.said[key] = at + count
+        stats = self.stats.setdefault(key, SpeculationStats())
+        stats.record(count - 1, count - 1, ["suffix"] * (count - 1), count)
+        wanted = submit.params.logprobs is not None
+        update = AnswerUpdate(
+            job=submit.job,
+            index=index,
+            text=text(new),
+            logprobs=[TokenLogprobs(one, -one / 10, {}) for one in new] if wanted else None,
+            traces=[],
+            num_output=at + count,
+            num_cached=0,
+            num_preemptions=0,
+            stats=stats.plus(SpeculationStats()),
+            finish_reason=FinishReason.LENGTH if end else None,
+            token_ids=new,
+        )
+        load = EngineLoad(0 if end else 1, 0, 0.1)
+        self.tell(EngineUpdate(1.0, [update], {submit.job: None} if end else {}, load, {"none": 1}))
+
+
+class Fixture:
+    """A server's loop with a fleet of fake engines. All but the first have these numerics."""
+
+    def __init__(self, size: int = 1, numerics: Numerics = NUMERICS, **options: Any):
+        self.engines: list[FakeEngine] = []
+        self.fleet = Fleet(self._make, size).__enter__()
+        self.metrics = Metrics("m")
+        self.loop = EngineLoop(self.fleet, self.metrics, ServerConfig(name="m", **options))
+        self.loop.start()
+        for engine in self.engines[1:]:
+            engine.load(numerics)
+
+    def _make(self) -> FakeEngine:
+        self.engines.append(FakeEngine())
+        return self.engines[-1]
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return self.fleet.replicas
+
+    async def ready(self) -> None:
+        """Wait until all engines serve, and have answered once."""
+        await until(lambda: len(self.fleet.jobs.serving) == len(self.engines))
+        for replica in self.replicas:
+            replica.answered_at = 0.0
+
+    async def begin(self, one: Job) -> FakeEngine:
+        """Submit a job. Returns the engine that has it."""
+        submitted = asyncio.create_task(self.loop.submit(one))
+        await until(lambda: self.holders(one))
+        (engine,) = self.holders(one)
+        engine.admit(one)
+        await submitted
+        return engine
+
+    def holders(self, one: Job) -> list[FakeEngine]:
+        return [engine for engine in self.engines if engine.has(one)]
+
+
+PROMPTS = itertools.count(1)
+
+
+def job(prompt: list[int] | None = None, *, counted: bool = True, session: str = "", **params: Any) -> Job:
+    prompt = [next(PROMPTS)] if prompt is None else prompt
+    options = RequestOptions(session=session)
+    return Job([prompt], SamplingParams(**{"seed": 0, **params}), options, "none", 60, counted=counted)
+
+
+async def heard(one: Job) -> dict[int, tuple[list[int], str]]:
+    """The tokens and the text of each answer of a job, once it has ended."""
+    answers: dict[int, tuple[list[int], str]] = {i: ([], "") for i in range(one.size)}
+    async for update in one:
+        known, before = answers[update.index]
+        answers[update.index] = [*known, *update.token_ids], before + update.text
+        assert update.num_output == len(known) + len(update.token_ids)
+        if update.logprobs is not None:
+            assert [logprob.token for logprob in update.logprobs] == update.token_ids
+    return answers
+
+
+async def until(true: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it has not happened")
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
