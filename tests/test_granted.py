@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from soothsay.machine import granted_processors
+from soothsay.processors import granted_processors
 
 SIBLINGS = {
     f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}\n" for n in range(8)

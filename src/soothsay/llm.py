@@ -21,7 +21,7 @@ from soothsay.engine.sizing import complete_config
 from soothsay.errors import RequestError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.generation_config import sampling_in_folder
-from soothsay.model.load import load_model
+from soothsay.model.load import load_model, named_kernels
 from soothsay.model.transformer import Transformer
 from soothsay.request_builder import Prompt, RequestBuilder
 from soothsay.result import Choice, Result, Stream
@@ -45,6 +45,8 @@ class LLM:
         device: where the model runs.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
+        kernels: "auto", the fastest that run here; or an instruction set such as "avx2" or "portable"; or
+            "stock", PyTorch's own operations. Bits of logits depend on them.
         config: the engine's numbers. Keywords such as `max_context=4096` set single ones.
 
     Raises:
@@ -67,6 +69,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         device: str = "cpu",
         generation_config: str | os.PathLike[str] = "auto",
+        kernels: str = "auto",
         config: EngineConfig | None = None,
         **engine_options: Any,
     ):
@@ -86,7 +89,8 @@ class LLM:
             eos_ids = checkpoint.eos_ids
             if generation_config == "auto":
                 self.sampling_defaults = checkpoint.sampling_defaults()
-            self.model = load_model(checkpoint, dtype, device, max_context=config.max_context)
+            chosen = named_kernels(kernels)
+            self.model = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
         self.tokenizer = tokenizer
         self.config = complete_config(config, self.model)
         self.engine = Engine(self.model, tokenizer, self.config, path)

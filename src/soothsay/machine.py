@@ -44,56 +44,6 @@ def processor_name() -> str:
         return platform.processor()
 
 
-def granted_processors(root: Path = Path("/")) -> int:
-    """Physical cores that this process may use, by affinity and control groups' quotas. At least 1.
-
-    Args:
-        root: of the file system that has `proc` and `sys`.
-    """
-    if not hasattr(os, "sched_getaffinity"):  # not Linux
-        return os.cpu_count() or 1
-    topology = root / "sys/devices/system/cpu"
-    cores = {
-        _first_line(topology / f"cpu{number}/topology/thread_siblings_list") or str(number)
-        for number in os.sched_getaffinity(0)
-    }
-    return max(1, math.ceil(min(len(cores), _processor_quota(root))))
-
-
-def _processor_quota(root: Path) -> float:
-    """Processors that control groups (version 1 and 2) grant to this process; infinity without a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return math.inf
-    granted = math.inf
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Version 2 names no controllers.
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):  # a container sees its own group at the top
-            if controllers:
-                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                fields = [_first_line(top / folder / name) for name in names]
-            else:
-                fields = _first_line(top / folder / "cpu.max").split()
-            if len(fields) == 2 and all(field.isdigit() and int(field) for field in fields):
-                granted = min(granted, int(fields[0]) / int(fields[1]))
-    return granted
-
-
-def _first_line(file: Path) -> str:
-    """The first line of a small file; empty if it cannot be read."""
-    try:
-        with file.open() as text:
-            return text.readline(4096).strip()
-    except OSError:
-        return ""
-
-
 def mapped_zeros(shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool = False) -> Tensor:
     """Allocate zeros in a memory mapping of their own.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,7 +23,15 @@ from soothsay.cli.options import (
     NameOption,
 )
 from soothsay.cli.terminal import notice, sampling_summary
+from soothsay.errors import SoothsayError
 from soothsay.server.server_config import ServerConfig, served_name
+
+if TYPE_CHECKING:
+    from soothsay.llm import LLM
+    from soothsay.server.cluster.ray_engine import Cluster
+    from soothsay.server.fleet.engine import Engine
+
+REPLICAS = "Many engines"
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -59,6 +67,43 @@ def serve(
             help="Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
         ),
     ] = True,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas",
+            min=1,
+            help="Number of engines behind this port. An answer goes on at another one if its engine dies.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = 1,
+    replica_cores: Annotated[
+        int | None,
+        typer.Option(
+            "--replica-cores",
+            min=1,
+            show_default="the cores of this machine, shared equally",
+            help="Physical cores of each engine, which are its own.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            show_default="no Ray: all engines run on this machine",
+            help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None,
+    portable: Annotated[
+        bool,
+        typer.Option(
+            "--portable",
+            help="Compute with instructions that all processors of the family have, so that engines on "
+            "unlike machines give equal answers. Much slower.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = False,
     api_keys: Annotated[
         Path | None,
         typer.Option(
@@ -215,19 +260,22 @@ def serve(
     ] = 60.0,
 ) -> None:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
+    cores = engine_cores(replicas, replica_cores, ray_address)
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
             from soothsay.server.api_keys import KeyRing
             from soothsay.server.app import Server
             from soothsay.server.fleet.fleet import Fleet
             from soothsay.server.log import log_to_stderr
-            from soothsay.server.process import EngineProcess, load
+            from soothsay.server.process import PORTABLE, EngineProcess, load
             from soothsay.server.runner import make_runner
 
             keys = None if api_keys is None else KeyRing(api_keys)
             factory = partial(
                 load,
                 model,
+                cores=cores,
+                kernels="portable" if portable else "auto",
                 drafter=drafter,
                 dtype=dtype,
                 max_context=max_context,
@@ -236,7 +284,12 @@ def serve(
                 max_stall=max_stall,
                 generation_config=generation_config,
             )
-            fleet = stack.enter_context(Fleet(partial(EngineProcess, factory)))
+            environment = PORTABLE if portable else {}
+            make: Callable[[], Engine] = partial(EngineProcess, factory, environment)
+            if ray_address is not None:
+                cluster = ray_cluster(ray_address, factory, cores or 1, environment, replicas)
+                make = stack.enter_context(cluster).engine
+            fleet = stack.enter_context(Fleet(make, replicas))
         config = ServerConfig(
             name=name or served_name(model),
             drafters=fleet.model.drafters if allow_drafter is None else tuple(allow_drafter),
@@ -276,3 +329,25 @@ def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[
     if not allowed and not (keyless and host in LOOPBACK):
         return ()
     return tuple(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *allowed))
+
+
+def engine_cores(replicas: int, asked: int | None, ray_address: str | None) -> int | None:
+    """Physical cores of each engine; None: the only engine shares all cores. Raises `typer.BadParameter`."""
+    from soothsay.processors import granted_processors
+
+    if asked is None and ray_address not in (None, "local"):
+        raise typer.BadParameter("--ray-address needs --replica-cores N: machines of a cluster may differ")
+    if asked is None and replicas == 1 and ray_address is None:
+        return None
+    return asked or max(granted_processors() // replicas, 1)
+
+
+def ray_cluster(
+    address: str, factory: Callable[[], LLM], cores: int, environment: Mapping[str, str], replicas: int
+) -> Cluster:
+    """A Ray cluster for engines. Raises `SoothsayError` if Ray is not installed."""
+    try:
+        from soothsay.server.cluster.ray_engine import Cluster
+    except ImportError:
+        raise SoothsayError("Ray is not installed: pip install 'soothsay[ray]'") from None
+    return Cluster(address, factory, cores, environment, cores * replicas)

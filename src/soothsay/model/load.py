@@ -26,7 +26,7 @@ from soothsay.model.head_order import delta_order, head_order, latent_order, qkv
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense, Packed
-from soothsay.model.native.kernels import load_native
+from soothsay.model.native.kernels import VARIANTS, NativeKernels, load_native
 from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.norm import RMSNorm
 from soothsay.model.quantized import (
@@ -223,6 +223,18 @@ def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Ker
     """The fastest kernels for a model: native ones on a CPU if they fit, else stock operations."""
     native = load_native() if torch.device(device).type == "cpu" else None
     return StockKernels() if native is None or not native.fit(config) else native
+
+
+def named_kernels(name: str) -> Kernels | None:
+    """The kernels of a name: an instruction set, or "stock"; None for "auto". Raises `ModelError`."""
+    if name in ("auto", "stock"):
+        return StockKernels() if name == "stock" else None
+    if name not in VARIANTS:
+        raise ModelError(f"there are no kernels {name!r}; choose from auto, stock, {', '.join(VARIANTS)}")
+    try:
+        return NativeKernels(name)
+    except OSError as error:
+        raise ModelError(str(error)) from None
 
 
 class _Source:

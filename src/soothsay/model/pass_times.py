@@ -30,8 +30,9 @@ from soothsay.core.cache import KVPool
 from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
 from soothsay.files import write_json
-from soothsay.machine import cache_directory, granted_processors, processor_name
+from soothsay.machine import cache_directory, processor_name
 from soothsay.model.transformer import Transformer
+from soothsay.processors import granted_processors
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

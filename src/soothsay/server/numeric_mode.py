@@ -33,11 +33,12 @@ def mode(model: Transformer) -> str:
     The number of threads is in it only where the bits depend on it: where PyTorch multiplies.
     """
     linears = {type(module) for module in model.modules() if isinstance(module, (Dense, Packed))}
-    parts = [model.kernels.name, f"activations {str(model.dtype).removeprefix('torch.')}"]
+    pytorch = f"PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
+    parts = [model.kernels.name, pytorch, f"activations {str(model.dtype).removeprefix('torch.')}"]
     if model.bits is not None:
         parts.append(f"int{model.bits} weights")
     if linears:
-        parts.append(f"{torch.get_num_threads()} threads of PyTorch {torch.__version__}")
+        parts.append(f"{torch.get_num_threads()} threads")
     return ", ".join([*parts, f"soothsay {__version__}"])
 
 

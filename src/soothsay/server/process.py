@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from soothsay.errors import SoothsayError
+from soothsay.processors import claim_cores
 from soothsay.server.fleet.engine import Received
 from soothsay.server.messages import Incoming, LoadedModel
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
+
+log = logging.getLogger("soothsay.server")
+
+PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
+"""Variables with which PyTorch computes with the instructions that all x86-64 processors have. With the
+kernels "portable", the bits of an engine then do not depend on its processor."""
 
 GRACE = 5.0
 """Seconds in which the engine can end by itself before it is killed."""
@@ -34,12 +44,13 @@ class EngineProcess:
 
     Args:
         factory: makes the `LLM` in the new process. It must be picklable.
+        environment: variables of the new process, set before it imports torch.
     """
 
     host = ""
 
-    def __init__(self, factory: Callable[[], LLM]):
-        self._factory = factory
+    def __init__(self, factory: Callable[[], LLM], environment: Mapping[str, str] = MappingProxyType({})):
+        self._factory, self._environment = factory, dict(environment)
 
     @property
     def pid(self) -> int | None:
@@ -57,7 +68,8 @@ class EngineProcess:
         Raises `OSError` if the system has no room for a process. This object is then as it was.
         """
         pipe, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=_run_worker, args=(self._factory, theirs), name="engine", daemon=True)
+        arguments = self._factory, theirs, self._environment
+        process = SPAWN.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
         try:
             with _signals_blocked():
                 process.start()
@@ -69,11 +81,11 @@ class EngineProcess:
         self._pipe, self._process = pipe, process
         self._outbox: SimpleQueue[Incoming | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._start_thread(_write, self._pipe, self._outbox)
+        self._start_thread(write_messages, self._pipe, self._outbox)
 
     def listen(self, receive: Callable[[Received], None]) -> None:
         """Start a thread that calls `receive` with each message from now on, and with None at the end."""
-        self._start_thread(_read, self._pipe, receive)
+        self._start_thread(read_messages, self._pipe, receive)
 
     def send(self, message: Incoming) -> None:
         """Queue a message for the process. Returns at once."""
@@ -114,26 +126,40 @@ class EngineProcess:
         return model
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=target, args=args, name=f"engine{target.__name__}", daemon=True)
+        thread = threading.Thread(target=target, args=args, name=target.__name__, daemon=True)
         self._threads.append(thread)
         thread.start()
 
 
-def load(model: str, **options: Any) -> LLM:
-    """Make an `LLM`. Imports torch only here, because the server's process works without torch."""
+def load(model: str, *, cores: int | None = None, **options: Any) -> LLM:
+    """Make an `LLM`. Imports torch only here, because the server's process works without torch.
+
+    Args:
+        model: see `LLM`.
+        cores: the number of physical cores that the process gets for itself; None: it shares all.
+        options: see `LLM`.
+    """
+    pinned = () if cores is None else claim_cores(cores)
+    import torch
+
     from soothsay.llm import LLM
 
+    if cores is not None:
+        torch.set_num_threads(cores)
+        if not pinned:
+            log.warning("no core of its own is free for an engine", extra={"cores": cores})
     return LLM(model, **options)
 
 
-def _run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
+def _run_worker(factory: Callable[[], LLM], pipe: Connection, environment: dict[str, str]) -> None:
     """Run in the engine's process, which is the only one that imports torch."""
+    os.environ |= environment
     from soothsay.server.worker import run_worker
 
     run_worker(factory, pipe)
 
 
-def _read(pipe: Connection, receive: Callable[[Received], None]) -> None:
+def read_messages(pipe: Connection, receive: Callable[[Received], None]) -> None:
     """Pass on messages until the process closes the pipe."""
     try:
         while True:
@@ -144,7 +170,7 @@ def _read(pipe: Connection, receive: Callable[[Received], None]) -> None:
         receive(None)
 
 
-def _write(pipe: Connection, outbox: SimpleQueue[Incoming | None]) -> None:
+def write_messages(pipe: Connection, outbox: SimpleQueue[Incoming | None]) -> None:
     """Send messages until one is None, which tells the process to end."""
     message: Incoming | None
     with suppress(OSError):

@@ -15,7 +15,6 @@ from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.machine import granted_processors
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
@@ -29,6 +28,7 @@ from soothsay.model.native.layout import native_layout
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.quantized import Integers
 from soothsay.model.transformer import Block
+from soothsay.processors import granted_processors
 
 VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
 """Instruction sets, the fastest first."""
