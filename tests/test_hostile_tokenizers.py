@@ -14,7 +14,8 @@ from tokenizers import models
 
 from soothsay.errors import ModelError, RequestError
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
+from soothsay.tokenizer import Tokenizer
+from soothsay.vocabulary.directory import MAX_TOKENIZER_BYTES
 
 GOOD: dict[str, Any] = json.loads(Backend(models.WordLevel({"<s>": 0, "hello": 1}, unk_token="<s>")).to_str())
 MESSAGES = [{"role": "user", "content": "hi"}]

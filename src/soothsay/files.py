@@ -87,7 +87,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     Raises `ModelError`, which names the file, if it is missing, too large, nested too deep, not valid
     JSON, or holds another value than an object.
     """
-    content = _read(file, MAX_JSON_BYTES)
+    content = read_model_bytes(file, MAX_JSON_BYTES)
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MAX_JSON_VALUES:
         raise ModelError(
@@ -106,10 +106,10 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def read_model_text(file: Path) -> str:
-    """Read a model's text file. Raises `ModelError` if it is missing, too large or not UTF-8."""
+def read_model_text(file: Path, limit: int = MAX_TEXT_BYTES) -> str:
+    """Read a model's text file. Raises `ModelError` if it is missing, too large, or not UTF-8."""
     try:
-        return _read(file, MAX_TEXT_BYTES).decode("utf-8-sig")
+        return read_model_bytes(file, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ModelError(f"{file} is not UTF-8 text ({error}); download it again") from error
 
@@ -125,7 +125,8 @@ def check_size(file: Path, limit: int) -> None:
         )
 
 
-def _read(file: Path, limit: int) -> bytes:
+def read_model_bytes(file: Path, limit: int) -> bytes:
+    """Read a model's file. Raises `ModelError` if it is missing, or has over `limit` bytes."""
     check_size(file, limit)
     try:
         with file.open("rb") as opened:

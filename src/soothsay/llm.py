@@ -25,7 +25,7 @@ from soothsay.model.load import load_model, named_kernels
 from soothsay.model.transformer import Transformer
 from soothsay.request_builder import Prompt, RequestBuilder
 from soothsay.result import Choice, Result, Stream
-from soothsay.tokenizer import Message, Tokenizer
+from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
 
 
 class LLM:
@@ -210,7 +210,7 @@ class LLM:
         `variables` are those of the chat template, such as `enable_thinking=False`.
         """
         if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer; give token ids to generate instead")
+            raise RequestError(f"{NO_TOKENIZER}. Give token ids to generate instead")
         return self.tokenizer.encode_chat(messages, **variables)
 
     def requests(

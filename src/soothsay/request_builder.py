@@ -14,7 +14,7 @@ from soothsay.core.sampling import derive_seed
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
-from soothsay.tokenizer import Tokenizer
+from soothsay.tokenizer import NO_TOKENIZER, Tokenizer
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -129,7 +129,7 @@ class RequestBuilder:
         """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError("this model has no tokenizer; give token ids instead of text")
+                raise RequestError(f"{NO_TOKENIZER}. Give token ids instead of text")
             ids = self.tokenizer.encode(prompt)
         else:
             ids = [int(token) for token in prompt]

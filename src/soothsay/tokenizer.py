@@ -13,12 +13,14 @@ from tokenizers import Tokenizer as Backend
 
 from soothsay.chat_template import ChatTemplate
 from soothsay.errors import ModelError, RequestError, SoothsayError
-from soothsay.files import check_size, read_json_object, read_model_text
+from soothsay.files import read_json_object, read_model_text
+from soothsay.vocabulary.added import named_special
+from soothsay.vocabulary.directory import LOOKED_FOR, form_in, tokenizer_files
+
+NO_TOKENIZER = f"this model has no tokenizer; files with one are {LOOKED_FOR}, or a GGUF file itself"
+"""What is wrong where a model without a tokenizer is given text."""
 
 Message = Mapping[str, Any]
-
-MAX_TOKENIZER_BYTES = 2**27
-"""Size limit of a tokenizer.json in bytes. Gemma's, with 262,000 tokens, has 33 MB."""
 
 MAX_TOKEN_ID = 2**24 - 1
 """Limit of token ids: tables have a row for each id."""
@@ -64,31 +66,36 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Read the tokenizer of a Hugging Face directory.
+        """Read the tokenizer of a model's directory.
 
-        The files are `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and
-        `additional_chat_templates/tool_use.jinja`. Only the first is required.
+        The tokenizer is a `tokenizer.json`, or one of the other forms in `vocabulary.directory.FORMS`. Its
+        settings are in `tokenizer_config.json` and `special_tokens_map.json`. Chat templates are there too,
+        or in `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, or in
+        `chat_template.json`.
 
-        Raises `ModelError` if a file cannot be read, or `tokenizer.json` is missing.
+        Raises `ModelError` if there is no tokenizer, or a file cannot be read.
         """
-        file = path / "tokenizer.json"
-        if not file.is_file():
+        form = form_in(path)
+        if form is None:
+            there = ", ".join(tokenizer_files(path)) or "none of them"
             raise ModelError(
-                f"{path} has no tokenizer.json. If it has a tokenizer of another form (tokenizer.model, "
-                "vocab.json, tekken.json), convert it once: "
-                "transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+                f"{path} has no tokenizer that can be read: it needs {LOOKED_FOR}, and has {there}. Convert "
+                "it once: transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
             )
-        check_size(file, MAX_TOKENIZER_BYTES)
+        settings: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            settings |= read_json_object(path / name) if (path / name).is_file() else {}
         with backend_errors(
-            lambda why: ModelError(f"{file} cannot be read as a tokenizer ({why}); download it again")
+            lambda why: ModelError(
+                f"{path / form.files[0]} cannot be read as a tokenizer ({why}); download it again"
+            )
         ):
-            backend = Backend.from_file(str(file))
+            backend, special = form.read(path, settings)
             _check(backend)
-        settings_file = path / "tokenizer_config.json"
-        settings = read_json_object(settings_file) if settings_file.is_file() else {}
         try:
-            templates = _template_files(path) or _templates(settings.get("chat_template"))
-            return cls(backend, templates, _special(settings))
+            source = settings.get("chat_template") or _in_processor(path)
+            templates = _template_files(path) or _templates(source)
+            return cls(backend, templates, {**special, **named_special(settings)})
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
 
@@ -228,23 +235,17 @@ def _growth(rules: Any) -> int:
     return growth * max(len(content), 1) if isinstance(content, str) else growth
 
 
-def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The text of special tokens by name, from a tokenizer_config.json."""
-    special = {}
-    for key, value in settings.items():
-        if key.endswith("_token") and value is not None and not isinstance(value, bool):
-            text = value.get("content") if isinstance(value, dict) else value
-            if not isinstance(text, str):
-                raise ModelError(f"tokenizer_config.json: {key} is {value!r:.80}, and should be a text")
-            special[key] = text
-    return special
-
-
 def _template_files(path: Path) -> dict[str, str]:
     """The chat templates by name that a directory has as files. They replace those of its settings."""
     files = {name: path / "additional_chat_templates" / f"{name}.jinja" for name in TEMPLATE_NAMES}
     files["default"] = path / "chat_template.jinja"
     return {name: read_model_text(file) for name, file in files.items() if file.is_file()}
+
+
+def _in_processor(path: Path) -> Any:
+    """The chat template in `chat_template.json`, where models that also see images may have it."""
+    file = path / "chat_template.json"
+    return read_json_object(file).get("chat_template") if file.is_file() else None
 
 
 def _templates(value: Any) -> dict[str, str]:

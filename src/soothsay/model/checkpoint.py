@@ -30,16 +30,13 @@ from soothsay.model.generation_config import sampling_in_file
 from soothsay.model.hub import download, has_safetensors
 from soothsay.model.packaged import PACKAGED, pull, pulled
 from soothsay.tokenizer import Tokenizer
+from soothsay.vocabulary.directory import tokenizer_files
 
 _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
 
 
 LEAST_BITS = 4
 """Bits that a weight takes at least in any format that is read."""
-
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-"""Files by which a directory shows that it has a tokenizer. The first is read; the others get an error."""
 
 
 class Checkpoint(Protocol):
@@ -169,10 +166,8 @@ class SafetensorsCheckpoint:
         return sum(file.stat().st_size for file in self.files)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The directory's tokenizer; None without a tokenizer file."""
-        if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
-            return None
-        return Tokenizer.from_directory(self.path)
+        """The directory's tokenizer; None without a file of one."""
+        return Tokenizer.from_directory(self.path) if tokenizer_files(self.path) else None
 
     def sampling_defaults(self) -> dict[str, float]:
         """See `Checkpoint`."""

@@ -29,7 +29,7 @@ def download(name: str, kind: str = "") -> Path:
 
     with _readable_errors(name):
         if not kind:
-            wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+            wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
             directory = Path(snapshot_download(name, allow_patterns=wanted))
             names = [] if has_safetensors(directory) else _files(name)
             if not any(file.endswith(".gguf") for file in names):

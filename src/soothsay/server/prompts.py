@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
 from soothsay.server.text_bounds import too_long
-from soothsay.tokenizer import Message, Tokenizer
+from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class PromptReader:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._model.tokenizer is None:
-            raise ApiError(400, "this model has no tokenizer; give token ids", "unsupported", param="prompt")
+            raise ApiError(400, f"{NO_TOKENIZER}. Give token ids", "unsupported", param="prompt")
         return self._model.tokenizer
 
     def encode(self, text: str, *, special: bool = True, field: str = "prompt") -> list[int]:

@@ -19,10 +19,11 @@ from gguf import GGUFValueType, GGUFWriter, TokenType
 
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import read_model_config
-from soothsay.model.formats import gguf_header, gguf_tokenizer
+from soothsay.model.formats import gguf_header
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_header import read_header
 from soothsay.model.load import load_model
+from soothsay.vocabulary import merges
 
 U8, U32, F32, STRING, ARRAY, U64 = 0, 4, 6, 8, 9, 10  # types of values
 
@@ -273,7 +274,7 @@ def test_metadata_of_odd_values(tmp_path: Path, key: str) -> None:
 
 def test_a_long_token_is_refused(tmp_path: Path) -> None:
     tokens = [*TOKENS["tokenizer.ggml.tokens"][:-1], "a" * 5000]
-    with pytest.raises(ModelError, match="a token of 5,000 characters"):
+    with pytest.raises(ModelError, match="a token has 5,000 characters"):
         GGUFCheckpoint(whole(tmp_path / "model.gguf", {"tokenizer.ggml.tokens": tokens}))
 
 
@@ -281,10 +282,10 @@ def test_many_characters_of_tokens_are_refused(tmp_path: Path, monkeypatch: pyte
     """Finding merges takes memory for each."""
     path = whole(tmp_path / "model.gguf")
     characters = sum(map(len, TOKENS["tokenizer.ggml.tokens"]))
-    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARACTERS", characters)
+    monkeypatch.setattr(merges, "MAX_CHARACTERS", characters)
     GGUFCheckpoint(path)
-    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARACTERS", characters - 1)
-    with pytest.raises(ModelError, match=rf"model\.gguf has tokens of {characters:,} characters together"):
+    monkeypatch.setattr(merges, "MAX_CHARACTERS", characters - 1)
+    with pytest.raises(ModelError, match=rf"model\.gguf: the tokens have {characters:,} characters together"):
         GGUFCheckpoint(path)
 
 

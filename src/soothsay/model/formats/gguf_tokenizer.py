@@ -10,49 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import TokenType
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
-from soothsay.model.formats.gguf_merges import Merges
 from soothsay.tokenizer import TEMPLATE_NAMES, Tokenizer, backend_errors
+from soothsay.vocabulary.byte_level import WORDS, byte_level
+from soothsay.vocabulary.merges import check_lengths
+from soothsay.vocabulary.sentencepiece import add_spaces, score_bpe
 
-_SPACE = "\u2581"  # how SentencePiece writes a space
-_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True)
-class _Words:
-    """How a byte-level tokenizer cuts a text into words. The file has only the name of this rule."""
-
-    patterns: tuple[str, ...]  # applied one after the other
-    ignore_merges: bool = False  # a word that is a token is never cut
-    add_bos: bool = False  # unless the file says otherwise
-    compose: bool = False  # Unicode NFC first
-
-
-_QWEN2 = _Words((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), compose=True)
-_LLAMA3_WORDS = _Words((_LLAMA3,), ignore_merges=True, add_bos=True)
-_WORDS = {
-    "default": _Words((_GPT2,)),
-    "gpt-2": _Words((_GPT2,)),
-    "smollm": _Words((r"\p{N}", _GPT2)),
-    "llama-bpe": _LLAMA3_WORDS,
-    "llama3": _LLAMA3_WORDS,
-    "llama-v3": _LLAMA3_WORDS,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": _Words((_TEKKEN,), ignore_merges=True, add_bos=True),
-}
+_BEGUN = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+"""Names of rules for words (`tokenizer.ggml.pre`) with which a text has a first token by default."""
 
 _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0}
@@ -64,13 +32,6 @@ _TEMPLATE_KEYS = {name: f"tokenizer.chat_template.{name}" for name in TEMPLATE_N
 """Keys of chat templates by name."""
 
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
-MAX_TOKEN = 1024
-"""Limit of a token's text in characters."""
-
-MAX_CHARACTERS = 2**23
-"""Limit of all tokens' texts together, in characters: finding merges takes up to 200 bytes for each.
-Gemma's have 1.5 million."""
-
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
@@ -105,13 +66,10 @@ def check_types(metadata: Mapping[str, Any], path: Path) -> None:
             raise ModelError(
                 f"{path}: tokenizer.ggml.{name} has entries of a wrong type; convert the model again"
             )
-    lengths = [*map(len, metadata.get("tokenizer.ggml.tokens", []))]
-    if max(lengths, default=0) > MAX_TOKEN:
-        raise ModelError(f"{path} has a token of {max(lengths):,} characters, and {MAX_TOKEN:,} is the limit")
-    if sum(lengths) > MAX_CHARACTERS:
-        raise ModelError(
-            f"{path} has tokens of {sum(lengths):,} characters together, and {MAX_CHARACTERS:,} is the limit"
-        )
+    try:
+        check_lengths(metadata.get("tokenizer.ggml.tokens", []))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -202,20 +160,9 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
     best_first = np.argsort(-scores.astype(np.float64), kind="stable")
     normal = best_first[vocabulary.types[best_first] == TokenType.NORMAL]
     unknown = _special_ids(metadata).get("unknown")
-    backend = Backend(
-        models.BPE(
-            vocab=vocabulary.ids,
-            merges=Merges([tokens[i] for i in normal.tolist()]),
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    replace = normalizers.Replace(" ", _SPACE)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if prefix else steps)
+    ranked = [tokens[i] for i in normal.tolist()]
+    backend = score_bpe(vocabulary.ids, ranked, None if unknown is None else tokens[unknown])
+    add_spaces(backend, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
     _add_template(backend, metadata, vocabulary.tokens, add_bos=True)
     return backend
 
@@ -223,26 +170,16 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
 def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
     """GPT-2's BPE over bytes, with the merges that the file lists."""
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in _WORDS:
+    if name not in WORDS:
         raise ModelError(
-            f"the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known, only {', '.join(_WORDS)}; "
+            f"the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known, only {', '.join(WORDS)}; "
             "load the model from its Hugging Face directory instead"
         )
-    words = _WORDS[name]
-    backend = Backend(
-        models.BPE(
-            vocab=vocabulary.ids,
-            merges=[tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]],
-            ignore_merges=words.ignore_merges,
-        )
-    )
-    if words.compose:
-        backend.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
-    backend.decoder = decoders.ByteLevel()
-    _add_template(backend, metadata, vocabulary.tokens, add_bos=words.add_bos)
+    merges = [
+        (left, right) for left, _, right in (one.partition(" ") for one in metadata["tokenizer.ggml.merges"])
+    ]
+    backend = byte_level(vocabulary.ids, merges, WORDS[name])
+    _add_template(backend, metadata, vocabulary.tokens, add_bos=name in _BEGUN)
     return backend
 
 

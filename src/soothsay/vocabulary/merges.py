@@ -1,21 +1,42 @@
-"""Finds the merges of a SentencePiece tokenizer: a GGUF file has its tokens and their scores only.
+"""Finds the merges of a BPE tokenizer whose file has the tokens and their order only.
 
+GGUF files, SentencePiece and tekken are such.
 A token of n characters can be cut in n - 1 places. A vocabulary of 262,000 tokens has 1.2 million such cuts,
 too many for a loop in Python, so numpy compares hashes of all parts at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
+from soothsay.errors import ModelError
+
+MAX_TOKEN = 1024
+"""Limit of a token's text in characters."""
+
+MAX_CHARACTERS = 2**23
+"""Limit of all tokens' texts together, in characters: finding merges takes up to 200 bytes for each.
+Gemma's have 1.5 million."""
+
 _BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 _Numbers = npt.NDArray[np.int64]
 _Hashes = npt.NDArray[np.uint64]
+
+
+def check_lengths(tokens: Iterable[str]) -> None:
+    """Raise `ModelError` for tokens that are too long, alone or together."""
+    lengths = [*map(len, tokens)]
+    if max(lengths, default=0) > MAX_TOKEN:
+        raise ModelError(f"a token has {max(lengths):,} characters, and {MAX_TOKEN:,} is the limit")
+    if sum(lengths) > MAX_CHARACTERS:
+        raise ModelError(
+            f"the tokens have {sum(lengths):,} characters together, and {MAX_CHARACTERS:,} is the limit"
+        )
 
 
 class Merges(Sequence[tuple[str, str]]):

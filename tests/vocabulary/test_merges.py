@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from soothsay.model.formats.gguf_merges import Merges
+from soothsay.vocabulary.merges import Merges
 
 
 def by_definition(tokens: list[str]) -> list[tuple[str, str]]:

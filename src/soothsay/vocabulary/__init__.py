@@ -1,0 +1,1 @@
+"""Tokenizers in forms other than tokenizer.json, rebuilt with the `tokenizers` library."""
