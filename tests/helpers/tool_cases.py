@@ -179,3 +179,130 @@ DEEPSEEK: dict[str, Told] = {
         ),
     }.items()
 }
+
+
+GEMMA_CALL = (
+    '<|tool_call>call:f{x:<|"|>a < "b", {c}<|"|>,n:-7,o:{a:[1,true,null],"k k":<|"|><|"|>},s:word}'
+    "<tool_call|>"
+)
+GEMMA_ARGUMENTS = '{"x": "a < \\"b\\", {c}", "n": -7, "o": {"a": [1, true, null], "k k": ""}, "s": "word"}'
+
+GEMMA: dict[str, Told] = {
+    "Hello <|tool": ("Hello <|tool", []),
+    GEMMA_CALL: ("", [("f", GEMMA_ARGUMENTS)]),
+    f"So.\n{GEMMA_CALL}<|tool_call>call:g{{}}<tool_call|>": ("So.", [("f", GEMMA_ARGUMENTS), ("g", "{}")]),
+    "<|tool_call> call: g { } <tool_call|>": ("", [("g", "{}")]),
+    '<|tool_call>call:f{"x":"a\\"b", <|"|>y<|"|>: [ ]}<tool_call|>': ("", [("f", '{"x": "a\\"b", "y": []}')]),
+    '<|tool_call>{"name": "g", "arguments": {}}<tool_call|>': ("", [("g", "{}")]),  # forced by a grammar
+    GEMMA_CALL.removesuffix("<tool_call|>"): ("", [("f", GEMMA_ARGUMENTS)]),
+    **{
+        f"<|tool_call>{wrong}<tool_call|>": (f"<|tool_call>{wrong}<tool_call|>", [])
+        for wrong in (
+            *("call:f", "call:f{", "call:f{x}", "call:f{x:}", "call:f{x:1 y:2}", "call:f{x:1}}", "f{x:1}"),
+            *('call:f{x:<|"|>a}', 'call:f{x:"a}', "call:f g{}", "call:f{x:[1}", "call:f{x:1,,y:2}"),
+        )
+    },
+}
+
+LFM_CALL = "<|tool_call_start|>[f(x='a < b', n=-3, o={\"a\": true, 'b': [None, 1.5]}), g()]<|tool_call_end|>"
+LFM_CALLS = [("f", '{"x": "a < b", "n": -3, "o": {"a": true, "b": [null, 1.5]}}'), ("g", "{}")]
+
+LFM: dict[str, Told] = {
+    "Hello <|tool_call": ("Hello <|tool_call", []),
+    LFM_CALL: ("", LFM_CALLS),
+    f"So. {LFM_CALL} done": ("So.done", LFM_CALLS),
+    "<|tool_call_start|>[f(x='def f():\n  pass')]<|tool_call_end|>": (
+        "",
+        [("f", '{"x": "def f():\\n  pass"}')],
+    ),
+    '<|tool_call_start|>[\n  my.f(x="1"),\n]<|tool_call_end|>': ("", [("my.f", '{"x": "1"}')]),
+    '<|tool_call_start|>[{"name": "g", "arguments": {}}]<|tool_call_end|>': ("", [("g", "{}")]),
+    LFM_CALL.removesuffix("<|tool_call_end|>"): ("", LFM_CALLS),
+    **{
+        f"<|tool_call_start|>{wrong}<|tool_call_end|>": (f"<|tool_call_start|>{wrong}<|tool_call_end|>", [])
+        for wrong in (
+            *(
+                "[]",
+                "[f(1)]",
+                "[f(**x)]",
+                "[f(x=g())]",
+                "[f(x=y)]",
+                "[f(x=b'1')]",
+                "[f]",
+                "f()",
+                "[f()",
+                "[f()()]",
+            ),
+            *("[f(x={1: 2})]", "[f(x={**{}})]", "[f(x=1j)]", "[f(x=...)]", "[f(x=1 + 1)]", "[(lambda: 1)()]"),
+        )
+    },
+}
+
+GRANITE_CALL = '<|tool_call|>[{"name": "f", "arguments": {"x": "]"}}, {"name": "g", "arguments": {}}]'
+GRANITE: dict[str, Told] = {
+    "Hello <|tool_call": ("Hello <|tool_call", []),
+    GRANITE_CALL: ("", [("f", '{"x": "]"}'), ("g", "{}")]),
+    f"So.\n{GRANITE_CALL}<|/tool_call|>": ("So.", [("f", '{"x": "]"}'), ("g", "{}")]),  # Phi-4-mini
+    '<|tool_call|> {"name": "g", "arguments": {}}\n<|tool_call|>[]': ("<|tool_call|>[]", [("g", "{}")]),
+    f"{GRANITE_CALL} and": (f"{GRANITE_CALL} and", []),
+}
+
+COMMAND_CALL = """<|START_ACTION|>[
+    {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": "a < b"}},
+    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}
+]<|END_ACTION|>"""
+COMMAND: dict[str, Told] = {
+    "Hello <|START_": ("Hello <|START_", []),
+    COMMAND_CALL: ("", [("f", ARGUMENTS), ("g", "{}")]),
+    f"So. {COMMAND_CALL}": ("So.", [("f", ARGUMENTS), ("g", "{}")]),
+    '<|START_ACTION|>{"name": "g", "arguments": {}}<|END_ACTION|>': ("", [("g", "{}")]),
+    "<|START_ACTION|>[]<|END_ACTION|>": ("<|START_ACTION|>[]<|END_ACTION|>", []),
+    '<|START_ACTION|>[{"tool_name": 1}]<|END_ACTION|>': (
+        '<|START_ACTION|>[{"tool_name": 1}]<|END_ACTION|>',
+        [],
+    ),
+}
+
+INVOKE = """<minimax:tool_call>
+<invoke name="f">
+<parameter name="x">a < b</parameter>
+<parameter name="n">7</parameter>
+</invoke>
+<invoke name="g">
+</invoke>
+</minimax:tool_call>"""
+MINIMAX: dict[str, Told] = {
+    "Hello <minimax:": ("Hello <minimax:", []),
+    INVOKE: ("", [("f", PAIRS_ARGUMENTS), ("g", "{}")]),
+    f"So.\n\n{INVOKE}\n": ("So.", [("f", PAIRS_ARGUMENTS), ("g", "{}")]),
+    '<minimax:tool_call>{"name": "g", "arguments": {}}</minimax:tool_call>': ("", [("g", "{}")]),
+    INVOKE.removesuffix("</minimax:tool_call>"): ("", [("f", PAIRS_ARGUMENTS), ("g", "{}")]),
+    **{
+        f"<minimax:tool_call>{wrong}</minimax:tool_call>": (
+            f"<minimax:tool_call>{wrong}</minimax:tool_call>",
+            [],
+        )
+        for wrong in (
+            *("", "f", '<invoke name="f">x</invoke>', '<invoke name="f g"></invoke>', '<invoke name="f">'),
+            *('<invoke name="f"></invoke> and', '<invoke name="f"><parameter name="x">1</invoke>'),
+        )
+    },
+}
+
+HARMONY_CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": "a < b"}<|call|>'
+HARMONY: dict[str, Told] = {
+    "Hello <|channel": ("Hello <|channel", []),
+    HARMONY_CALL: ("", [("f", ARGUMENTS)]),
+    HARMONY_CALL.removesuffix("<|call|>"): ("", [("f", ARGUMENTS)]),  # the tag is the end token
+    "<|channel|>commentary to=my.g<|message|><|call|>": ("", [("my.g", "{}")]),
+    '<|channel|>commentary to=functions<|message|>{"name": "g", "arguments": {}}<|call|>': (
+        "",
+        [("g", "{}")],
+    ),
+    "<|channel|>commentary to=f<|message|>no<|call|>": (
+        "<|channel|>commentary to=f<|message|>no<|call|>",
+        [],
+    ),
+    "<|channel|>commentary to=f{}<|call|>": ("<|channel|>commentary to=f{}<|call|>", []),
+}
+"""Without thoughts, which `harmony.HarmonyParser` reads."""

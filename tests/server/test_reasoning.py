@@ -8,8 +8,9 @@ from tokenizers import Tokenizer as Backend
 from tool_cases import CALL
 
 from soothsay import LLM, Tokenizer
-from soothsay.server.reasoning import TAGS, ReasoningFormat, ReasoningParser
-from soothsay.server.tool_calls import PlainParser
+from soothsay.server.harmony import HarmonyCalls, HarmonyFormat
+from soothsay.server.reasoning import ANSWER_TAGS, TAGS, ReasoningFormat, Thoughts
+from soothsay.server.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tool_readers import HermesParser
 
 THINK = ReasoningFormat(*TAGS[0])
@@ -37,11 +38,88 @@ OPENED: dict[str, tuple[str, str, int]] = {
 """The same where the prompt has opened the thoughts."""
 
 
-def read(pieces: list[str], *, opened: bool) -> tuple[str, str, int]:
-    reader = ReasoningParser(HermesParser(), THINK, opened=opened)
+COMMAND = ReasoningFormat(*TAGS[4], answer=ANSWER_TAGS)
+
+ANSWERED: dict[str, tuple[str, str, int]] = {
+    "<|START_THINKING|>I see.<|END_THINKING|><|START_RESPONSE|>Fine.<|END_RESPONSE|>": ("I see.", "Fine.", 0),
+    " <|START_TEXT|> Fine. <|END_TEXT|> \n": ("", " Fine.  \n", 0),
+    "<|START_RESPONSE|>Fine. <|END_": ("", "Fine. <|END_", 0),
+    f"<|START_THINKING|>a<|END_THINKING|>{CALL}": ("a", "", 1),
+    "a <response>b</response>": ("", "a <response>b</response>", 0),
+    "<|START_THINKING|>a<|END_THINKING|>\n<respon": ("a", "<respon", 0),
+    "<response>a</response></response>\0": ("", "a</response>\0", 0),
+    "<|START_": ("", "<|START_", 0),
+    "": ("", "", 0),
+}
+"""The same with tags around the answer."""
+
+ANALYSIS, NEXT = "<|channel|>analysis<|message|>", "<|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+HARMONY: dict[str, tuple[str, str, int]] = {
+    f"{ANALYSIS}I see.<|end|>{NEXT}{FINAL}Fine.<|return|>": ("I see.", "Fine.", 0),
+    f"{ANALYSIS}a<|end|>{NEXT}{ANALYSIS}b<|channel|>commentary<|message|>c<|end|>{NEXT}{FINAL}d": (
+        "a\n\nb",
+        "c\n\nd",
+        0,
+    ),
+    f"{ANALYSIS}a<|end|>{NEXT} to=functions.f<|channel|>commentary json<|message|>{{}}": ("a", "", 1),
+    '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": "<|"}<|call|>': ("", "", 1),
+    f" to=functions.f<|channel|>commentary<|message|>{{}}<|end|>{NEXT}{FINAL}b": ("", "b", 1),
+    "Fine. <|channel|>": ("", "Fine. <|channel|>", 0),
+    " \n": ("", " \n", 0),
+    "<|chan": ("", "<|chan", 0),
+    f"{ANALYSIS}a<|end": ("a<|end", "", 0),
+    f"{ANALYSIS}a<|end|>{NEXT[:12]}": ("a", "", 0),  # cut by max_tokens
+    f"{ANALYSIS}a<|end|>b": ("a", "b", 0),
+    "<|channel|>commentary to=f<|message|>no": ("", "<|channel|>commentary to=f<|message|>no", 0),
+    f"<|start|>{'x' * 1100}<|message|>a": ("", f"<|start|>{'x' * 1100}<|message|>a", 0),
+}
+"""The same with messages in channels."""
+
+
+def read(
+    pieces: list[str],
+    *,
+    opened: bool,
+    form: Thoughts = THINK,
+    calls: type[ToolCallParser] = HermesParser,
+) -> tuple[str, str, int]:
+    reader = form.wrapped(calls(), opened=opened)
     parts = [reader.push(piece) for piece in pieces] + [reader.end()]
     thoughts, content = ("".join(getattr(part, name) for part in parts) for name in ("reasoning", "content"))
     return thoughts, content, sum(len(part.calls) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "form"),
+    [
+        *(pytest.param(*case, COMMAND, id=f"answer-{i}") for i, case in enumerate(ANSWERED.items())),
+        *(
+            pytest.param(*case, HarmonyFormat(True), id=f"harmony-{i}")
+            for i, case in enumerate(HARMONY.items())
+        ),
+    ],
+)
+def test_other_formats_do_not_depend_on_pieces(text: str, told: tuple[str, str, int], form: Thoughts) -> None:
+    calls = HarmonyCalls if isinstance(form, HarmonyFormat) else HermesParser
+    assert read([text], opened=False, form=form, calls=calls) == told
+    assert read([*text], opened=False, form=form, calls=calls) == told
+    for place in range(len(text)):
+        assert read([text[:place], text[place:]], opened=False, form=form, calls=calls) == told
+
+
+def test_harmony_without_tools_keeps_calls_in_the_text() -> None:
+    call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+    assert read([call], opened=False, form=HarmonyFormat(True), calls=PlainParser) == ("", call, 0)
+
+
+def test_a_prompt_that_opens_thoughts_of_harmony() -> None:
+    form = HarmonyFormat(True)
+    begun = f"{NEXT}{ANALYSIS}I"
+    assert form.is_open(begun)
+    assert not form.is_open(f"{begun}<|end|>{NEXT}")
+    assert not form.is_open(f"{NEXT}<|channel|>analysis")
+    assert read([" see.<|end|>", "b"], opened=True, form=form) == (" see.", "b", 0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +138,7 @@ def test_thoughts_do_not_depend_on_pieces(text: str, told: tuple[str, str, int],
 
 
 def test_thoughts_stream() -> None:
-    reader = ReasoningParser(PlainParser(), THINK, opened=False)
+    reader = THINK.wrapped(PlainParser(), opened=False)
     said = [
         reader.push(piece) for piece in ("<think>\nI", " see", ". \n", "</", "b</think>", "\n", "Yes", "!")
     ]
@@ -76,6 +154,8 @@ def test_thoughts_stream() -> None:
         ("{{ messages[0].content.split('</think>')[-1] }}", TAGS[0]),
         ("[THINK]{{ messages[0].thinking }}[/THINK]", TAGS[1]),
         ("<seed:think>{{ messages[0].thinking }}</seed:think>", TAGS[2]),
+        ("<|channel>thought\n<channel|>", TAGS[3]),
+        ("<|START_THINKING|><|END_THINKING|>", TAGS[4]),
     ],
 )
 def test_the_format_is_read_off_the_template(sibyl: LLM, template: str, tags: tuple[str, str] | None) -> None:
@@ -83,6 +163,14 @@ def test_the_format_is_read_off_the_template(sibyl: LLM, template: str, tags: tu
     found = ReasoningFormat.of(Tokenizer(sibyl.tokenizer.backend, template))
     assert found == (None if tags is None else ReasoningFormat(*tags))
     assert ReasoningFormat.of(None) is None
+
+
+def test_formats_with_channels_or_tags_around_the_answer(sibyl: LLM) -> None:
+    assert sibyl.tokenizer is not None
+    backend = sibyl.tokenizer.backend
+    assert ReasoningFormat.of(Tokenizer(backend, "<|channel|>analysis<|message|>")) == HarmonyFormat(False)
+    granite = ReasoningFormat.of(Tokenizer(backend, "between <think></think>, then <response></response>"))
+    assert granite == ReasoningFormat(*TAGS[0], answer=ANSWER_TAGS[:1])
 
 
 @pytest.mark.parametrize("special", [True, False])

@@ -15,9 +15,25 @@ import pytest
 from ollama import Client
 from openai import OpenAI
 from serving import Running, serving
-from tool_cases import CALL, KIMI_SECTION, PAIRS, TOOLS, XML, XML_ARGUMENTS, wide
+from tool_cases import (
+    ARGUMENTS,
+    CALL,
+    COMMAND_CALL,
+    HARMONY_CALL,
+    INVOKE,
+    KIMI_SECTION,
+    LFM_CALL,
+    LFM_CALLS,
+    PAIRS,
+    PAIRS_ARGUMENTS,
+    TOOLS,
+    XML,
+    XML_ARGUMENTS,
+    wide,
+)
 
 from soothsay import LLM, SamplingParams, Tokenizer
+from soothsay.server.reasoning import ReasoningFormat
 from soothsay.server.tools import ToolFormat
 
 QUESTION: Any = {"role": "user", "content": "Why?"}
@@ -59,6 +75,14 @@ FAMILIES = {
         ),
         (("g", "{}"),),
     ),
+    "gemma 4": Family(
+        "<|tool_call>", 'Wait.<|tool_call>call:f{x:<|"|>a < b<|"|>}<tool_call|>', (("f", ARGUMENTS),)
+    ),
+    "lfm2": Family("<|tool_call_start|>", f"Wait.{LFM_CALL}", tuple(LFM_CALLS)),
+    "granite": Family("<|tool_call|>", 'Wait.<|tool_call|>[{"name": "g", "arguments": {}}]', (("g", "{}"),)),
+    "command": Family("<|START_ACTION|>", f"Wait.{COMMAND_CALL}", (("f", ARGUMENTS), ("g", "{}"))),
+    "minimax": Family("<minimax:tool_call>", f"Wait.\n{INVOKE}", (("f", PAIRS_ARGUMENTS), ("g", "{}"))),
+    "gpt-oss": Family("<|channel|>commentary", f"Wait.{HARMONY_CALL}", (("f", ARGUMENTS),)),
 }
 
 
@@ -194,6 +218,25 @@ class TestThoughts:
             **asked, extra_body={**thinking, "structured_outputs": {"choice": ["yes"]}}
         )
         assert forced.choices[0].message.content == "yes"
+
+    def test_channels_of_gpt_oss(self, server: Running, openai: OpenAI, sibyl: LLM) -> None:
+        template = "{% if tools %}<|channel|>commentary{% endif %}{{ m }}"
+        form, before = ReasoningFormat.of(tokenizer(sibyl, template)), server.server.reasoning
+        server.server.tools, server.server.reasoning = ToolFormat.of(tokenizer(sibyl, template)), form
+        thought = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+        try:
+            said = openai.chat.completions.create(**saying(f"{thought}{HARMONY_CALL}", tools=TOOLS))
+            answer = f"{thought}<|channel|>final<|message|>Because."
+            plain = [*openai.chat.completions.create(**saying(answer), stream=True)]
+        finally:
+            server.server.reasoning = before
+        message = said.choices[0].message
+        assert (message.content, told(message.tool_calls)) == (None, (("f", ARGUMENTS),))
+        assert message.model_extra["reasoning_content"] == "Let me see."
+        deltas = [chunk.choices[0].delta for chunk in plain]
+        assert "".join(delta.content or "" for delta in deltas) == "Because."
+        streamed = [(delta.model_extra or {}).get("reasoning_content", "") for delta in deltas]
+        assert "".join(streamed) == "Let me see."
 
     def test_responses_have_an_item_of_them(self, openai: OpenAI, sibyl: LLM) -> None:
         asked: Any = {"model": "sibyl", "input": "Why?", "temperature": 0, "max_output_tokens": 100}

@@ -8,21 +8,40 @@ import random
 import time
 
 import pytest
-from tool_cases import CALL, DEEPSEEK, GLM, HERMES, KIMI, LLAMA, MISTRAL, QWEN_CODER, TOOLS, Told
+from tool_cases import (
+    CALL,
+    COMMAND,
+    DEEPSEEK,
+    GEMMA,
+    GLM,
+    GRANITE,
+    HARMONY,
+    HERMES,
+    KIMI,
+    LFM,
+    LLAMA,
+    MINIMAX,
+    MISTRAL,
+    QWEN_CODER,
+    TOOLS,
+    Told,
+)
 
+from soothsay.server.framed_parser import FramedParser
+from soothsay.server.harmony import HarmonyCalls
+from soothsay.server.notation_readers import Gemma4Parser, Lfm2Parser
+from soothsay.server.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tool_arguments import typed
 from soothsay.server.tool_calls import ToolCallParser
 from soothsay.server.tool_readers import (
     AprielParser,
+    CommandParser,
     DeepSeekParser,
-    FramedParser,
-    GlmParser,
+    GraniteParser,
     HermesParser,
     KimiParser,
     Llama3Parser,
     MistralParser,
-    QwenCoderParser,
-    SeedParser,
 )
 
 Family = type[FramedParser] | type[Llama3Parser]
@@ -39,6 +58,12 @@ FAMILIES: dict[Family, dict[str, Told]] = {
     DeepSeekParser: DEEPSEEK,
     AprielParser: {f"A <tool_calls>[{CALL[12:-13]}]</tool_calls>": ("A", [("f", '{"x": "a < b"}')])},
     Llama3Parser: LLAMA,
+    Gemma4Parser: GEMMA,
+    Lfm2Parser: LFM,
+    GraniteParser: GRANITE,
+    CommandParser: COMMAND,
+    MiniMaxParser: MINIMAX,
+    HarmonyCalls: HARMONY,
 }
 CASES = [
     pytest.param(family, text, told, id=f"{family.__name__}-{number}")
@@ -93,7 +118,9 @@ def test_broken_calls_do_not_depend_on_pieces_either(family: Family) -> None:
 def test_hostile_texts_end_in_time(family: Family, inside: str) -> None:
     tags = getattr(family, "frames", [("{", "}")])
     texts = [
-        f"{first}{middle}{inside}{last}" for first, last in tags for middle in ("", "f", "f[ARGS]", "f>")
+        f"{first}{middle}{inside}{last}"
+        for first, last in tags
+        for middle in ("", "f", "f[ARGS]", "f>", "call:f", "call:f{x:", "[f(x=", "f<|message|>")
     ]
     begin = time.process_time()
     for text in texts:
@@ -118,6 +145,8 @@ def test_no_depth_of_arguments_is_an_exception() -> None:
         for reader, text in (
             (MistralParser(), f"[TOOL_CALLS]f[ARGS]{deep}"),
             (QwenCoderParser(TOOLS), f"<function=f><parameter=o>{deep}</parameter></function>"),
+            (Gemma4Parser(), f"<|tool_call>call:f{deep}<tool_call|>"),
+            (Lfm2Parser(), f"<|tool_call_start|>[f(x={deep})]<|tool_call_end|>"),
         ):
             content, calls = read(reader, [text])
             assert content == ("" if calls else text)

@@ -6,17 +6,19 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from soothsay import LLM
+from soothsay.server.harmony import HarmonyCalls
+from soothsay.server.notation_readers import Gemma4Parser, Lfm2Parser
+from soothsay.server.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tool_calls import ToolCallParser
 from soothsay.server.tool_readers import (
     AprielParser,
+    CommandParser,
     DeepSeekParser,
-    GlmParser,
+    GraniteParser,
     HermesParser,
     KimiParser,
     Llama3Parser,
     MistralParser,
-    QwenCoderParser,
-    SeedParser,
 )
 from soothsay.server.tools import ToolFormat
 from soothsay.tokenizer import Tokenizer
@@ -46,6 +48,14 @@ WRITTEN = (
         (WRITTEN.format("[TOOL_CALLS]{{ c.function.name }}[ARGS]"), True, MistralParser),
         (WRITTEN.format("<|tool_call_argument_begin|>"), True, KimiParser),
         (WRITTEN.format("<|tool_call_argument_begin|>{{ raise_exception('no') }}"), True, KimiParser),
+        (WRITTEN.format('<|tool_call>call:{{ c.function.name }}{<|"|>}<tool_call|>'), True, Gemma4Parser),
+        (WRITTEN.format("<|tool_call_start|>[{{ c.function.name }}()]<|tool_call_end|>"), True, Lfm2Parser),
+        ("{% if tools %}<|tool_list_start|>{% endif %}", True, Lfm2Parser),
+        ("{% if tools %}respond only with <|tool_call|> and a list{% endif %}", True, GraniteParser),
+        ("{% if tools %}<|tool|>{{ tools }}<|/tool|>{% endif %}", True, GraniteParser),
+        ("{% if tools %}<|START_ACTION|>{% endif %}", True, CommandParser),
+        ('{% if tools %}<minimax:tool_call><parameter name="x">{% endif %}', True, MiniMaxParser),
+        (WRITTEN.format(" to={{ c.function.name }}<|channel|>commentary json"), True, HarmonyCalls),
         (WRITTEN.format("<\uff5ctool\u2581sep\uff5c>"), True, DeepSeekParser),
         ("{% for t in tools %}{{ t }}{% endfor %}", True, None),
         ("{{ raise_exception('no') }}", False, None),

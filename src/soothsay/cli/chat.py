@@ -186,7 +186,7 @@ class Conversation:
 
     def _reader(self, ids: list[int]) -> tuple[ToolCallParser, SamplingParams]:
         """What splits the answer to a prompt into thoughts and text, and the parameters that it needs."""
-        from soothsay.server.reasoning import ReasoningFormat, ReasoningParser
+        from soothsay.server.reasoning import ReasoningFormat
         from soothsay.server.tool_calls import PlainParser
 
         tokenizer = self.llm.tokenizer
@@ -195,7 +195,7 @@ class Conversation:
             return PlainParser(), self.params
         opened = form.is_open(tokenizer.decode(ids, skip_special=False))
         params = replace(self.params, skip_special_tokens=False) if form.hidden else self.params
-        return ReasoningParser(PlainParser(), form, opened=opened), params
+        return form.wrapped(PlainParser(), opened=opened), params
 
     @property
     def _context(self) -> int:

@@ -38,7 +38,7 @@ from soothsay.server.parameters import RequestOptions, chosen_tools, request_opt
 from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from soothsay.server.reasoning import ReasoningFormat, ReasoningParser
+from soothsay.server.reasoning import ReasoningFormat, Thoughts
 from soothsay.server.replies import ChatFormat, CompletionFormat
 from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
 from soothsay.server.reports import usage
@@ -378,8 +378,8 @@ def _check_permissions(options: RequestOptions, least: int, *, traces: bool) -> 
         raise ApiError(403, message, "not_allowed", param="speculation.trace")
 
 
-def _after_thoughts(parser: MakeParser, form: ReasoningFormat, opened: bool) -> ToolCallParser:
-    return ReasoningParser(parser(), form, opened=opened)
+def _after_thoughts(parser: MakeParser, form: Thoughts, opened: bool) -> ToolCallParser:
+    return form.wrapped(parser(), opened=opened)
 
 
 def _one_call(parser: Callable[[], ToolCallParser]) -> ToolCallParser:

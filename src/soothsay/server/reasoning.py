@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from soothsay.server.tool_calls import ParsedPart, ToolCallParser
+from soothsay.server.harmony import CHANNEL, HarmonyFormat
+from soothsay.server.tool_calls import ParsedPart, ToolCallParser, overlap
 from soothsay.tokenizer import Tokenizer
 
-TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
-"""Tags around thoughts: of most models, of Mistral's, of Seed-OSS."""
+TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tags around thoughts: of most models, of Mistral's, of Seed-OSS, of Gemma 4, of Command A."""
+
+ANSWER_TAGS = (
+    ("<response>", "</response>"),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("<|START_TEXT|>", "<|END_TEXT|>"),
+)
+"""Tags around the answer after thoughts: of Granite 3, of Command A, of newer Commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model writes its thoughts."""
+    """How a model writes its thoughts: between two tags."""
 
     opening: str
     closing: str
@@ -22,15 +37,21 @@ class ReasoningFormat:
     hidden: bool = False
     """Whether a tag is a special token, which has a text only without `skip_special_tokens`."""
 
+    answer: tuple[tuple[str, str], ...] = ()
+    """Tags that may stand around the rest of the answer, and are dropped."""
+
     @classmethod
-    def of(cls, tokenizer: Tokenizer | None) -> ReasoningFormat | None:
+    def of(cls, tokenizer: Tokenizer | None) -> Thoughts | None:
         """Detect the format: the chat template has the tag that closes thoughts. None: there are none."""
         if tokenizer is None:
             return None
         source = "".join(tokenizer.templates.values())
+        if CHANNEL in source:
+            return HarmonyFormat(tokenizer.hides(CHANNEL))
+        answer = tuple(pair for pair in ANSWER_TAGS if pair[0] in source)
         for opening, closing in TAGS:
             if closing in source:
-                return cls(opening, closing, any(map(tokenizer.hides, (opening, closing))))
+                return cls(opening, closing, any(map(tokenizer.hides, (opening, closing))), answer)
         return None
 
     def is_open(self, prompt: str, continued: str = "") -> bool:
@@ -43,6 +64,20 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.opening) or (
             continued.rfind(self.opening) > continued.rfind(self.closing)
         )
+
+    def wrapped(self, parser: ToolCallParser, *, opened: bool) -> ToolCallParser:
+        """A parser that splits off thoughts, and passes the rest on to another one.
+
+        Args:
+            parser: reads the rest of the answer.
+            opened: whether the prompt has opened the thoughts.
+        """
+        rest = AnswerParser(parser, self.answer) if self.answer else parser
+        return ReasoningParser(rest, self, opened=opened)
+
+
+Thoughts = ReasoningFormat | HarmonyFormat
+"""How a model writes its thoughts."""
 
 
 class _State(Enum):
@@ -103,9 +138,7 @@ class ReasoningParser(ToolCallParser):
         if tag:
             self._state, self._held = _State.GAP, rest
         elif not final:
-            sizes = range(min(len(self._form.closing) - 1, len(thoughts)), 0, -1)
-            part = next((n for n in sizes if self._form.closing.startswith(thoughts[-n:])), 0)
-            thoughts = thoughts[: len(thoughts) - part]
+            thoughts = thoughts[: len(thoughts) - overlap(thoughts, self._form.closing)]
             self._held = self._held[len(thoughts.rstrip()) :]
         else:
             self._held = ""
@@ -121,3 +154,49 @@ class ReasoningParser(ToolCallParser):
             return ""
         text, self._held = self._held, ""
         return text
+
+
+class AnswerParser(ToolCallParser):
+    """Drops tags around an answer, which another parser reads.
+
+    Args:
+        parser: reads the answer.
+        pairs: tags that may stand around it.
+    """
+
+    def __init__(self, parser: ToolCallParser, pairs: Sequence[tuple[str, str]]):
+        self._parser, self._pairs = parser, pairs
+        self._held = ""
+        self._begun = False
+        self._closing = ""  # the tag that is still to come
+
+    def push(self, text: str) -> ParsedPart:
+        """Read the next piece."""
+        self._held += text
+        return self._parser.push(self._read(final=False))
+
+    def end(self) -> ParsedPart:
+        """Return what was held back."""
+        first, last = self._parser.push(self._read(final=True)), self._parser.end()
+        return ParsedPart(first.content + last.content, [*first.calls, *last.calls])
+
+    def _read(self, *, final: bool) -> str:
+        if not self._begun:
+            begun = self._held.lstrip()
+            self._begun = final or not any(opening.startswith(begun) for opening, _ in self._pairs)
+            for opening, closing in self._pairs:
+                if begun.startswith(opening):
+                    self._begun, self._closing = True, closing
+                    self._held = begun.removeprefix(opening)
+        if not self._begun:
+            return ""
+        text, self._held = self._held, ""
+        if not self._closing:
+            return text
+        before, tag, after = text.partition(self._closing)
+        if tag:
+            self._closing = ""
+            return before + after
+        certain = len(text) if final else len(text) - overlap(text, self._closing)
+        self._held = text[certain:]
+        return text[:certain]

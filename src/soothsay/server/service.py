@@ -13,7 +13,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
 from soothsay.server.protocol import ChatRequest, CompletionRequest
-from soothsay.server.reasoning import ReasoningFormat
+from soothsay.server.reasoning import Thoughts
 from soothsay.server.replies import Echo
 from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
 from soothsay.server.server_config import ServerConfig
@@ -35,7 +35,7 @@ class Service(Protocol):
     model: LoadedModel
     texts: TokenTexts
     tools: ToolFormat
-    reasoning: ReasoningFormat | None
+    reasoning: Thoughts | None
 
     def check_model(self, name: str) -> None:
         """Check that this is the name of the server's model."""

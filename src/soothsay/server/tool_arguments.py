@@ -16,7 +16,7 @@ MAX_REFERENCES = 16
 MAX_LITERAL = 2**16
 """Limit of characters of a list or dictionary in Python's form."""
 
-_WORDS = {"true": True, "false": False, "null": None, "none": None}
+WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
 """Values as models write them. Templates show them as JSON has them, or as Python has them."""
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -56,14 +56,14 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     if types <= {"string"}:
         return text
     stripped = text.strip()
-    value = _WORDS[stripped.lower()] if stripped.lower() in _WORDS else parsed_json(stripped)
+    value = WORDS[stripped.lower()] if stripped.lower() in WORDS else parsed_json(stripped)
     if value is None and not types.isdisjoint({"array", "object"}):
         value = _literal(stripped)
     if isinstance(value, float) and value.is_integer() and types.isdisjoint({"number"}):
         value = int(value)
     for kind in types - {"string"}:
         if isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool)):
-            return value if value is not None or stripped.lower() in _WORDS else text
+            return value if value is not None or stripped.lower() in WORDS else text
     return text
 
 

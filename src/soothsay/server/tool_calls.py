@@ -45,6 +45,11 @@ class ToolCallParser(ABC):
         """End the answer. Returns what was held back."""
 
 
+def overlap(text: str, tag: str) -> int:
+    """Number of characters at the end of a text that may begin a tag."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)
+
+
 class PlainParser(ToolCallParser):
     """Finds no calls: the whole answer is text."""
 

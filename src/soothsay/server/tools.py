@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from soothsay.errors import RequestError
+from soothsay.server.framed_parser import CLOSE, OPEN, FramedParser
+from soothsay.server.harmony import CALL, END, MESSAGE, HarmonyCalls
+from soothsay.server.notation_readers import Gemma4Parser, Lfm2Parser
+from soothsay.server.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tool_calls import PlainParser, ToolCallParser, Tools
 from soothsay.server.tool_readers import (
-    CLOSE,
-    OPEN,
     AprielParser,
+    CommandParser,
     DeepSeekParser,
-    FramedParser,
-    GlmParser,
+    GraniteParser,
     HermesParser,
     KimiParser,
     Llama3Parser,
     MistralParser,
-    QwenCoderParser,
-    SeedParser,
 )
 from soothsay.tokenizer import Message, Tokenizer
 
@@ -52,19 +52,35 @@ CALLED: tuple[Message, ...] = (
 
 SIGNS: Mapping[str, type[FramedParser]] = {
     "<|tool_call_argument_begin|>": KimiParser,
+    "<|channel|>commentary": HarmonyCalls,
+    "<|tool_call>": Gemma4Parser,
+    "<|tool_call_start|>": Lfm2Parser,
+    "<|tool_list_start|>": Lfm2Parser,
+    "<|START_ACTION|>": CommandParser,
+    "<minimax:tool_call>": MiniMaxParser,
     DeepSeekParser.separator: DeepSeekParser,
     "[TOOL_CALLS]": MistralParser,
     SeedParser.trailer: SeedParser,
     "<parameter=": QwenCoderParser,
     "<arg_key>": GlmParser,
     "<tool_calls>": AprielParser,
+    "<|tool_call|>": GraniteParser,
+    "<|/tool|>": GraniteParser,
     OPEN: HermesParser,
 }
 """What is in the prompts of a family, and the parser of its calls. The first one that fits is used."""
 
 FRAMES: Mapping[type[FramedParser], tuple[str, str]] = {
     MistralParser: ("[TOOL_CALLS] [", "]"),
-    **{parser: parser.frames[0] for parser in (AprielParser, DeepSeekParser, KimiParser, SeedParser)},
+    HarmonyCalls: (f"{CALL}functions{MESSAGE}", END),
+    **{
+        parser: parser.frames[0]
+        for parser in (
+            *(AprielParser, CommandParser, DeepSeekParser, Gemma4Parser, KimiParser, Lfm2Parser),
+            *(MiniMaxParser, SeedParser),
+        )
+    },
+    GraniteParser: (GraniteParser.frames[0][0], ""),
 }
 """Text before and after a forced call, in JSON. The others have `<tool_call>` and line breaks."""
 

@@ -30,6 +30,7 @@ from soothsay.errors import ModelError
 from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
+from soothsay.model.formats.gguf_tokenizer import stop_ids
 from soothsay.model.load import load_model
 from soothsay.model.rope import Rope, attention_scale, inverse_frequencies
 from soothsay.model.transformer import Block
@@ -938,3 +939,10 @@ class TestByteLevel:
         checkpoint = self.load(tmp_path, trained, "my-own")
         with pytest.raises(ModelError, match=r"model\.gguf.*'my-own'.*llama-bpe.*Hugging Face directory"):
             checkpoint.tokenizer()
+
+
+def test_tokens_of_all_families_end_answers() -> None:
+    """Of gpt-oss, `<|end|>` ends a message, and two others the answer."""
+    tokens = ["a", "<|end|>", "<|call|>", "<|return|>", "<turn|>", "b"]
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 3}
+    assert stop_ids(metadata) == (3, 2, 4)

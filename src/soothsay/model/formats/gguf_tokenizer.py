@@ -32,7 +32,11 @@ _TEMPLATE_KEYS = {name: f"tokenizer.chat_template.{name}" for name in TEMPLATE_N
 """Keys of chat templates by name."""
 
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<|return|>", "<|call|>", "<turn|>", "<|tool_response>", "<|END_OF_TURN_TOKEN|>", "[e~["),
+)
+"""Tokens that end an answer, of all families. gpt-oss has two, and so has Gemma 4."""
 
 
 _KINDS: Mapping[str, type] = {
