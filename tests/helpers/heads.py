@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
+from soothsay.drafters.heads.checkpoints.blocks import hf_config
+from soothsay.drafters.heads.checkpoints.dflash import dflash_names
 from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.drafters.heads.checkpoints.names import split
+from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.modules.path_heads import MarkovHead
+from soothsay.drafters.trees.draft_blocks import Sight
+from soothsay.model.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model
 from soothsay.train import new_heads
 from soothsay.train.sequences import TrainingKernels
@@ -25,6 +35,33 @@ MAKERS = {
     "mtp": new_heads.mtp,
     "block": lambda target: new_heads.block(target, size=4, layers=1, markov_rank=8),
 }
+DFLASH = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}
+"""What the configuration of `random_dflash` says besides its decoder blocks."""
+
+
+@cache
+def random_dflash(markov: bool = False, target: str = "sibyl") -> Path:
+    """Write a checkpoint of DFlash, or of DSpark, with random weights."""
+    directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    torch.manual_seed(0)
+    c = read_model_config(open_checkpoint(target))
+    block = replace(c, num_layers=2, windows=(None, None), tie_embeddings=False)
+    sizes = 8, c.hidden_size, c.vocab_size, c.vocab_size
+    head = DFlashHead(
+        DFlashConfig(block, (1, 3), 5, 3, (Sight(), Sight())),
+        StockKernels(),
+        MarkovHead("vanilla", *sizes, True) if markov else None,
+    )
+    names = {
+        **dflash_names(2),
+        "path_head.tokens": ("markov_head.markov_w1",),
+        "path_head.next": ("markov_head.markov_w2",),
+    }
+    save_file(dict(split(head, names)), directory / "model.safetensors")
+    options = {**hf_config(block), "dflash_config": DFLASH}
+    (directory / "config.json").write_text(json.dumps(options))
+    return directory
 
 
 @cache

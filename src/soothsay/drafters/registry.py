@@ -10,6 +10,7 @@ from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.dflash import DFlash
 from soothsay.drafters.heads.eagle import Eagle, Eagle2
 from soothsay.drafters.heads.eagle3 import Eagle3
 from soothsay.drafters.heads.hydra import Hydra
@@ -40,6 +41,7 @@ DrafterSpec = str | Callable[[Target], Drafter] | Drafter
 
 TRAINED = {
     "mtp": "mtp",
+    "dflash": "dflash",
     "eagle3": "eagle3",
     "block": "block",
     "eagle2": "eagle",
@@ -86,6 +88,7 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "medusa": Medusa,
     "hydra": Hydra,
     "block": BlockDrafter,
+    "dflash": DFlash,
     "suffix": Suffix,
     "ngram": NGram,
 }

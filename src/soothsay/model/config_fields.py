@@ -110,6 +110,7 @@ TEXT = OneType(str, "a text")
 _SIZE = Whole(1, 2**22)
 _LAYER = Whole(0, MAX_LAYERS)
 _POSITIONS = Whole(1, MAX_POSITIONS)
+_TOKEN = Whole(-1, 2**31)
 _POSITIVE = Real(1e-6, 1e6)
 _BASE = Real(2, 1e15)
 
@@ -222,6 +223,26 @@ FIELDS: Mapping[str, Rule] = {
     "num_nextn_predict_layers": _LAYER,
     "original_lm_head": FLAG,
     "zero_first": FLAG,
+    "num_target_layers": Whole(1, MAX_LAYERS),
+    "target_layer_ids": Each(Whole(-1, MAX_LAYERS)),
+    "aux_hidden_state_layer_ids": Each(_LAYER),
+    "block_size": _SIZE,
+    "mask_token_id": _TOKEN,
+    "ptd_token_id": _TOKEN,
+    "pard_token": _TOKEN,
+    "parallel_drafting": FLAG,
+    "is_causal": FLAG,
+    "causal": FLAG,
+    "sliding_window_non_causal": FLAG,
+    "sample_from_anchor": FLAG,
+    "input_embedding_scale": _POSITIVE,
+    "output_multiplier": _POSITIVE,
+    "conv_kernel_size": _SIZE,
+    "conv_group_size": _SIZE,
+    "selector_rank": _SIZE,
+    "selector_top_k": _SIZE,
+    "xpress_rank": _SIZE,
+    "speculative_tokens": _SIZE,
 }
 """Rules by key. A key that is not here is not read, or is checked where it is read."""
 
@@ -235,6 +256,8 @@ PARTS = frozenset(
         "transformer_layer_config",
         "block",
         "eagle_config",
+        "dflash_config",
+        "dspark_config",
         "soothsay",
     }
 )

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from soothsay.drafters.base import Target
+from soothsay.drafters.heads.checkpoints.dflash import is_dflash, open_dflash
 from soothsay.drafters.heads.checkpoints.eagle import (
     is_eagle,
     is_eagle3,
@@ -52,10 +53,25 @@ Written = tuple[dict[str, Any], Iterable[tuple[str, Tensor]]]
 OWN: dict[str, Opened] = {"hydra": open_hydra, "block": open_block}
 """Readers by `soothsay_method` in config.json."""
 
-SPECULATORS: dict[str, Opened] = {"eagle3": open_eagle3, "mtp": open_mtp}
+SPECULATORS: dict[str, Opened] = {
+    "eagle3": open_eagle3,
+    "mtp": open_mtp,
+    **dict.fromkeys(("dflash", "dflash2", "dspark", "xpress"), open_dflash),
+}
 """Readers by `speculators_model_type` in config.json."""
 
-SUPPORTED = "EAGLE-1 and EAGLE-3, Medusa, MTP modules, and what 'soothsay train' writes"
+READERS: tuple[tuple[Callable[[DrafterFiles], bool], Opened], ...] = (
+    (is_dflash, open_dflash),
+    (is_eagle3, open_eagle3),
+    (is_eagle, open_eagle),
+    (is_medusa, open_medusa),
+    (is_mtp, open_mtp),
+)
+"""Readers by what the tensors look like; the first that fits is taken."""
+
+FILL_MASKS = (open_dflash,)
+
+SUPPORTED = "EAGLE-1 and EAGLE-3, Medusa, MTP modules, DFlash and its kin, and what 'soothsay train' writes"
 
 
 def read_head(path: str | Path, target: Target) -> Head:
@@ -143,16 +159,9 @@ def _opener(files: DrafterFiles, own: bool) -> Opened:
                     f"soothsay reads {SUPPORTED}"
                 )
             return known[config[key]]
-    if any(key in config for key in ("dflash_config", "mask_token_id")):
-        raise DrafterError(
-            f"{files.path} holds a drafter that fills masks (DFlash and its kin), which is not supported; "
-            f"soothsay reads {SUPPORTED}"
-        )
-    for found, opened in ((is_eagle3, open_eagle3), (is_eagle, open_eagle), (is_medusa, open_medusa)):
+    for found, opened in READERS:
         if found(files):
-            return opened
-    if is_mtp(files):
-        return open_mtp
+            return _unmasked(files, opened)
     if own:
         raise DrafterError(
             f"{files.path} has no MTP modules in its checkpoint, and no drafters/mtp beside it: train some, "
@@ -164,6 +173,17 @@ def _opener(files: DrafterFiles, own: bool) -> Opened:
             f"draft-model(model={files.path})"
         )
     raise DrafterError(f"{files.path} holds no drafter that soothsay knows; it reads {SUPPORTED}")
+
+
+def _unmasked(files: DrafterFiles, opened: Opened) -> Opened:
+    """`opened`. Raises `DrafterError` if it knows no masks, and the configuration states one."""
+    masks = [key for key in ("mask_token_id", "ptd_token_id", "pard_token") if key in files.config]
+    if masks and opened not in FILL_MASKS:
+        raise DrafterError(
+            f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not supported; "
+            f"soothsay reads {SUPPORTED}"
+        )
+    return opened
 
 
 def _written(head: Head, target: str, layout: str) -> Written:

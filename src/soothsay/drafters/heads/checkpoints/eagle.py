@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.blocks import block_config, check_block, hf_config, refusal
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import Names, block_names, split
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
+from soothsay.drafters.heads.checkpoints.vocabulary import draft_vocabulary
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head, TapNorms
 from soothsay.errors import DrafterError
@@ -85,11 +85,7 @@ def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
     fit.check_context(block.max_positions)
     taps = _taps(files, fit.config.num_layers)
     fit.check_taps(taps)
-    if "lm_head.weight" not in files.names:
-        raise DrafterError(
-            f"{files.path} has no lm_head.weight, the output head of EAGLE-3: it is incomplete"
-        )
-    given, draft = _vocabulary(files, block, fit)
+    given, draft = draft_vocabulary(files, block, fit)
     if own and fit.has_embedding(files.read("embed_tokens.weight")):
         own = False
     config = Eagle3Config(
@@ -234,32 +230,3 @@ def _taps(files: DrafterFiles, layers: int) -> tuple[int, ...]:
     if ids:  # SGLang: i means the output of layer i
         return tuple(int(i) + 1 for i in ids)
     return 2, layers // 2, layers - 3
-
-
-def _vocabulary(files: DrafterFiles, block: ModelConfig, fit: Fit) -> tuple[dict[str, Tensor], int]:
-    """Values of the draft vocabulary that are not in the files as we need them, and its number of tokens."""
-    draft, target = files.rows("lm_head.weight"), fit.config.vocab_size
-    if "d2t" in files.names:
-        offsets = files.read("d2t")
-        if offsets.dim() != 1 or not len(offsets) or offsets.dtype not in (torch.int64, torch.int32):
-            raise DrafterError(
-                f"{files.path}: d2t is {offsets.dtype} {list(offsets.shape)} and should be a list of "
-                "integers; it is damaged"
-            )
-        ids = offsets + torch.arange(len(offsets))
-        if len(ids) != draft or int(ids.min()) < 0 or int(ids.max()) >= target:
-            raise DrafterError(
-                f"{files.path}: d2t maps {len(ids):,} tokens to ids up to {int(ids.max()):,}; the output "
-                f"head has {draft:,} rows and the target {target:,} tokens: take the drafter of this target"
-            )
-        return {}, draft
-    if draft != block.vocab_size:
-        raise DrafterError(
-            f"{files.path} has an output head of {draft:,} tokens of {block.vocab_size:,}, and no d2t that "
-            "says which: the download is incomplete"
-        )
-    kept = min(draft, target)  # rows beyond are padding
-    given = {"d2t": torch.zeros(kept, dtype=torch.int64)}
-    if kept < draft:
-        given["head.weight"] = files.read("lm_head.weight")[:kept]
-    return given, kept

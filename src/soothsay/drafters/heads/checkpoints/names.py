@@ -14,7 +14,8 @@ from soothsay.model.rope import Rope
 
 Names = Mapping[str, tuple[str, ...]]
 """Our module -> names of tensors without `.weight` and `.bias`. Their rows, concatenated, are the module's. A
-module that is not in the table has our name in the file."""
+module that is not in the table has our name in the file. Where one parameter has a name of its own, the entry
+is the full name of the parameter -> that of the tensor."""
 
 BLOCK: Names = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -36,6 +37,8 @@ def block_names(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
 
 def stored(names: Names, parameter: str) -> list[str]:
     """Names of the tensors that make up `parameter`."""
+    if parameter in names:
+        return [*names[parameter]]
     module, _, kind = parameter.rpartition(".")
     return [f"{tensor}.{kind}" for tensor in names[module]] if module in names else [parameter]
 
