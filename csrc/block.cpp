@@ -11,9 +11,38 @@ struct Pass {
     int64_t rows;
     const int64_t *slot, *keys, *key_begin, *path_rows, *positions, *row_begin, *shared;
     int num_paths;
+    const int64_t* plan;
     int64_t slots;
     void *first, *second, *third;
 };
+
+// Attention, or the gated delta rule. `p.first` has their inputs, if these are the norm of the stream, and gets the outputs.
+void attend(const soothsay_parts& b, const Pass& p, const void* inputs, int inputs_are_bf16, void* kv) {
+    const int half = b.is_bf16;
+    const int64_t rows = p.rows, element = half ? 2 : 4;
+    float* third = (float*)p.third;
+    soothsay_linear(inputs, inputs_are_bf16, rows, b.qkv, p.second, half);
+    if (const soothsay_delta* d = b.delta) {
+        const int64_t width = 2 * (d->key_heads * d->key_size + d->value_heads * d->value_size);
+        void* gates = (char*)p.second + rows * width * element;
+        soothsay_linear(inputs, inputs_are_bf16, rows, b.gates, gates, half);
+        soothsay_delta_rule(p.second, width, gates, half, d, (const soothsay_states*)kv, p.plan, third);
+        soothsay_linear(third, 0, rows, b.o, p.first, half);
+        return;
+    }
+    const float* const* rope = p.ropes + 2 * b.is_local;
+    const int64_t width = int64_t(b.queries + b.gate_heads + 2 * b.keys) * b.d;
+    float* attended = (float*)((char*)p.second + (b.gate_heads ? rows * width * element : 0));
+    soothsay_rotate_store(p.second, half, rope[0], rope[1], b.q_norm, b.k_norm, p.slot, rows, b.queries, b.gate_heads, b.keys,
+                          b.d, p.slots, b.eps, b.scale, third, kv);
+    soothsay_attend(third, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared, p.num_paths, b.keys,
+                    b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, b.sinks, attended);
+    if (b.gate_heads) {
+        const int n = b.queries * b.d;
+        soothsay_open(attended, (char*)p.second + n * element, half, width, rows, n);
+    }
+    soothsay_linear(attended, 0, rows, b.o, p.first, half);
+}
 
 void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inputs, int inputs_are_bf16, void* kv,
          float* out) {
@@ -23,18 +52,10 @@ void run(const soothsay_parts& b, const Pass& p, const float* x, const void* inp
         soothsay_add_norm(x, nullptr, 0, nullptr, b.attention_norm, b.eps, rows, hidden, nullptr, p.first, half);
         inputs = p.first, inputs_are_bf16 = half;
     }
-    const float* const* rope = p.ropes + 2 * b.is_local;
-    void *qkv = p.second, *q = p.third, *attended = p.second, *delta = p.first;
-    soothsay_linear(inputs, inputs_are_bf16, rows, b.qkv, qkv, half);
-    soothsay_rotate_store(qkv, half, rope[0], rope[1], b.q_norm, b.k_norm, p.slot, rows, b.queries, b.keys, b.d,
-                          p.slots, b.eps, b.scale, (float*)q, kv);
-    soothsay_attend((float*)q, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared,
-                    p.num_paths, b.keys, b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, b.sinks,
-                    (float*)attended);
-    soothsay_linear(attended, 0, rows, b.o, delta, half);
+    attend(b, p, inputs, inputs_are_bf16, kv);
 
     void *normed = p.second, *gate_up = p.third, *inner = p.first, *more = p.second;
-    soothsay_add_norm(x, delta, half, b.attention_post_norm, b.mlp_norm, b.eps, rows, hidden, out, normed, half);
+    soothsay_add_norm(x, p.first, half, b.attention_post_norm, b.mlp_norm, b.eps, rows, hidden, out, normed, half);
     if (b.mixture) {
         soothsay_mix(normed, half, rows, nullptr, b.mixture, (float*)p.third);
         soothsay_add_norm(out, p.third, 0, b.mlp_post_norm, nullptr, b.eps, rows, hidden, out, nullptr, 0);
@@ -52,9 +73,9 @@ extern "C" void soothsay_blocks(const soothsay_parts* const* blocks, int count, 
                                 const void* inputs, int inputs_are_bf16, const float* const* ropes, int64_t rows,
                                 const int64_t* slot, const int64_t* keys, const int64_t* key_begin,
                                 const int64_t* path_rows, const int64_t* positions, const int64_t* row_begin,
-                                const int64_t* shared, int num_paths, void* const* kv, int64_t slots, void* first,
-                                void* second, void* third) {
+                                const int64_t* shared, int num_paths, const int64_t* plan, void* const* kv, int64_t slots,
+                                void* first, void* second, void* third) {
     const Pass pass{ropes,     rows,      slot,   keys,      key_begin, path_rows, positions,
-                    row_begin, shared, num_paths, slots,     first,     second,    third};
+                    row_begin, shared,    num_paths, plan,   slots,     first,     second,    third};
     for (int i = 0; i < count; ++i) run(*blocks[i], pass, streams[i], inputs, inputs_are_bf16, kv[i], streams[i + 1]);
 }

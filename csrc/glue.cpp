@@ -53,7 +53,7 @@ void rotate(const float* x, const float* cos, const float* sin, int d, float* ou
 }
 
 struct Heads {
-    int queries, keys, d;
+    int queries, gates, keys, d;
     int64_t slots;
     float eps, scale;
 };
@@ -61,12 +61,13 @@ struct Heads {
 template <class In, class Out>
 void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
                   const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
-    const int d = s.d, all = s.queries + 2 * s.keys;
+    const int d = s.d, first = s.queries + s.gates, all = first + 2 * s.keys;
     parallel(rows, PIECE / (all * d), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             for (int h = 0; h < all; ++h) {
+                if (h == s.queries) h = first;
                 const In* source = qkv + (r * all + h) * d;
-                const bool is_query = h < s.queries, is_value = h >= s.queries + s.keys;
+                const bool is_query = h < s.queries, is_value = h >= first + s.keys;
                 float head[1024], turned[1024];
                 const float* norm = is_query ? q_norm : k_norm;
                 float scale = norm && !is_value ? inverse_rms(source, d, s.eps) : 1.0f;
@@ -81,7 +82,7 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
                     for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
                 else
                     for (int j = 0; j < d; j += LANES)
-                        keep(kv + (int64_t(h - s.queries) * s.slots + slot[r]) * d + j, load(result + j));
+                        keep(kv + (int64_t(h - first) * s.slots + slot[r]) * d + j, load(result + j));
             }
         }
     });
@@ -128,13 +129,23 @@ extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_i
 
 extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
                                       const float* q_norm, const float* k_norm, const int64_t* slot, int64_t rows,
-                                      int queries, int keys, int d, int64_t slots, float eps, float scale, float* q,
-                                      void* kv) {
-    Heads s{queries, keys, d, slots, eps, scale};
+                                      int queries, int gates, int keys, int d, int64_t slots, float eps, float scale,
+                                      float* q, void* kv) {
+    Heads s{queries, gates, keys, d, slots, eps, scale};
     if (is_bf16)
         rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (bf16*)kv);
     else
         rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (float*)kv);
+}
+
+extern "C" void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n) {
+    parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r)
+            for (int j = 0; j < n; j += LANES) {
+                const floats gate = is_bf16 ? load((const bf16*)gates + r * stride + j) : load((const float*)gates + r * stride + j);
+                store(x + r * n + j, load(x + r * n + j) * sigmoid(gate));
+            }
+    });
 }
 
 extern "C" void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out) {

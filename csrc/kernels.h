@@ -16,11 +16,11 @@ void soothsay_set_threads(int count);
 void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post, const float* weight,
                        float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
 
-// qkv [rows, queries + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, d], in the same
+// qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, d], in the same
 // dtype as qkv; q_norm and k_norm [d] or null.
 void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin, const float* q_norm,
-                           const float* k_norm, const int64_t* slot, int64_t rows, int queries, int keys, int d,
-                           int64_t slots, float eps, float scale, float* q, void* kv);
+                           const float* k_norm, const int64_t* slot, int64_t rows, int queries, int gates, int keys,
+                           int d, int64_t slots, float eps, float scale, float* q, void* kv);
 
 // q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
 // in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
@@ -30,6 +30,9 @@ void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t*
                      const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
                      int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
                      int64_t window, const float* sinks, float* out);
+
+// x [rows, n] *= sigmoid(gates), in place; gates have `stride` elements from row to row.
+void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n);
 
 // The gated delta rule of a layer (soothsay/model/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
 // scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are
@@ -179,9 +182,11 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
                             int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
                             double* scores);
 
-// A decoder block.
+// A decoder block. With `delta`, the gated delta rule takes the place of attention: then qkv gives its rows.
 struct soothsay_parts {
     const soothsay_weights *qkv, *o, *gate_up, *down;
+    const soothsay_weights* gates;  // of the rule; or null
+    const soothsay_delta* delta;    // or null
     const soothsay_mixture* mixture;  // in place of gate_up and down; or null
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
     const float *q_norm, *k_norm;                                                  // both or none
@@ -190,17 +195,19 @@ struct soothsay_parts {
     float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
     int is_bf16;                                                                   // of layers' outputs and the pool
     int hidden, queries, keys, d, activation, is_local;                                    // is_local: uses the second rope
+    int gate_heads;                                                                        // of attention's output: queries or 0
 };
 
 // Runs blocks one after the other. Block i reads streams[i] [rows, hidden] and writes its output to streams[i + 1], which
 // may be the same memory. Attention reads `inputs`, or the norm of the stream if that is null. ropes: cosines and sines
-// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i. `first`, `second` and `third` are scratch
-// buffers. For each row, `first` has max(hidden, intermediate) elements, `second` the larger of max(qkv's outputs, hidden)
-// elements and queries * d floats, `third` gate_up's outputs in elements, or queries * d or, for a mixture, hidden floats,
-// whichever is larger.
+// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i, or its soothsay_states or null; `plan` is that of
+// soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has max(hidden, intermediate)
+// elements; `second` the larger of max(qkv's and gates' outputs together, hidden) elements and queries * d floats, which come
+// after qkv's outputs where there are gate_heads; `third` gate_up's outputs in elements, or queries * d, or the rule's values,
+// or for a mixture hidden floats, whichever is larger.
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
                      int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
                      const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
-                     const int64_t* row_begin, const int64_t* shared, int num_paths, void* const* kv, int64_t slots,
-                     void* first, void* second, void* third);
+                     const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan,
+                     void* const* kv, int64_t slots, void* first, void* second, void* third);
 }

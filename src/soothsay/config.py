@@ -171,12 +171,16 @@ class ModelConfig:
 
     @property
     def has_common_blocks(self) -> bool:
-        """Whether blocks compute no more than Llama's and Gemma's do. One native call runs these blocks, and
-        heads of drafters are made of them."""
+        """Whether blocks compute no more than Llama's and Gemma's do. Heads of drafters are made of these."""
+        return self.has_native_blocks and self.delta is None and not self.gated_attention
+
+    @property
+    def has_native_blocks(self) -> bool:
+        """Whether one native call runs the blocks."""
         special = (
             self.qk_norm_over_heads or self.query_growth is not None or self.centred_norms or self.parallel
         )
-        special = special or self.latent is not None or self.delta is not None or self.gated_attention
+        special = special or self.latent is not None
         return self.pre_norms and not special
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -39,27 +40,30 @@ class DeltaLayer(nn.Module):
         out = self.kernels.delta_rule(self.qkvz(x), self.gates(x), self.recurrence, states, batch.strands)
         return cast(Tensor, self.o(out))
 
-    def commit(self, states: LayerStates, moves: Sequence[Move]) -> None:
+    def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""
+        rows, gates = states.journal[accepted.rows], states.gates[accepted.rows]
+        self.kernels.delta_rule(rows, gates, self.recurrence, states, accepted.strands)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The accepted rows of trees."""
+
+    strands: Strands
+    rows: tuple[Tensor, Tensor]  # [N] int64 each: the slot of the request, and the node of its tree
+
+    @classmethod
+    def of(cls, moves: Sequence[Move], device: torch.device) -> Accepted:
+        """The roots and accepted nodes of `moves`. Raises `ValueError` for a request without a state."""
         strands, nodes, slots = list[Strand](), list[int](), list[int]()
         for move in moves:
             if move.state is None:
                 raise ValueError("a request without a slot for its state cannot advance")
             own, start = move.nodes, move.start - 1
-            strands.append(
-                Strand(
-                    first=len(nodes),
-                    advancing=len(own),
-                    first_node=0,
-                    parents=(),
-                    slot=move.state,
-                    is_new=start == 0,
-                    marks=marked(move.marks, start, len(own)),
-                )
-            )
+            marks = marked(move.marks, start, len(own))
+            strands.append(Strand(len(nodes), len(own), 0, (), move.state, start == 0, marks))
             nodes += own
             slots += [move.state] * len(own)
-        if strands:
-            place = torch.tensor(slots, device=states.journal.device), torch.tensor(nodes)
-            rows, gates = states.journal[place], states.gates[place]
-            self.kernels.delta_rule(rows, gates, self.recurrence, states, Strands(tuple(strands)))
+        rows = torch.tensor(slots, device=device), torch.tensor(nodes, device=device)
+        return cls(Strands(tuple(strands)), rows)

@@ -133,6 +133,9 @@ class Kernels(noise.SamplingKernels, Protocol):
     ) -> Tensor:
         """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
 
+    def open(self, x: Tensor, gates: Tensor) -> Tensor:
+        """`x` times the sigmoid of `gates`: `[N, size]` float32."""
+
     def delta_rule(
         self,
         qkvz: Tensor,
@@ -266,6 +269,10 @@ class StockKernels:
     ) -> Tensor:
         """See `Kernels`."""
         return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
+
+    def open(self, x: Tensor, gates: Tensor) -> Tensor:
+        """See `Kernels`."""
+        return x * torch.sigmoid(gates.float())
 
     def delta_rule(
         self,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
-from soothsay.core.states import LayerStates, StatePool
-from soothsay.model.delta_layer import DeltaLayer
+from soothsay.core.states import StatePool
+from soothsay.model.delta_layer import Accepted, DeltaLayer
 from soothsay.model.feed_forward import Experts, feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.latent_attention import LatentAttention
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         sinks = None if self.sinks is None else self.sinks.sinks
         out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
         if gate is not None:
-            out = out * torch.sigmoid(gate.flatten(1).float())
+            out = self.kernels.open(out, gate.flatten(1))
         return cast(Tensor, self.o(out))
 
     def _normed(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> Tensor:
@@ -391,9 +391,11 @@ class Transformer(nn.Module):
     def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:
         """Take in the accepted nodes of the last pass: their KV, and what they do to states."""
         cache.commit(moves)
-        for block, memory in zip(self.blocks, cache.layers, strict=True):
-            if isinstance(memory, LayerStates):
-                cast(DeltaLayer, cast(Block, block).attention).commit(memory, moves)
+        if cache.states is None or not moves:
+            return
+        accepted = Accepted.of(moves, self.device)
+        for layer, states in cache.states.layers.items():
+            cast(DeltaLayer, cast(Block, self.blocks[layer]).attention).commit(states, accepted)
 
 
 def _check_states(batch: Batch, cache: KVPool) -> None:

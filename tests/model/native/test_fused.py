@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
+from soothsay.config import DeltaConfig, ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
+from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Correction, Experts, FeedForward
 from soothsay.model.linear import Dense
 from soothsay.model.load import NumericMode
@@ -56,6 +57,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "activation": "clipped_swiglu",
         "experts": ExpertsConfig(8, 4, 48, (0, 1), router_bias=True),
     },
+    "qwen3_5": {
+        "delta": DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=16, taps=4),
+        "gated_attention": True,
+        "qk_norm": True,
+        "rotary_dim": 16,
+    },
+    "qwen3_next": {
+        "delta": DeltaConfig((1,), key_heads=2, value_heads=2, key_size=16, value_size=48, taps=4),
+        "gated_attention": True,
+        "experts": ExpertsConfig(4, 2, 48, layers=(1,), shared_size=32, shared_gate=True),
+    },
     "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
@@ -64,6 +76,7 @@ FUSED = {
     "olmo2": [False] * 3,
     "cohere": [False] * 3,
     "ministral3": [False] * 3,
+    "qwen3_next": [True, False, False],
 }  # first block, second block, both
 MODES = {
     "bfloat16": NumericMode(torch.bfloat16),
@@ -97,8 +110,8 @@ def batch(model: Transformer, *, pooled: bool) -> Batch:
     tree.extend([6, 8])
     tables = [np.arange(10), np.arange(10, 20)] if pooled else [None, None]
     rows = [
-        Rows(np.arange(40), 0, tables[0], DraftTree(39)),
-        Rows(np.array([3, 4, 5]), 0, tables[1], tree),
+        Rows(np.arange(40), 0, tables[0], DraftTree(39), state=0 if pooled else None),
+        Rows(np.array([3, 4, 5]), 0, tables[1], tree, state=1 if pooled else None),
     ]
     return Batch.pack(rows, block_size=8, group=model.config.group, windows=model.config.windows)
 
@@ -115,7 +128,8 @@ def test_bits_are_the_same(
     pack(model, kernels, MODES[mode])
     routed = [part.mlp for part in model.blocks if isinstance(part.mlp, Experts)]
     native = [
-        isinstance(part.mlp, FeedForward) or isinstance(part.mlp.router, NativeLinear)
+        (isinstance(part.mlp, FeedForward) or isinstance(part.mlp.router, NativeLinear))
+        and (not isinstance(part.attention, DeltaLayer) or isinstance(part.attention.gates, NativeLinear))
         for part in model.blocks
     ]
     expected, results = FUSED.get(family, [*native, all(native)]), []
@@ -125,12 +139,13 @@ def test_bits_are_the_same(
         found = [isinstance(part.fused, NativeBlocks) for part in (*model.blocks, model.blocks)]
         assert found == (expected if fused else [False] * 3)
         assert all((part.fused is not None) == fused for part in routed)
-        pool = model.new_cache(20, 8)
-        for layer in pool.layers:
-            layer.zero_()
+        pool = model.new_cache(20, 8, requests=2, nodes=4)
+        memory = [part for layer in pool.layers for part in ([layer] if isinstance(layer, Tensor) else layer)]
+        for part in memory:
+            part.zero_()
         hidden, taps = model(batch(model, pooled=True), pool, taps=(1, 2))
         alone, _ = model(batch(model, pooled=False))
-        results.append((hidden, *taps, *pool.layers, alone))
+        results.append((hidden, *taps, *memory, alone))
     for expected, result in zip(*results, strict=True):
         assert torch.equal(expected, result)
         assert expected.isfinite().all()

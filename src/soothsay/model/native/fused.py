@@ -11,8 +11,10 @@ from torch import Tensor
 
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
+from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
+from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.transformer import Attention, Block
@@ -22,12 +24,13 @@ class _Parts(Structure):
     """`soothsay_parts` of csrc/kernels.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "mixture")),
+        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "gates", "delta", "mixture")),
         *((name, c_void_p) for name in ("attention_norm", "attention_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "sinks")),
         ("window", c_int64),
         *((name, c_float) for name in ("eps", "scale", "softcap")),
         *((name, c_int) for name in ("is_bf16", "hidden", "queries", "keys", "d", "activation", "is_local")),
+        ("gate_heads", c_int),
     ]
 
 
@@ -43,31 +46,28 @@ class NativeBlocks:
         self._run = run
         # keep alive what the library reads
         mixtures = [Mixture(block.mlp) if isinstance(block.mlp, Experts) else None for block in blocks]
-        self._held = [(_layers(block), _norms(block), _sinks(block)) for block in blocks], mixtures
-        self._parts = [_parts(block, mixture) for block, mixture in zip(blocks, mixtures, strict=True)]
+        rules = [_rule(block) for block in blocks]
+        held = [(_layers(block), _gates(block), _norms(block), _sinks(block)) for block in blocks]
+        self._held = held, mixtures, rules
+        parts = zip(blocks, mixtures, rules, strict=True)
+        self._parts = [_parts(*part) for part in parts]
         self._addresses = [addressof(parts) for parts in self._parts]
-        attention = blocks[0].attention
-        c, self._dtype = attention.config, blocks[0].dtype
-        self._kv = 2 * c.num_kv_heads, c.head_dim
-        # bytes a row of three scratch buffers; see csrc/kernels.h
-        size, queries = self._dtype.itemsize, 4 * c.num_heads * c.head_dim
-        qkv, o, *_ = _layers(blocks[0])
-        dense = [cast(NativeLinear, block.mlp.down) for block in blocks if isinstance(block.mlp, FeedForward)]
-        inner = max((down.in_features for down in dense), default=0)
-        self._scratch = (
-            size * max(o.out_features, inner),
-            max(size * qkv.out_features, size * o.out_features, queries),
-            max(size * 2 * inner, queries, 4 * o.out_features),
-        )
+        c, self._dtype = blocks[0].attention.config, blocks[0].dtype
+        self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.delta is not None
+        sizes = [_scratch(block) for block in blocks]
+        self._scratch = [max(places) for places in zip(*sizes, strict=True)]
 
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        if not block.attention.config.has_common_blocks:
+        if not block.attention.config.has_native_blocks:
             return False
-        if isinstance(block.mlp, Experts) and not (Mixture.fit(block.mlp) and is_native(block.mlp.router)):
-            return False
-        return all(is_native(layer) and layer.dtype == block.dtype for layer in _layers(block))
+        if isinstance(block.mlp, Experts):
+            whole = is_native(block.mlp.router) and block.mlp.shared_gate is None
+            if not (whole and Mixture.fit(block.mlp)):
+                return False
+        gates = [] if (own := _gates(block)) is None else [own]
+        return all(is_native(layer) and layer.dtype == block.dtype for layer in _layers(block) + gates)
 
     def __call__(
         self,
@@ -81,9 +81,9 @@ class NativeBlocks:
     ) -> dict[int, Tensor]:
         """See `FusedBlocks`."""
         rows = len(x)
-        pool = [torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype)]
-        if kv is not None:  # no layer keeps a state
-            pool = cast(list[Tensor], kv)
+        within = torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype) if kv is None else None
+        slots = rows if kv is None else next((len(m[0]) for m in kv if isinstance(m, Tensor)), 0)
+        memory = [self._memory(layer, within, kv) for layer in layers]
         scratch = [torch.empty(rows * size, dtype=torch.uint8) for size in self._scratch]
         stream, streams, kept = x, [x.data_ptr()], dict[int, Tensor]()
         for layer in layers:
@@ -102,47 +102,87 @@ class NativeBlocks:
             rows,
             batch.slots.data_ptr(),
             *batch.paths.pointers,
-            _array([pool[0 if kv is None else layer].data_ptr() for layer in layers]),
-            pool[0].shape[1],
+            batch.strands.plan.buffer_info()[0] if self._has_states else None,
+            _array([place for place, _ in memory]),
+            slots,
             *[place.data_ptr() for place in scratch],
         )
         return {**kept, len(self._parts): stream}
 
+    def _memory(
+        self, layer: int, within: Tensor | None, kv: Sequence[LayerMemory] | None
+    ) -> tuple[int | None, object]:
+        """The address of a layer's memory, and what has to outlive the call."""
+        if kv is None:
+            return None if self._parts[layer].delta else address(within), within
+        own = kv[layer]
+        if isinstance(own, Tensor):
+            return own.data_ptr(), own
+        states = States.of(own)
+        return addressof(states), states
 
-def _array(addresses: Sequence[int]) -> Array[c_void_p]:
+
+def _array(addresses: Sequence[int | None]) -> Array[c_void_p]:
     return (c_void_p * len(addresses))(*addresses)
 
 
 def _layers(block: Block) -> list[NativeLinear]:
-    layers = [block.attention.qkv, block.attention.o]
+    attention = block.attention
+    layers = [attention.qkvz if isinstance(attention, DeltaLayer) else attention.qkv, attention.o]
     if isinstance(block.mlp, FeedForward):
         layers += native_layers(block.mlp)
     return [cast(NativeLinear, layer) for layer in layers]
 
 
+def _gates(block: Block) -> NativeLinear | None:
+    attention = block.attention
+    return cast(NativeLinear, attention.gates) if isinstance(attention, DeltaLayer) else None
+
+
+def _rule(block: Block) -> Delta | None:
+    attention = block.attention
+    return Delta.of(attention.recurrence) if isinstance(attention, DeltaLayer) else None
+
+
 def _norms(block: Block) -> list[Norm | None]:
+    around = [block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm]
+    if isinstance(block.attention, DeltaLayer):
+        return [*around, None, None]
     attention = cast(Attention, block.attention)
-    return [
-        *(block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm),
-        *(attention.q_norm, attention.k_norm),
-    ]
+    return [*around, attention.q_norm, attention.k_norm]
+
+
+def _scratch(block: Block) -> tuple[int, int, int]:
+    """Bytes a row of three scratch buffers; see csrc/kernels.h."""
+    c, size, (qkv, o, *_) = block.attention.config, block.dtype.itemsize, _layers(block)
+    gates, values = _gates(block), 4 * o.in_features
+    inner = cast(NativeLinear, block.mlp.down).in_features if isinstance(block.mlp, FeedForward) else 0
+    rows = size * (qkv.out_features + (0 if gates is None else gates.out_features))
+    return (
+        size * max(o.out_features, inner),
+        max(rows + values if c.gated_attention else rows, size * o.out_features, values),
+        max(size * 2 * inner, values, 4 * o.out_features),
+    )
 
 
 def _sinks(block: Block) -> Tensor | None:
+    if isinstance(block.attention, DeltaLayer):
+        return None
     sinks = cast(Attention, block.attention).sinks
     return None if sinks is None else sinks.sinks
 
 
-def _parts(block: Block, mixture: Mixture | None) -> _Parts:
+def _parts(block: Block, mixture: Mixture | None, rule: Delta | None) -> _Parts:
     attention, c = block.attention, block.attention.config
-    eps, layers = cast(Norm, block.mlp_norm).eps, _layers(block)
+    eps, layers, gates = cast(Norm, block.mlp_norm).eps, _layers(block), _gates(block)
     return _Parts(
         *(layer.address for layer in layers),
         *(() if mixture is None else (None, None)),
+        *(None if gates is None else gates.address, None if rule is None else addressof(rule)),
         None if mixture is None else mixture.address,
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         address(_sinks(block)),
         *(attention.window or 0, eps, c.attention_scale, c.attention_softcap or 0.0),
         *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
-        *(ACTIVATIONS[c.activation], block.rope_number),
+        *(ACTIVATIONS[c.activation], block.rope_number, c.num_heads if c.gated_attention else 0),
     )

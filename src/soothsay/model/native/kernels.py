@@ -53,9 +53,10 @@ SIGNATURES = {
     ],
     "soothsay_rotate_store": [
         *(c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),  # qkv, ..., slot
-        *(c_int64, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
+        *(c_int64, c_int, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
         *(c_void_p, c_void_p),  # q, kv
     ],
+    "soothsay_open": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_int],  # x, gates, is_bf16, stride, ...
     "soothsay_delta_rule": [
         *(c_void_p, c_int64, c_void_p, c_int, c_void_p),  # rows, stride, gates, is_bf16, delta
         *(c_void_p, c_void_p, c_void_p),  # states, plan, out
@@ -82,7 +83,7 @@ SIGNATURES = {
         *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
         *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
         *(*[c_void_p] * 6, c_int),  # paths
-        *(c_void_p, c_int64),  # kv, slots
+        *(c_void_p, c_void_p, c_int64),  # plan, kv, slots
         *(c_void_p, c_void_p, c_void_p),  # three places
     ],
 }
@@ -205,7 +206,7 @@ class NativeKernels:
             None if norms is None else norms[0].weight.data_ptr(),
             None if norms is None else norms[1].weight.data_ptr(),
             slots.data_ptr(),
-            *(rows, heads - 2 * keys, keys, d, kv.shape[1]),
+            *(rows, heads - 2 * keys, 0, keys, d, kv.shape[1]),
             0.0 if norms is None else norms[0].eps,
             scale,
             q.data_ptr(),
@@ -238,6 +239,13 @@ class NativeKernels:
             out.data_ptr(),
         )
         return out.view(len(q), -1)
+
+    def open(self, x: Tensor, gates: Tensor) -> Tensor:
+        """See `Kernels`."""
+        out, gates = x.clone(), gates.contiguous()
+        half = gates.dtype == torch.bfloat16
+        self._library.soothsay_open(out.data_ptr(), gates.data_ptr(), half, out.shape[1], *out.shape)
+        return out
 
     def delta_rule(
         self,
