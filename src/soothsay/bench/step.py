@@ -30,7 +30,7 @@ class Work:
     """The least work of a pass."""
 
     bytes: int
-    """Bytes read: weights and scales of all linear layers, and keys and values of the context."""
+    """Bytes read: weights and scales of all linear layers, keys and values of the context, and states."""
 
     operations: int
     """Operations of linear layers and attention; a multiplication and an addition are two."""
@@ -39,10 +39,14 @@ class Work:
     def of(cls, model: Transformer, rows: int, context: int) -> Work:
         """Return the work of a pass of `rows` rows. Mixtures of experts count with all experts."""
         c, layers = model.config, linear_layers(model)
-        keys = sum(context if window is None else min(window, context) for window in c.windows)
-        heads, size = c.kv_shapes[0]
-        kv = heads * size * model.dtype.itemsize * keys
-        attention = 4 * c.num_heads * size * keys
+        kv, attention, element = 0, 0, model.dtype.itemsize
+        for window, (heads, size) in zip(c.windows, c.kv_shapes, strict=True):
+            keys = 0 if not heads else context if window is None else min(window, context)
+            kv += heads * size * element * keys
+            attention += 4 * c.num_heads * size * keys
+        if c.delta is not None:  # a state is read once, and each row multiplies it four times
+            kv += c.delta.state_bytes(element)
+            attention += 8 * len(c.delta.layers) * c.delta.values * c.delta.key_size
         return cls(
             bytes=sum(held_bytes(layer) for layer, _ in layers) + kv,
             operations=rows * (2 * sum(shape.numel() for _, shape in layers) + attention),

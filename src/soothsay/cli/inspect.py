@@ -102,6 +102,13 @@ def _architecture(c: ModelConfig) -> Rows:
             "attention",
             f"{c.num_heads} heads over latent states of {c.latent.rank} and {c.head_dim} rotated",
         )
+    if c.delta is not None:
+        d = c.delta
+        yield (
+            "recurrent",
+            f"{len(d.layers)} of {c.num_layers} layers, {d.value_heads} heads with states of "
+            f"{d.key_size} x {d.value_size}",
+        )
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
     yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
     yield "context", f"{c.max_positions:,} tokens"
@@ -176,6 +183,9 @@ def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: in
     one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
     many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
     yield "KV cache", one + (many if requests > 1 else "")
+    if (delta := model.config.delta) is not None:
+        state, node = delta.state_bytes(mode.dtype.itemsize), delta.journal_bytes(mode.dtype.itemsize)
+        yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
 
 
 def _drafters(target: Target, asked: str | None) -> Rows:

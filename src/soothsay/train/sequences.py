@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.core.paths import PathList
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
+from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.quantized import Integers, dequantized
@@ -168,6 +171,17 @@ class TrainingKernels(StockKernels):
             own = kv[:, rows:].view(2, heads, batch.level, b, t, d).permute(0, 2, 3, 1, 4, 5)
             out = _attend_to_levels(q, k, v, own, batch.anchors)
         return out.transpose(1, 2).reshape(b * t, -1)
+
+    def delta_rule(
+        self,
+        qkvz: Tensor,
+        gates: Tensor,
+        weights: Recurrence,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """Raise `TrainingError`. See `Kernels`."""
+        raise TrainingError("models whose layers keep states cannot be trained, nor drafters for them")
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """Return a layer with a trainable weight. See `Kernels`."""
