@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from heads import random_dflash, untrained
+from heads import random_dflash, random_peagle, untrained
 from stores import tiny_store
 
 from soothsay import REGISTRY
 
-OPTIONS = {"rest": "store=STORE", "dflash": "model=DFLASH"}
+OPTIONS = {"rest": "store=STORE", "dflash": "model=DFLASH", "peagle": "model=PEAGLE"}
 VARIANTS = [
     "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong draft tokens, wide trees
     "draft-model(model=sibyl)",  # the target drafts for itself: its best draft tokens are right
@@ -36,4 +36,5 @@ def resolve(spec: str) -> str:
     spec = spec.replace("STORE", str(tiny_store())) if "STORE" in spec else spec
     spec = spec.replace("DFLASH", str(random_dflash())) if "DFLASH" in spec else spec
     spec = spec.replace("DSPARK", str(random_dflash(markov=True))) if "DSPARK" in spec else spec
+    spec = spec.replace("PEAGLE", str(random_peagle())) if "PEAGLE" in spec else spec
     return spec.replace("UNTRAINED", str(untrained(name))) if "UNTRAINED" in spec else spec

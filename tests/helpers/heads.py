@@ -16,9 +16,12 @@ from safetensors.torch import save_file
 from soothsay.drafters.heads.checkpoints.blocks import hf_config
 from soothsay.drafters.heads.checkpoints.dflash import dflash_names
 from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.heads.checkpoints.names import split
+from soothsay.drafters.heads.checkpoints.eagle import eagle3_names
+from soothsay.drafters.heads.checkpoints.names import block_names, split
 from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config
 from soothsay.drafters.heads.modules.path_heads import MarkovHead
+from soothsay.drafters.heads.modules.peagle import PEagleConfig, PEagleHead
 from soothsay.drafters.trees.draft_blocks import Sight
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
@@ -60,6 +63,26 @@ def random_dflash(markov: bool = False, target: str = "sibyl") -> Path:
     }
     save_file(dict(split(head, names)), directory / "model.safetensors")
     options = {**hf_config(block), "dflash_config": DFLASH}
+    (directory / "config.json").write_text(json.dumps(options))
+    return directory
+
+
+@cache
+def random_peagle(target: str = "sibyl") -> Path:
+    """Write a checkpoint of P-EAGLE with two decoder blocks and random weights."""
+    directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    torch.manual_seed(0)
+    c = read_model_config(open_checkpoint(target))
+    block = replace(c, num_layers=2, windows=(None, None), tie_embeddings=False)
+    first = Eagle3Config(block, c.hidden_size, 2000, (1, 2, 3))
+    head = PEagleHead(PEagleConfig(first, 3, 8), StockKernels())
+    head.first.d2t += 3
+    names = {f"first.{ours}": theirs for ours, theirs in eagle3_names("midlayer.").items()}
+    names |= {"first.d2t": ("d2t",), **block_names("more.0.", "layers.1.")}
+    save_file(dict(split(head, names, block)), directory / "model.safetensors")
+    taps = {"eagle_aux_hidden_state_layer_ids": list(first.taps)}
+    options = {**hf_config(block), **taps, "ptd_token_id": 3, "draft_vocab_size": 2000}
     (directory / "config.json").write_text(json.dumps(options))
     return directory
 

@@ -21,6 +21,7 @@ from soothsay.drafters.base import Observation
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa
+from soothsay.drafters.heads.one_pass import OnePassDrafter
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 
@@ -69,17 +70,18 @@ class Guess:
         return self.request.tokens.tolist()
 
 
-OneShot = BlockDrafter | Hydra | Medusa
+WithKV = BlockDrafter | OnePassDrafter
+OneShot = WithKV | Hydra | Medusa
 
 
 def num_known(drafter: OneShot) -> int:
     """Count the requests that a drafter keeps state for."""
-    return len(drafter.kv.states) if isinstance(drafter, BlockDrafter) else len(drafter.features)
+    return len(drafter.kv.states) if isinstance(drafter, WithKV) else len(drafter.features)
 
 
 def num_features(drafter: OneShot) -> int:
     """Count the features that a drafter keeps in memory. A view keeps its whole tensor in memory."""
-    if isinstance(drafter, BlockDrafter):
+    if isinstance(drafter, WithKV):
         return sum(len(state.features) for state in drafter.kv.states.values())
     kept = [feature for _, feature in drafter.features.last.values()]
     storages = {feature.untyped_storage().data_ptr(): feature.untyped_storage().nbytes() for feature in kept}
@@ -97,7 +99,7 @@ class Watched(Drafter):
         trees = self.drafter.propose(requests)
         for request, tree in zip(requests, trees, strict=True):
             first_key = -1
-            if isinstance(self.drafter, BlockDrafter) and request in self.drafter.kv.states:
+            if isinstance(self.drafter, WithKV) and request in self.drafter.kv.states:
                 first_key = self.drafter.kv.states[request].first_key
             was = copy.copy(request)
             self.guesses.append(Guess(was, request.max_nodes, request.max_depth, tree, first_key))

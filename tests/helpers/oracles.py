@@ -390,14 +390,25 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
 
 
-def dense_block(w: dict[str, Tensor], at: str, c: ModelConfig, x: Tensor, positions: Tensor) -> Tensor:
-    """Compute a decoder block over rows `[N, H]`. Each row sees itself and all rows before it."""
+def dense_block(
+    w: dict[str, Tensor],
+    at: str,
+    c: ModelConfig,
+    x: Tensor,
+    positions: Tensor,
+    inputs: Tensor | None = None,
+) -> Tensor:
+    """Compute a decoder block over rows `[N, H]`. Each row sees itself and all rows before it.
+
+    Attention reads the normed rows, or `inputs` in their place.
+    """
 
     def normed(x: Tensor, name: str) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() * w[f"{at}.{name}.weight"]
 
     n, d = len(x), c.head_dim
-    qkv = (normed(x, "attention_norm") @ w[f"{at}.attention.qkv.weight"].t()).view(n, -1, d)
+    read = normed(x, "attention_norm") if inputs is None else inputs
+    qkv = (read @ w[f"{at}.attention.qkv.weight"].t()).view(n, -1, d)
     q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
     if c.qk_norm:
         q, k = normed(q, "attention.q_norm"), normed(k, "attention.k_norm")

@@ -16,6 +16,7 @@ from soothsay.drafters.heads.eagle3 import Eagle3
 from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.heads.peagle import PEagle
 from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.lookup.recycling import Recycling
@@ -43,6 +44,7 @@ TRAINED = {
     "mtp": "mtp",
     "dflash": "dflash",
     "eagle3": "eagle3",
+    "peagle": "peagle",
     "block": "block",
     "eagle2": "eagle",
     "hydra": "hydra",
@@ -89,6 +91,7 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "hydra": Hydra,
     "block": BlockDrafter,
     "dflash": DFlash,
+    "peagle": PEagle,
     "suffix": Suffix,
     "ngram": NGram,
 }

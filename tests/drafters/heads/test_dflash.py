@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,17 +16,37 @@ import numpy as np
 import pytest
 import torch
 from dflash_oracle import CASES, CONTEXT, KEPT, PATHS, compute, config, features, target_ends, weights
+from one_shot import (
+    GREEDY,
+    MANY,
+    STRESSES,
+    Watched,
+    check_best_tree,
+    check_grown_tree,
+    log_probs,
+    made,
+    most_features_kept,
+    prompts,
+    serve,
+)
+from oracles import randomize, rms_norm, rotated, taps_of
 from safetensors.torch import load_file, save_file
+from tiny import TINY
 from torch import Tensor
+from torch.nn.functional import silu
 
+from soothsay import LLM
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.directory import read_head
+from soothsay.drafters.heads.dflash import DFlash
 from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.dflash import DFlashHead
-from soothsay.drafters.trees.draft_blocks import BlockPacker, scratch_pool
+from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.modules.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.trees.draft_blocks import BlockPacker, Sight, scratch_pool
+from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -105,3 +129,180 @@ def test_the_file_holds_what_the_packages_compute(name: str) -> None:
     pytest.importorskip("speculators", reason="no speculators: the package is not installed")
     pytest.importorskip("dflash", reason="no speculators: nor dflash")
     torch.testing.assert_close(compute(name), load_file(KEPT)[name], rtol=1e-5, atol=1e-5)
+
+
+# drafts
+
+
+def make_head(
+    size: int = 5,
+    sights: Sequence[Sight] = (Sight(), Sight()),
+    path_head: PathHead | None = None,
+    guessed: Sequence[int] = (),
+    **changes: Any,
+) -> DFlashHead:
+    layers = len(sights)
+    block = replace(TINY, num_layers=layers, windows=(None,) * layers, qk_norm=True)
+    c = DFlashConfig(block, (0, 2), size, 96, tuple(sights), guessed=len(guessed), **changes)
+    head = DFlashHead(c, StockKernels(), path_head)
+    if guessed:
+        head.d2t = torch.tensor(guessed) - torch.arange(len(guessed))
+    return randomize(head)
+
+
+SIZES = 48, 97, 97  # hidden size, vocabulary, tokens that can be guessed
+HEADS = {
+    "plain": make_head(),
+    "windows": make_head(sights=[Sight(True, 6), Sight(), Sight(False, 9, True), Sight(False, 4)]),
+    "short, from the anchor": make_head(3, guessed=range(0, 97, 2), begins_at_root=True),
+    "convolved, chosen": make_head(path_head=CandidateSelector(6, 9, 48, 97), convolution=(2, 8)),
+    "markov, short": make_head(
+        guessed=range(3, 97, 3), path_head=MarkovHead("vanilla", 6, 48, 97, 32, begins_at_root=False)
+    ),
+    "recurrent": make_head(begins_at_root=True, path_head=MarkovHead("rnn", 6, *SIZES, begins_at_root=True)),
+    "refined": make_head(path_head=CausalRefiner(6, 12, 5, *SIZES, begins_at_root=False)),
+}
+
+
+def plain_outputs(head: DFlashHead, target: Transformer, tokens: Sequence[int], first: int) -> Tensor:
+    """`[B, H]` normed outputs after `tokens`. Features are known of the tokens from `first - 1` on."""
+    w, c = head.state_dict(), head.config
+    states = torch.cat(taps_of(target, tokens[:-1], head.taps), dim=-1) @ w["fc.weight"].t()
+    states = rms_norm(states, head.feature_norm)[first - 1 :]
+    x, root = target.embedding.weight[[tokens[-1], *[c.mask] * (c.size - 1)]], len(tokens) - 1
+    places = torch.cat([first - 1 + torch.arange(len(states)), root + torch.arange(c.size)])
+    for layer in range(c.block.num_layers):
+        x = plain_block(w, f"blocks.{layer}.", head, layer, states, x, places)
+    return rms_norm(x, head.norm)
+
+
+def visible(sight: Sight, query: int, key: int, root: int) -> bool:
+    if key >= root and sight.causal and key > query:
+        return False
+    if sight.window is None:
+        return True
+    if sight.from_anchor:
+        return key >= root - sight.window
+    return abs(query - key) < sight.window
+
+
+def plain_block(
+    w: dict[str, Tensor], at: str, head: DFlashHead, layer: int, states: Tensor, x: Tensor, places: Tensor
+) -> Tensor:
+    c, size = head.config.block, len(x)
+    block = head.blocks[layer]
+
+    def attend(rows: Tensor) -> Tensor:
+        def heads(name: str, rows: Tensor) -> Tensor:
+            return (rows @ w[f"{at}attention.{name}.weight"].t()).view(len(rows), -1, c.head_dim)
+
+        q = rotated(rms_norm(heads("q", rows), block.attention.q_norm), places[-size:])
+        k, v = heads("kv", torch.cat([states, rows])).chunk(2, dim=1)
+        k = rotated(rms_norm(k, block.attention.k_norm), places)
+        k, v = (part.repeat_interleave(c.group, dim=1) for part in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(c.head_dim)
+        sight, root = head.config.sights[layer], int(places[-size])
+        sees = [[visible(sight, i, j, root) for j in places.tolist()] for i in places[-size:].tolist()]
+        scores = scores.masked_fill(~torch.tensor(sees), -torch.inf)
+        out = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(size, -1)
+        return out @ w[f"{at}attention.o.weight"].t()
+
+    def mlp(rows: Tensor) -> Tensor:
+        gate, up = (rows @ w[f"{at}mlp.gate_up.weight"].t()).chunk(2, dim=-1)
+        return (silu(gate) * up) @ w[f"{at}mlp.down.weight"].t()
+
+    def convolved(part: Callable[[Tensor], Tensor], name: str, rows: Tensor) -> Tensor:
+        if head.config.convolution is None:
+            return part(rows)
+        taps, group = head.config.convolution
+        made = (rows @ w[f"{at}{name}.kernel_projection.weight"].t()).view(size, 2, taps, -1)
+        kernels = w[f"{at}{name}.base_kernel"] + made.repeat_interleave(group, -1)  # [B, 2, k, H]
+        for side in (0, 1):
+            earlier = [torch.cat([torch.zeros(t, rows.shape[1]), rows])[:size] for t in range(taps)]
+            rows = sum((kernels[:, side, t] * earlier[t] for t in range(taps)), torch.zeros(()))
+            rows = part(rows) if side == 0 else rows
+        return rows
+
+    x = x + convolved(attend, "attention_conv", rms_norm(x, block.attention_norm))
+    return x + convolved(mlp, "mlp_conv", rms_norm(x, block.mlp_norm))
+
+
+def marginals(head: DFlashHead, target: Transformer, outputs: Tensor) -> Tensor:
+    """`[D, V_short]` logits by the one pass."""
+    weight = target.head.weight if head.head is None else head.head.weight
+    return outputs[head.config.size - head.config.num_guesses :] @ weight.t()
+
+
+def below(
+    head: DFlashHead, logits: Tensor, outputs: Tensor, tokens: Sequence[int], path: Sequence[int]
+) -> Tensor:
+    """`[V]` logits below the path of a tree, by steps along it. The path begins with the root."""
+    assert head.path_head is not None
+    read, first = head.path_head.read(outputs[None]), head.config.size - head.config.num_guesses
+    before = torch.tensor([tokens[max(len(tokens) - 2, 0)]])
+    states = head.path_head.begin(read, torch.tensor(tokens[-1:]), before)
+    found = torch.empty(0)
+    for depth, token in enumerate(path):
+        row, known = logits[depth : depth + 1], read[0, first + depth : first + depth + 1]
+        found, states = head.path_head.step(row, known, torch.tensor([token]), states)
+    return head.whole(found, 97)[0]
+
+
+HEADS["refined"].path_head.next.weight.mul_(1e-3)  # random ones make logits of thousands
+
+
+@pytest.mark.parametrize(
+    ("stress", "variant"),
+    [
+        *(("at ease", variant) for variant in HEADS),
+        *((stress, variant) for stress in [*STRESSES][1:] for variant in ("windows", "refined")),
+    ],
+)
+def test_guesses_are_the_likeliest_by_plain_attention(stress: str, variant: str, tiny: Make) -> None:
+    target, head = tiny(0), HEADS[variant]
+
+    def make(t: object) -> DFlash:
+        return DFlash(t, copy.deepcopy(head), nodes=20, branch=3, width=2)  # type: ignore[arg-type]
+
+    drafter, _ = serve(target, make, stress)
+    drafts = made(drafter)
+    if stress == "at ease":
+        assert {guess.first_key for guess in drafts} <= {1, 17}, "a request that came later may share a block"
+    for guess in drafts[:: len(drafts) // 20 or 1]:
+        outputs = plain_outputs(head, target, guess.tokens, guess.first_key)
+        logits = marginals(head, target, outputs)
+        if head.path_head is None:
+            known = head.whole(logits[: guess.max_nodes], 97)
+            check_best_tree(guess, log_probs(guess, known), branch=3, size=20)
+            continue
+
+        logits_below = partial(below, head, logits, outputs, guess.tokens)
+        check_grown_tree(guess, logits_below, width=2, branch=3, depth=head.config.num_guesses)
+
+
+def test_features_do_not_pile_up_where_nothing_is_guessed(tiny: Make) -> None:
+    assert most_features_kept(tiny(0), lambda t: DFlash(t, copy.deepcopy(HEADS["plain"]))) <= 10
+
+
+def test_what_was_seen_of_a_prefix_is_not_run_again(tiny: Make) -> None:
+    """The next turn of a conversation reuses the blocks that the turn before it filled."""
+    llm = LLM(tiny(0), drafter="none", kv_tokens=512, block_size=8)
+    drafter = Watched(DFlash(llm.engine.target, copy.deepcopy(HEADS["plain"])))
+    first = llm.generate(prompts()[3], replace(GREEDY, max_tokens=30), drafter=drafter)
+    stream = llm.stream([*first.prompt_token_ids, *first.token_ids, 1, 2, 3], GREEDY, drafter=drafter)
+    keys = [state.first_key for _ in stream for state in drafter.drafter.kv.states.values()]
+    assert set(keys) == {1}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_other_kinds_of_weights_guess_much_the_same(dtype: str, tiny: Make) -> None:
+    trees = []
+    for kind in ("auto", dtype):
+        llm = LLM(tiny(0), drafter="none", kv_tokens=4096)
+        head = copy.deepcopy(HEADS["plain"])
+        drafter = Watched(DFlash(llm.engine.target, head, nodes=7, branch=1, dtype=kind))  # type: ignore[arg-type]
+        llm.generate(prompts(), MANY, drafter=drafter)
+        trees.append({(g.request.seed, *g.tokens): g.tree.tokens[1] for g in made(drafter)})
+    both = trees[0].keys() & trees[1].keys()
+    assert len(both) > 50
+    assert sum(trees[0][state] == trees[1][state] for state in both) > 0.8 * len(both)

@@ -49,7 +49,7 @@ def serve(head: AnyHead, kernels: Kernels, dtype: torch.dtype, bits: int | None 
         if isinstance(module, Dense):
             weight = mode.convert(name, module.weight.detach())
             bias = None if module.bias is None else module.bias.detach().to(dtype)
-            out = torch.float32 if name == "head" else dtype
+            out = torch.float32 if name.split(".")[-1] == "head" else dtype
             head.set_submodule(name, kernels.linear(weight, bias, out))
     fuse(head)
     return head.eval().requires_grad_(False)

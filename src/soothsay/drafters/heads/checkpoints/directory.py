@@ -31,6 +31,7 @@ from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.medusa import is_medusa, open_medusa, write_medusa, write_vllm_medusa
 from soothsay.drafters.heads.checkpoints.mtp import is_mtp, open_mtp, write_mtp, write_speculators_mtp
 from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, write_own
+from soothsay.drafters.heads.checkpoints.peagle import is_peagle, open_peagle
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.checkpoints.views import view_config, view_tensors
 from soothsay.drafters.heads.modules.base import Head
@@ -55,6 +56,7 @@ OWN: dict[str, Opened] = {"hydra": open_hydra, "block": open_block}
 
 SPECULATORS: dict[str, Opened] = {
     "eagle3": open_eagle3,
+    "peagle": open_peagle,
     "mtp": open_mtp,
     **dict.fromkeys(("dflash", "dflash2", "dspark", "xpress"), open_dflash),
 }
@@ -62,6 +64,7 @@ SPECULATORS: dict[str, Opened] = {
 
 READERS: tuple[tuple[Callable[[DrafterFiles], bool], Opened], ...] = (
     (is_dflash, open_dflash),
+    (is_peagle, open_peagle),
     (is_eagle3, open_eagle3),
     (is_eagle, open_eagle),
     (is_medusa, open_medusa),
@@ -69,9 +72,9 @@ READERS: tuple[tuple[Callable[[DrafterFiles], bool], Opened], ...] = (
 )
 """Readers by what the tensors look like; the first that fits is taken."""
 
-FILL_MASKS = (open_dflash,)
+FILL_MASKS = (open_dflash, open_peagle)
 
-SUPPORTED = "EAGLE-1 and EAGLE-3, Medusa, MTP modules, DFlash and its kin, and what 'soothsay train' writes"
+SUPPORTED = "EAGLE-1, EAGLE-3 and P-EAGLE, Medusa, MTP, DFlash and its kin, and what 'soothsay train' writes"
 
 
 def read_head(path: str | Path, target: Target) -> Head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,10 @@ def eagle3_names(layer: str) -> Names:
         "embedding_norm": (f"{layer}input_layernorm",),
         "hidden_norm": (f"{layer}hidden_norm",),
     }
+
+
+EAGLE3_IGNORED = r"t2d|embed_tokens\.weight|verifier_(norm|lm_head)\.weight"
+"""Tensors of EAGLE-3 that repeat others, or are copies of the target's."""
 
 
 def is_eagle(files: DrafterFiles) -> bool:
@@ -70,13 +75,45 @@ def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
 
 def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
     """Open EAGLE-3 in the original layout, vLLM's, or speculators'."""
+    _check_one_layer(files)
+    parts = eagle3_parts(files, fit)
+    return StoredHead(
+        files,
+        fit,
+        f"EAGLE-3 ({parts.layout})",
+        lambda: Eagle3Head(parts.config, fit.kernels_for(parts.config.block)),
+        parts.names,
+        parts.given,
+        ignored=EAGLE3_IGNORED,
+    )
+
+
+@dataclass(frozen=True)
+class Eagle3Parts:
+    """What EAGLE-3 and P-EAGLE have in common in their checkpoints."""
+
+    config: Eagle3Config
+    layout: str
+    layer: str  # the beginning of the names of the first block's tensors, which ends in a dot
+    names: Names
+    given: Mapping[str, Tensor]
+
+
+def eagle3_parts(files: DrafterFiles, fit: Fit, layers: int = 1, residual: bool = True) -> Eagle3Parts:
+    """Read the parts that EAGLE-3 and P-EAGLE have in common, and check them.
+
+    Args:
+        files: the checkpoint.
+        fit: the target.
+        layers: number of decoder blocks.
+        residual: the default of `norm_before_residual` in speculators' layout.
+    """
     speculators = "speculators_model_type" in files.config
     raw = files.config.get("transformer_layer_config", {}) if speculators else files.config
     layer = "midlayer." if "midlayer.hidden_norm.weight" in files.names else "layers.0."
-    _check_one_layer(files)
     check_block(files, raw, layer)
     names = eagle3_names(layer)
-    block = block_config(files, raw, names, "block.")
+    block = block_config(files, raw, names, "block.", layers)
     target_size = int(files.config.get("target_hidden_size") or block.hidden_size)
     own = "embed_tokens.weight" in files.names
     fit.check(hidden=target_size, vocab=block.vocab_size)
@@ -93,20 +130,13 @@ def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
         target_size,
         draft,
         taps,
-        bool(files.config.get("norm_before_residual", speculators)),
+        bool(files.config.get("norm_before_residual", speculators and residual)),
         own,
         _tap_norms(files),
         bool(files.config.get("norm_output", False)),
     )
-    return StoredHead(
-        files,
-        fit,
-        f"EAGLE-3 ({'speculators' if speculators else 'original' if layer == 'midlayer.' else 'vLLM'})",
-        lambda: Eagle3Head(config, fit.kernels_for(block)),
-        names,
-        given,
-        ignored=r"t2d|embed_tokens\.weight|verifier_(norm|lm_head)\.weight",
-    )
+    layout = "speculators" if speculators else "original" if layer == "midlayer." else "vLLM"
+    return Eagle3Parts(config, layout, layer, names, given)
 
 
 def write_eagle(head: EagleHead) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:

@@ -16,9 +16,6 @@ from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.drafters.heads.checkpoints.views import ENDS
 from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.modules.block import BlockHead
-from soothsay.drafters.heads.modules.dflash import DFlashHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.errors import DrafterError
 from soothsay.model.load import row_order
 from soothsay.model.norm import RMSNorm
@@ -90,11 +87,7 @@ class StoredHead:
     @property
     def draft_vocabulary(self) -> int | None:
         """Number of tokens that the head can draft, if its output head is for a part of the vocabulary."""
-        if isinstance(self.head, DFlashHead):
-            return self.head.config.guessed or None
-        if isinstance(self.head, BlockHead):
-            return self.head.config.shortlist_size or None
-        return self.head.config.draft_vocab_size if isinstance(self.head, Eagle3Head) else None
+        return self.head.draft_vocabulary
 
     @property
     def dtype(self) -> str:

@@ -103,6 +103,11 @@ class Head(nn.Module):
         """
         return shared.normed(taps[0])
 
+    @property
+    def draft_vocabulary(self) -> int | None:
+        """Number of tokens that the head can draft, if it has a list of them; None: all."""
+        return None
+
     def borrow(self, shared: TargetEnds) -> None:
         """Take from the target what the head needs and its checkpoint does not have. Here it is nothing."""
 

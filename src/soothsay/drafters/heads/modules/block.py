@@ -155,3 +155,8 @@ class BlockHead(Head):
             return logits
         full = logits.new_full((len(logits), vocab_size), -torch.inf)
         return full.index_copy_(1, self.shortlist, logits)
+
+    @property
+    def draft_vocabulary(self) -> int | None:
+        """See `Head`."""
+        return self.config.shortlist_size or None

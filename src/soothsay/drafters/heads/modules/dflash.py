@@ -227,6 +227,11 @@ class DFlashHead(Head):
         """Dtype of the linear layers' outputs, and of the KV."""
         return cast(torch.dtype, cast(DFlashBlock, self.blocks[0]).attention.o.dtype)
 
+    @property
+    def draft_vocabulary(self) -> int | None:
+        """See `Head`."""
+        return self.config.guessed or None
+
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate the layers' inputs, project and norm them: `[N, H]` each -> `[N, H]` float32."""
         fused = cast(Tensor, self.fc(torch.cat(list(taps), dim=-1))).float()

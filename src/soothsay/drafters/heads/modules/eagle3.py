@@ -91,6 +91,11 @@ class Eagle3Head(RecurrentHead):
         """`[V_draft]` int64: the target's ids of the draft vocabulary's tokens."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
+    @property
+    def draft_vocabulary(self) -> int | None:
+        """See `Head`."""
+        return self.config.draft_vocab_size
+
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate the layers' inputs, normed if the configuration says so, and project them.
 
