@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dflash_oracle import CASES, CONTEXT, KEPT, PATHS, compute, config, features, target_ends, weights
+from dflash_oracle import (
+    CASES,
+    CONTEXT,
+    KEPT,
+    MASK,
+    PATHS,
+    TAPS,
+    block,
+    compute,
+    config,
+    features,
+    target_ends,
+    weights,
+)
+from hostile_heads import HOSTILE, changed, places, read
 from one_shot import (
     GREEDY,
     MANY,
@@ -40,12 +55,13 @@ from soothsay.config import EngineConfig
 from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.checkpoints.directory import read_head
+from soothsay.drafters.heads.checkpoints.directory import open_head, read_head
 from soothsay.drafters.heads.dflash import DFlash
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
 from soothsay.drafters.heads.modules.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
 from soothsay.drafters.trees.draft_blocks import BlockPacker, Sight, scratch_pool
+from soothsay.errors import DrafterError
 from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
@@ -306,3 +322,201 @@ def test_other_kinds_of_weights_guess_much_the_same(dtype: str, tiny: Make) -> N
     both = trees[0].keys() & trees[1].keys()
     assert len(both) > 50
     assert sum(trees[0][state] == trees[1][state] for state in both) > 0.8 * len(both)
+
+
+# other layouts of the same heads
+
+
+def flat(name: str, **options: Any) -> dict[str, Any]:
+    """A configuration with all keys at the top, as DeepSpec and vLLM write it."""
+    c = CASES[name]
+    own = {"block_size": c.size, "mask_token_id": MASK, "num_target_layers": 6}
+    return {**block(c), **own, "target_layer_ids": [tap - 1 for tap in TAPS], **c.options, **options}
+
+
+def copies(raw: Raw) -> Raw:
+    """With an embedding and an output head, as DeepSpec writes them: copies of the target's."""
+    return {**raw, "embed_tokens.weight": torch.ones(97, 48), "lm_head.weight": torch.ones(97, 48)}
+
+
+def renamed(raw: Raw, **names: str) -> Raw:
+    for ours, theirs in names.items():
+        raw = {name.replace(ours, theirs): tensor for name, tensor in raw.items()}
+    return raw
+
+
+XPRESS = {
+    "refiner_head.": "xpress_head.",
+    "token_embed": "w1",
+    "readout": "w2",
+    "mix_l": "mix.L",
+    "mlp_gate": "mlp.gate_proj",
+    "mlp_up": "mlp.up_proj",
+    "mlp_down": "mlp.down_proj",
+}
+LAYOUTS: dict[str, tuple[str, Callable[[Raw], Raw], dict[str, Any], str]] = {
+    "DeepSpec": ("DSpark", copies, flat("DSpark", architectures=["Qwen3DSparkModel"]), "DSpark (original)"),
+    "SGLang, nested": (
+        "DSpark, recurrent from the anchor",
+        copies,
+        {
+            **block(CASES["DSpark, recurrent from the anchor"]),
+            "dspark_config": {"markov_rank": 8, "markov_head_type": "rnn"},
+            "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2, 5], "block_size": 4},
+        },
+        "DSpark (original)",
+    ),
+    "SGLang, of speculators": (
+        "DSpark",
+        copies,
+        {k: v for k, v in config("DSpark").items() if k != "speculators_model_type"},
+        "DSpark (speculators)",
+    ),
+    "vLLM, fill-in": (
+        "DSpark, gated",
+        lambda raw: raw,
+        flat("DSpark, gated", dspark_bonus_anchor=True),
+        "DSpark (original)",
+    ),
+    "xPress's authors": (
+        "xPress",
+        lambda raw: renamed(raw, **XPRESS),
+        flat("xPress", xpress_rank=8),
+        "xPress (original)",
+    ),
+    "prefix": (
+        "DFlash, larger block",
+        lambda raw: renamed(raw, **{"layers.": "model.layers."}),
+        flat("DFlash, larger block"),
+        "DFlash (original)",
+    ),
+    "encoder": (
+        "DFlash, larger block",
+        lambda raw: renamed(
+            raw, **{"fc.weight": "encoder.fc.weight", "hidden_norm": "encoder.output_norm_enc"}
+        ),
+        flat("DFlash, larger block"),
+        "DFlash (original)",
+    ),
+    "causal by vLLM's key": (
+        "JetSpec",
+        lambda raw: raw,
+        {
+            **{k: v for k, v in config("JetSpec").items() if k != "is_causal"},
+            "dflash_config": {**config("JetSpec")["dflash_config"], "causal": True},
+        },
+        "DFlash (original)",
+    ),
+    "tables that are modules": (
+        "z-lab's DFlash2",
+        lambda raw: renamed(raw, codebook="codebook.weight"),
+        config("z-lab's DFlash2"),
+        "DFlash2 (original)",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_are_the_same_head(layout: str, target: Target, tmp_path: Path) -> None:
+    name, rewrite, options, said = LAYOUTS[layout]
+    save(tmp_path, rewrite(weights(name)), options)
+    torch.testing.assert_close(guesses(opened(tmp_path, target), target), load_file(KEPT)[name])
+    with open_head(tmp_path, target) as stored:
+        assert (stored.method, stored.layout) == ("dflash", said)
+
+
+def test_layers_are_spread_over_the_target_if_none_are_stated(target: Target, tmp_path: Path) -> None:
+    options = config("z-lab's DFlash")
+    del options["dflash_config"]["target_layer_ids"]
+    raw = weights("z-lab's DFlash")
+    save(tmp_path, {**raw, "fc.weight": raw["fc.weight"][:, :96].contiguous()}, options)
+    assert opened(tmp_path, target).taps == (2, 4)  # of 2 blocks and 6 layers: the outputs of layers 1 and 3
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "options", "message"),
+    [
+        ("DFlash", {}, {"block_size": 1}, "a block needs a row that guesses"),
+        ("DFlash", {}, {"block_size": 5000}, "1,024 rows at most"),
+        ("DFlash", {}, {"mask_token_id": 97}, "a mask of the vocabulary"),
+        ("DFlash", {}, {"mask_token_id": None}, "which token is the mask"),
+        ("DFlash", {}, {"aux_hidden_state_layer_ids": [1, 3, 7]}, r"reads layers \[1, 3, 7\]"),
+        (
+            "DFlash",
+            {},
+            {"aux_hidden_state_layer_ids": [1, 3]},
+            r"fc.weight \[48, 144\].* be \[48, 96\]",
+        ),
+        ("DFlash", {"d2t": None}, {}, "guesses 31 tokens of 97, and has no d2t"),
+        ("DFlash", {"lm_head.weight": None}, {}, "no lm_head.weight"),
+        ("DFlash", {"layers.0.mlp.up_proj.weight": None}, {}, "no tensor 'layers.0.mlp.up_proj.weight'"),
+        ("DFlash", {"prefix_gru.weight": torch.ones(3)}, {}, "a tensor 'prefix_gru.weight', which soothsay"),
+        ("DFlash", {"layers.1.mlp.up_proj.weight": torch.ones(3)}, {}, "would leave out"),
+        (
+            "DFlash2",
+            {"d2t": torch.zeros(97).long(), "lm_head.weight": torch.ones(97, 48)},
+            {},
+            "not supported",
+        ),
+        ("DFlash2", {}, {"conv_group_size": 7}, "divide 48 channels"),
+        ("DFlash2", {}, {"conv_kernel_size": None}, "no conv_kernel_size"),
+        ("DSpark", {"markov_head.markov_w2.weight": torch.ones(90, 8)}, {}, "should be"),
+        ("DSpark", {"markov_head.markov_w1.weight": torch.ones(97)}, {}, "is not a matrix"),
+        ("xPress", {}, {"block_size": 4}, "refiner_head.mix_l"),
+        ("z-lab's DFlash", {}, {"num_target_layers": 5}, "a model of 5 layers"),
+        ("z-lab's DFlash", {}, {"hidden_size": 64}, "hidden size 64"),
+        ("z-lab's DFlash", {}, {"vocab_size": 5000}, "a vocabulary of 5,000 tokens"),
+        ("z-lab's DFlash, windows", {}, {"layer_types": ["full_attention"]}, "1 entries for 3 blocks"),
+        ("z-lab's DFlash", {}, {"num_hidden_layers": 99}, "promises 99 decoder blocks"),
+    ],
+)
+def test_refusals(
+    name: str,
+    change: dict[str, Tensor | None],
+    options: dict[str, Any],
+    message: str,
+    target: Target,
+    tmp_path: Path,
+) -> None:
+    raw = {k: v for k, v in {**weights(name), **change}.items() if v is not None}
+    save(tmp_path, raw, {**config(name), **options})
+    with pytest.raises(DrafterError, match=message) as refused:
+        read_head(tmp_path, target)
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_masks_with_an_embedding_of_their_own_are_refused(target: Target, tmp_path: Path) -> None:
+    save(tmp_path, weights("DFlash"), config("DFlash"))
+    torch.save(torch.ones(48), tmp_path / "mask_embedding.pt")
+    with pytest.raises(DrafterError, match=r"mask_embedding\.pt"):
+        read_head(tmp_path, target)
+
+
+def test_padding_of_the_vocabulary_may_differ(target: Target, tmp_path: Path) -> None:
+    """Rows beyond the target's are not read, and tokens beyond the head's are not guessed."""
+    name, mask = "DSpark", {"mask_token_id": 3}
+    raw = weights(name)
+    expected = guesses(opened(save(tmp_path / "same", raw, config(name) | mask), target), target)
+    for vocab in (103, 91):
+        options, changed = config(name) | mask | {"draft_vocab_size": vocab}, dict(raw)
+        options["transformer_layer_config"] = {**options["transformer_layer_config"], "vocab_size": vocab}
+        for table in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+            changed[table] = torch.cat([raw[table], torch.ones(9, 8)])[:vocab]
+        head = opened(save(tmp_path / str(vocab), changed, options), target)
+        found = guesses(head, target)
+        kept = min(vocab, 97)
+        assert found.shape[-1] == kept
+        torch.testing.assert_close(found, expected[..., :kept])
+        assert head.whole(found[0], 97).isfinite().sum(1).tolist() == [kept] * len(found[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*was made for contexts of")
+@pytest.mark.parametrize("name", ["DFlash2", "DSpark, short", "xPress", "z-lab's DFlash, windows"])
+def test_every_field_of_a_configuration_may_be_hostile(name: str, target: Target, tmp_path: Path) -> None:
+    """It is refused by `DrafterError`, or the head loads."""
+    save(tmp_path, weights(name), config(name))
+    rng = random.Random(name)
+    for place in places(config(name)):
+        for value in rng.sample(HOSTILE, 6):
+            (tmp_path / "config.json").write_text(json.dumps(changed(config(name), place, value)))
+            read(tmp_path, target)

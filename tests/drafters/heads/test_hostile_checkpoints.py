@@ -11,12 +11,15 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from heads import random_dflash, random_peagle
+from hostile_heads import HOSTILE, changed, places, read
 from safetensors.torch import load_file, save_file
 
 from soothsay.config import EngineConfig
@@ -28,11 +31,7 @@ from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 
 BUNDLED = open_checkpoint("sibyl").path / "drafters"
-HEADS = ("block", "eagle", "eagle3", "hydra", "medusa", "mtp")
-HOSTILE: list[Any] = [
-    *(0, -1, 1, 10**9, 2**63, 10**400, 0.5, 1e308, float("nan"), float("inf")),
-    *("x", "", None, True, [], {}, [[]], [None], [10**9], {"x": {}}, [-1, 5, 7]),
-]
+HEADS = ("block", "dflash", "eagle", "eagle3", "hydra", "medusa", "mtp", "peagle")
 
 
 @pytest.fixture(scope="module")
@@ -40,35 +39,19 @@ def target() -> Target:
     return Target(load_model(open_checkpoint("sibyl"), "float32"), None, EngineConfig(), num_blocks=4)
 
 
-def read(directory: Path, target: Target) -> bool:
-    """Whether a head is read; if not, it is refused by `DrafterError`."""
-    try:
-        read_head(directory, target)
-    except DrafterError as error:
-        assert str(directory) in str(error)  # noqa: PT017
-        return False
-    return True
+def source(name: str) -> Path:
+    """The directory of a head that is bundled, or was made with random weights."""
+    made = {"dflash": partial(random_dflash, markov=True), "peagle": random_peagle}
+    return made[name]() if name in made else BUNDLED / name
 
 
 def copied(name: str, directory: Path) -> dict[str, Any]:
-    """Link a bundled head's weights into `directory`, and return its configuration."""
-    for file in (BUNDLED / name).glob("*.safetensors"):
+    """Link a head's weights into `directory`, and return its configuration."""
+    for file in source(name).glob("*.safetensors"):
         (directory / file.name).symlink_to(file)
-    config: dict[str, Any] = json.loads((BUNDLED / name / "config.json").read_text())
+    config: dict[str, Any] = json.loads((source(name) / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config))
     return config
-
-
-def places(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for key, value in config.items():
-        yield (key,)
-        if isinstance(value, dict):
-            yield from ((key, *rest) for rest in places(value))
-
-
-def changed(config: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
-    key, *rest = place
-    return {**config, key: changed(config[key], tuple(rest), value) if rest else value}
 
 
 @pytest.mark.filterwarnings("ignore:.*was made for contexts of")
@@ -244,7 +227,7 @@ def test_pickles_that_ask_for_memory() -> None:
                     assert not loaded
     """
     here = Path(__file__).parent
-    command = [sys.executable, "-c", textwrap.dedent(script), str(here)]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(here), str(here.parents[1] / "helpers")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:] + run.stdout[-500:]
     assert len(run.stdout.splitlines()) >= len(BOMBS)

@@ -146,7 +146,9 @@ def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
         return _opener(files, own)(files, Fit.of(target, files))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
-            raise
+            if str(files.path) in str(error):
+                raise
+            raise DrafterError(f"{files.path}: {error}") from error
         # sizes that fit no tensor, values of odd types: torch and Python have many errors for them
         raise DrafterError(f"{files.path} is damaged, or of an unknown kind ({error})") from error
 
