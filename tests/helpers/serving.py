@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from openai import OpenAI
 from soothsay import LLM, REGISTRY
 from soothsay.server.api_keys import KeyRing
 from soothsay.server.app import Server
+from soothsay.server.fleet.engine import Engine
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.process import EngineProcess
 from soothsay.server.runner import make_runner
@@ -72,15 +74,32 @@ def serving(
     name: str = "sibyl",
     *,
     ready: bool = True,
-    replicas: int = 1,
+    replicas: int | None = None,
+    ray: bool | None = None,
     **options: Any,
 ) -> Iterator[Running]:
-    """Serve a model. `ready`: begin when an engine has answered once."""
+    """Serve a model.
+
+    Args:
+        factory: see `EngineProcess`.
+        keys: see `Server`.
+        name: of the model.
+        ready: begin when all engines have answered once.
+        replicas: number of engines; None: what `SOOTHSAY_TEST_REPLICAS` says, or else 1.
+        ray: whether they are Ray actors; None: if `SOOTHSAY_TEST_RAY` is set.
+        options: of `ServerConfig`.
+    """
     config = ServerConfig(name=name, drafters=tuple(REGISTRY), **options)
-    with (
-        Fleet(partial(EngineProcess, factory), replicas) as fleet,
-        socket.create_server(("127.0.0.1", 0)) as listening,
-    ):
+    size = replicas or int(os.environ.get("SOOTHSAY_TEST_REPLICAS", "1"))
+    on_ray = "SOOTHSAY_TEST_RAY" in os.environ if ray is None else ray
+    with ExitStack() as stack:
+        make: Callable[[], Engine] = partial(EngineProcess, factory)
+        if on_ray:
+            from soothsay.server.cluster.ray_engine import LOCAL, Cluster
+
+            make = stack.enter_context(Cluster(LOCAL, factory, total=2 * size)).engine
+        fleet = stack.enter_context(Fleet(make, size))
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         server = Server(fleet, config, keys)
         runner = make_runner(server, "127.0.0.1", 0)
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -93,6 +112,7 @@ def serving(
             running = Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", stop)
             if ready:
                 running.wait_until(lambda: server.watch.problem is None, 60)
+                running.wait_until(lambda: None not in [one.answered_at for one in fleet.replicas], 60)
             yield running
         finally:
             stop()

@@ -106,7 +106,13 @@ class Scheduler:
         return turns
 
     def _budget(self) -> int:
-        """Rows of pending tokens in a step. Prefill is limited while other requests decode."""
+        """Rows of pending tokens in a step. Prefill is limited while other requests decode.
+
+        It is not limited for answers that have begun and lost their KV, here or at an engine that has died.
+        Their readers wait in the middle of an answer, for longer than a step takes.
+        """
+        if any(request.num_output and request.num_pending > 1 for request in self.running):
+            return self.config.max_rows
         most, decoding = self.config.max_rows, any(request.num_pending == 1 for request in self.running)
         return self.pace.rows(most, len(self.running)) if decoding else most
 
