@@ -229,8 +229,13 @@ struct Shape {
     int group, d;          // query heads of each key head, dimensions (a multiple of 32)
     int64_t slots;         // of the pool
     float softcap;         // 0: none
-    int64_t window;        // 0: none
+    int64_t window;        // 0: none; see kernels.h
     const float* sinks;    // [heads * group], or null
+
+    int64_t first_seen(int64_t position) const {
+        if (window < 0) return position / -window * -window;
+        return window && position >= window ? position - window + 1 : 0;
+    }
 };
 
 // A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
@@ -344,7 +349,7 @@ void attend_tile(const float* q, const T* kv, const Family& family, int64_t row,
         products.set_query(n, q + rows[r] * row_size + int64_t(query) * d, d);
         if (s.sinks) running[n].begin_with(s.sinks[query]);
         running[n].to = positions[r];
-        running[n].from = s.window && positions[r] >= s.window ? positions[r] - s.window + 1 : 0;
+        running[n].from = s.first_seen(positions[r]);
     }
     // Runs queries [first, end) on the blocks [block, stop) of a path, as far as they see them.
     auto meet_path = [&](int path, int first, int end, int64_t block, int64_t stop) {

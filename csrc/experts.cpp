@@ -81,6 +81,16 @@ struct Sorted {
     }
 };
 
+// Each row times its shares, sorted by expert: [rows * each, n].
+template <class T>
+std::unique_ptr<float[]> scaled(const T* x, const Sorted& sorted, const float* shares, int64_t rows, int each, int n) {
+    std::unique_ptr<float[]> out(new float[rows * each * n]);
+    for (int64_t i = 0; i < rows * each; ++i)
+        for (int j = 0; j < n; j += LANES)
+            store(&out[sorted.places[i] * n + j], load(x + i / each * n + j) * splat(shares[i]));
+    return out;
+}
+
 // out [rows, n]: the sum of each row's experts' outputs times their shares, in order of rank, and of the shared expert's.
 template <class T>
 void add_up(const T* outputs, const T* shared, const Sorted& sorted, const float* shares, int64_t rows, int each, int n,
@@ -116,6 +126,12 @@ void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* o
     } else
         soothsay_route(scores, 0, rows, &routing, shares.data(), chosen.data());
     const Sorted sorted(chosen, each, routing.count);
+    std::unique_ptr<float[]> own_inputs;
+    if (routing.scales_inputs) {
+        own_inputs = x.are_bf16 ? scaled((const bf16*)x.data, sorted, shares.data(), rows, each, hidden)
+                                : scaled((const float*)x.data, sorted, shares.data(), rows, each, hidden);
+        std::fill(shares.begin(), shares.end(), 1.0f);
+    }
 
     // Outputs of the experts' rows, and after them of the shared expert's.
     const std::unique_ptr<T[]> wide(new T[std::max(2 * (all * size + rows * beside), (all + rows) * hidden)]);
@@ -123,7 +139,8 @@ void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* o
     Products up, down;
     for (int e = 0; e < routing.count; ++e) {
         const int64_t first = sorted.begin[e], count = sorted.begin[e + 1] - first;
-        add_products({x.data, x.are_bf16, count, &sorted.rows[first]}, m.experts[e].gate_up, &wide[2 * first * size], is_bf16, up);
+        const Rows own = own_inputs ? Rows{&own_inputs[first * hidden], 0, count} : Rows{x.data, x.are_bf16, count, &sorted.rows[first]};
+        add_products(own, m.experts[e].gate_up, &wide[2 * first * size], is_bf16, up);
         add_products({&inner[first * size], is_bf16, count}, m.experts[e].down, &wide[first * hidden], is_bf16, down);
     }
     if (beside) {

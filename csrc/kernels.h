@@ -25,7 +25,8 @@ void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const
 // q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
 // in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
 // of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both. Null sinks:
-// none. A query head's sink is a score in each of its softmaxes, of a key that has no value.
+// none. A query head's sink is a score in each of its softmaxes, of a key that has no value. A row sees the last `window`
+// positions, if that is negative those from the last multiple of -window on, if it is 0 all.
 void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
                      const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
                      int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
@@ -92,6 +93,7 @@ struct soothsay_routing {
     const float* correction;  // [count], added for the choice alone; null: none
     int count, each, sigmoid, normalize, groups, kept, best;
     float scale;
+    int scales_inputs;  // experts read a row times its share; else their outputs are multiplied by it
 };
 
 // scores [rows, count] -> shares and chosen [rows, each], the best first, of equal ones the first.
@@ -191,7 +193,7 @@ struct soothsay_parts {
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
     const float *q_norm, *k_norm;                                                  // both or none
     const float* sinks;                                                            // [queries], or null
-    int64_t window;                                                                // 0: none
+    int64_t window;                                                                // see soothsay_attend
     float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
     int is_bf16;                                                                   // of layers' outputs and the pool
     int hidden, queries, keys, d, activation, is_local;                                    // is_local: uses the second rope

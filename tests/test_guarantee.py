@@ -259,6 +259,7 @@ BLOCKS: dict[str, dict[str, Any]] = {  # one of each kind of computation that th
     },
     "norms around blocks": {"post_norms": True},
     "queries that grow": {"query_growth": QueryGrowthConfig(0.3, 16)},
+    "chunks": {"windows": (-9, None), "qk_unit_norm": True},
     "parallel blocks": {"parallel": True, "centred_norms": True},
 }
 
@@ -274,8 +275,8 @@ def test_other_kinds_of_blocks(blocks: str, tiny: Callable[..., Transformer]) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
-def test_latent_attention(name: str, dtype: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "llama4"])
+def test_latent_attention_and_chunks(name: str, dtype: Any, tmp_path: Path) -> None:
     """As above, with the fastest kernels, a model of the same kind that drafts, and heads on its features."""
     random_oracle(name, max_position_embeddings=128).save_pretrained(tmp_path)
     heads = medusa(load_model(open_checkpoint(tmp_path), "float32", kernels=TrainingKernels()), heads=2)

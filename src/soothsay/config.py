@@ -37,10 +37,12 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class QueryGrowthConfig:
-    """Queries are multiplied by `1 + beta ln(1 + floor(position / span))`."""
+    """Queries are multiplied by `1 + beta ln(1 + floor((position + shift) / span))`."""
 
     beta: float
     span: int
+    shift: int = 0
+    unrotated: bool = False  # only in layers that do not rotate
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class ExpertsConfig:
     shared_size: int = 0  # as `intermediate_size`, of the part that all rows run through beside their experts
     router_bias: bool = False
     shared_gate: bool = False  # the shared part is multiplied by the sigmoid of a score of its own
+    scales_inputs: bool = False  # Llama 4: experts read a row times its weight
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ class ModelConfig:
     head_dim: int  # with latent attention, of the parts that rotate
     max_positions: int
     rope: RopeConfig
-    windows: tuple[int | None, ...]  # for each layer, its sliding window in tokens; None: it sees everything
+    windows: tuple[int | None, ...]  # for each layer, its sliding window in tokens; None: it sees everything.
+    # -n: a row sees the positions from the last multiple of n on, as in Llama 4
     second_rope: RopeConfig | None = None  # of some layers: other frequencies, or none
     second_rope_layers: tuple[int, ...] = ()
     rotary_dim: int | None = None  # the first dimensions of a head, which rotate; None: all
@@ -144,6 +148,7 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_unit_norm: bool = False  # Llama 4: where a layer rotates, a norm of each head without weights
     qk_norm_over_heads: bool = False  # OLMo 2 and 3: a norm of all queries together, and one of all keys
     centred_norms: bool = False  # Cohere: a norm subtracts the mean first
     parallel: bool = False  # Cohere: attention and the feed-forward part read the same normed stream
@@ -156,7 +161,7 @@ class ModelConfig:
     attention_scale: float = 1.0
     attention_softcap: float | None = None
     sinks: bool = False  # gpt-oss: each head has a score of a key without a value, which all rows see
-    query_growth: QueryGrowthConfig | None = None  # Ministral 3
+    query_growth: QueryGrowthConfig | None = None  # Ministral 3, Llama 4
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     experts: ExpertsConfig | None = None
@@ -227,6 +232,11 @@ class ModelConfig:
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state instead of keys and values."""
         return self.delta is not None and layer in self.delta.layers
+
+    def is_unrotated(self, layer: int) -> bool:
+        """Whether a layer's queries and keys do not rotate."""
+        rope = self.second_rope if layer in self.second_rope_layers else self.rope
+        return rope is not None and rope.kind == "none"
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward part is a mixture of experts."""

@@ -350,6 +350,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
     ),
     "qwen3_5_moe": ("Qwen3_5Moe", {**HYBRID, **HYBRID_EXPERTS}),
     "qwen3_next": ("Qwen3Next", {**HYBRID, **HYBRID_EXPERTS, "mlp_only_layers": [2]}),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size_mlp": 96,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 12,
+            "floor_scale": 10,
+            "attn_scale": 0.7,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "llama4_scout": (
+        "Llama4",
+        {
+            "num_attention_heads": 2,
+            "num_local_experts": 4,
+            "attention_chunk_size": 8,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "no_rope_layer_interval": 2,
+        },
+    ),
     "qwen3_moe_sparse": (
         "Qwen3Moe",
         {
@@ -410,6 +445,21 @@ MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and se
         },
     ),
 }
+MULTIMODALS["llama4_multimodal"] = (
+    "Llama4",
+    {**CASES["llama4"][1]},
+    {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vision_output_dim": 64,
+        "projector_input_dim": 64,
+        "projector_output_dim": 64,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+)
 MULTIMODAL = "gemma3_multimodal"  # the model of "gemma3", saved as the decoder of a multimodal model
 
 
@@ -424,7 +474,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
         whole = f"{family}ForConditionalGeneration"
     else:
         family, settings = CASES[name]
-        suffix = "TextConfig" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else "Config"
+        suffix = "TextConfig" if family in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe") else "Config"
         config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
         whole = f"{family}ForCausalLM"
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")

@@ -40,6 +40,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
+from soothsay.model.feed_forward import Experts
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
@@ -65,6 +66,7 @@ FURTHER = [
     "gpt_oss",
     "qwen3_5",
     "qwen3_next",
+    "llama4",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -87,9 +89,9 @@ class Pair:
         """The rows of all sequences end to end: each layer's input, then the states before and after the
         last norm."""
         before: list[Tensor] = []
-        hook = self.oracle.get_decoder().norm.register_forward_pre_hook(
-            lambda _, args: before.append(args[0])
-        )
+        decoder = self.oracle.get_decoder()
+        norm = getattr(decoder, "model", decoder).norm  # Llama 4's whole model is its own decoder
+        hook = norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
         states = self._oracle(sequences).hidden_states
         hook.remove()
         wanted = [*(states[layer] for layer in layers), before[0], states[-1]]
@@ -125,6 +127,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
             oracle.save_pretrained(directory)
             if name == MULTIMODAL:
                 make_multimodal(directory)
+            if name == "llama4_multimodal":  # transformers' whole model fails without an image
+                oracle = oracle.language_model
             made[name] = Pair(directory, oracle, load(directory))
         return made[name]
 
@@ -339,6 +343,7 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "gpt_oss",
         "qwen3_5",
         "qwen3_next",
+        "llama4",
     ],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
@@ -483,6 +488,34 @@ def without_expert_bias(model: Transformer) -> None:
     model.blocks[1].mlp.experts[2].down.bias.data.zero_()  # type: ignore[union-attr, operator, index]
 
 
+def with_scaled_outputs(model: Transformer) -> None:
+    for block in model.blocks:
+        if isinstance(block.mlp, Experts):
+            block.mlp.config = replace(block.mlp.config, scales_inputs=False)
+
+
+def with_sliding_windows(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.window = None if block.attention.window is None else -block.attention.window  # type: ignore[union-attr, operator, assignment]
+    model.config = replace(model.config, windows=tuple(block.attention.window for block in model.blocks))  # type: ignore[union-attr, misc]
+
+
+def without_temperature(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.growth = None  # type: ignore[union-attr, assignment]
+
+
+def with_temperature_one_position_later(model: Transformer) -> None:
+    for block in model.blocks:
+        if block.attention.growth is not None:  # type: ignore[union-attr]
+            block.attention.growth.shift = 0  # type: ignore[union-attr, operator, assignment]
+
+
+def without_norms_of_heads(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.q_norm = block.attention.k_norm = None  # type: ignore[union-attr, assignment]
+
+
 def without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def unbounded(gate: Tensor, up: Tensor) -> Tensor:
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
@@ -494,9 +527,22 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STACKINGS, "gpt_oss", Stacking(interleaved=False))
 
 
-@pytest.mark.parametrize("change", [without_sinks, with_silu, without_router_bias, without_expert_bias])
-def test_each_part_of_gpt_oss_counts(pairs: Pairs, change: Callable[[Transformer], None]) -> None:
-    pair, (sequence,) = pairs("gpt_oss"), random_tokens(np.random.default_rng(5), 40)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gpt_oss", without_sinks),
+        ("gpt_oss", with_silu),
+        ("gpt_oss", without_router_bias),
+        ("gpt_oss", without_expert_bias),
+        ("llama4", with_scaled_outputs),
+        ("llama4", with_sliding_windows),
+        ("llama4", without_temperature),
+        ("llama4", with_temperature_one_position_later),
+        ("llama4", without_norms_of_heads),
+    ],
+)
+def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
+    pair, (sequence,) = pairs(name), random_tokens(np.random.default_rng(5), 40)
     model = load_model(open_checkpoint(pair.directory), "float32", kernels=TrainingKernels())
     model.kernels = kernels = StockKernels()
     for part in model.modules():

@@ -41,7 +41,7 @@ class Work:
         c, layers = model.config, linear_layers(model)
         kv, attention, element = 0, 0, model.dtype.itemsize
         for window, (heads, size) in zip(c.windows, c.kv_shapes, strict=True):
-            keys = 0 if not heads else context if window is None else min(window, context)
+            keys = 0 if not heads else context if window is None else min(abs(window), context)
             kv += heads * size * element * keys
             attention += 4 * c.num_heads * size * keys
         if c.delta is not None:  # a state is read once, and each row multiplies it four times

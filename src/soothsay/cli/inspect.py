@@ -119,7 +119,8 @@ def _architecture(c: ModelConfig) -> Rows:
         yield "", f"{'none' if none else f'base {c.second_rope.theta:,.0f}'} {layers}"
     yield "blocks", _blocks(c)
     for size, count in Counter(window for window in c.windows if window is not None).items():
-        yield "window", f"{size:,} tokens in {count} of {c.num_layers} layers"
+        kind = "window" if size > 0 else "chunks"
+        yield kind, f"{abs(size):,} tokens in {count} of {c.num_layers} layers"
 
 
 def _rotary(c: ModelConfig) -> str:

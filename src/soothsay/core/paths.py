@@ -160,7 +160,8 @@ def _stack(members: Sequence[Path], m: int, windows: set[int | None], device: to
     for window in windows:
         hidden = np.arange(num_keys) > positions
         if window is not None:
-            hidden |= np.arange(num_keys) <= positions - window
+            seen = positions - window + 1 if window > 0 else positions // -window * -window
+            hidden |= np.arange(num_keys) < seen
         values = np.where(hidden, np.float32("-inf"), np.float32(0))[:, :, None]
         bias[window] = torch.from_numpy(values).to(device)
     return Lanes(

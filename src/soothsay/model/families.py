@@ -19,7 +19,7 @@ from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.family_table import FAMILIES, Family, Raw
 from soothsay.model.rope_fields import parse_rope
 
-MAX_SPANS = 2**10
+MAX_SPANS = 2**12
 """Limit of the original contexts in a context, for queries that grow with each of them."""
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -83,7 +83,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         rotates_neighbours=bool(raw.get("rope_interleave", True))
         if family.latent
         else family.rotates_neighbours,
-        qk_norm=family.qk_norm or qk_norm,
+        qk_norm=family.qk_norm or (qk_norm and not family.tunes_temperature),
+        qk_unit_norm=family.tunes_temperature and bool(raw.get("use_qk_norm", True)),
         qk_norm_over_heads=family.qk_norm_over_heads,
         zero_centred_norms=family.zero_centred_norms,
         centred_norms=family.centred_norms,
@@ -92,7 +93,7 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         post_norms=family.post_norms,
         attention_softcap=raw.get("attn_logit_softcapping"),
         sinks=family.sinks,
-        query_growth=_query_growth(raw, rope, max_positions) if family.grows_queries else None,
+        query_growth=_query_growth(family, raw, rope, max_positions),
         logit_softcap=raw.get("final_logit_softcapping"),
         experts=_experts(family, raw, layers) if family.has_experts else None,
         latent=latent,
@@ -186,14 +187,19 @@ def _scales(family: Family, raw: Raw, hidden: int, head_dim: int) -> dict[str, A
     }
 
 
-def _query_growth(raw: Raw, rope: RopeConfig, max_positions: int) -> QueryGrowthConfig | None:
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    beta, span = scaling.get("llama_4_scaling_beta"), rope.original_max_positions
-    if beta is None:
-        return None
-    if max_positions > MAX_SPANS * span:
-        raise ModelError(f"config.json: original_max_position_embeddings {span} is too small for its context")
-    return QueryGrowthConfig(float(beta), span)
+def _query_growth(family: Family, raw: Raw, rope: RopeConfig, context: int) -> QueryGrowthConfig | None:
+    if family.tunes_temperature and raw.get("attn_temperature_tuning", True):
+        name, span, beta = "floor_scale", int(raw.get("floor_scale") or 8192), raw.get("attn_scale", 0.1)
+        growth = QueryGrowthConfig(float(beta), span, shift=1, unrotated=True)
+    else:
+        scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        beta, span = scaling.get("llama_4_scaling_beta"), rope.original_max_positions
+        if beta is None or not family.grows_queries:
+            return None
+        name, growth = "original_max_position_embeddings", QueryGrowthConfig(float(beta), span)
+    if context > MAX_SPANS * span:
+        raise ModelError(f"config.json: {name} {span} is too small for its context")
+    return growth
 
 
 def _activation(family: Family, raw: Raw) -> str:
@@ -223,6 +229,7 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
             f"config.json: {used} of {count} experts cannot be chosen from {kept} (topk_group) of {groups} "
             "groups (n_group)"
         )
+    by_sigmoid = family.routes_by_sigmoid or family.scales_expert_inputs
     return ExpertsConfig(
         count=count,
         chosen=used,
@@ -231,7 +238,7 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
             i for i in range(layers) if i not in dense and (i + 1) % step == 0 and i % frequency == 0
         ),
         normalize=family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
-        sigmoid=family.routes_by_sigmoid,
+        sigmoid=by_sigmoid,
         corrected=family.routes_by_sigmoid,
         groups=groups,
         groups_chosen=kept,
@@ -240,6 +247,7 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
         router_bias=family.biased_experts,
         shared_size=_shared_size(family, raw, size),
         shared_gate=family.has_states,
+        scales_inputs=family.scales_expert_inputs,
     )
 
 
@@ -304,11 +312,13 @@ def _max_positions(family: Family, raw: Raw, rope: RopeConfig) -> int:
 
 
 def _windows(family: Family, raw: Raw, layers: int) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window")
+    window = raw.get("attention_chunk_size" if family.chunked else "sliding_window")
     if not window or (family.window_switch and not raw.get("use_sliding_window", False)):
         return (None,) * layers
     kinds = raw.get("layer_types") if family.reads_layer_types else None
-    windowed = [kind == "sliding_attention" for kind in kinds] if kinds else family.windowed(raw, layers)
+    local = "chunked_attention" if family.chunked else "sliding_attention"
+    windowed = [kind == local for kind in kinds] if kinds else family.windowed(raw, layers)
     if len(windowed) != layers:
         raise ModelError(f"config.json: layer_types has {len(windowed)} entries for {layers} layers")
-    return tuple(int(window) if has_window else None for has_window in windowed)
+    size = -int(window) if family.chunked else int(window)
+    return tuple(size if has_window else None for has_window in windowed)

@@ -59,6 +59,11 @@ def unrotated_layers(raw: Raw, layers: int) -> list[bool]:
     return [not rotates for rotates in rotated[:layers]]
 
 
+def rotated_layers(raw: Raw, layers: int) -> list[bool]:
+    """All but `unrotated_layers`."""
+    return [not unrotated for unrotated in unrotated_layers(raw, layers)]
+
+
 def last_layers(raw: Raw, layers: int) -> list[bool]:
     """Layers from `max_window_layers` on have a sliding window."""
     return [i >= int(raw.get("max_window_layers", 28)) for i in range(layers)]
@@ -105,6 +110,21 @@ def listed_experts(raw: Raw) -> Raw:
         raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
     dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
     return {**raw, "mlp_only_layers": dense, "first_k_dense_replace": 0}
+
+
+def llama4(raw: Raw) -> Raw:
+    """Llama 4's configuration, where `moe_layers` have experts, and other layers a size of their own."""
+    layers, step = int(raw["num_hidden_layers"]), int(raw.get("interleave_moe_layer_step") or 1)
+    sparse = raw.get("moe_layers")
+    sparse = range(step - 1, layers, step) if sparse is None else sparse
+    return {
+        **raw,
+        "num_experts_per_tok": raw.get("num_experts_per_tok", 1),
+        "n_shared_experts": 1,
+        "moe_intermediate_size": raw["intermediate_size"],
+        "intermediate_size": raw.get("intermediate_size_mlp", 16_384),
+        "mlp_only_layers": [layer for layer in range(layers) if layer not in sparse],
+    }
 
 
 def bounded_at_7(raw: Raw) -> Raw:
@@ -173,6 +193,13 @@ class Family:
     grows_queries: bool = False
     """Queries grow with the position, by `llama_4_scaling_beta` among the rotary parameters."""
 
+    tunes_temperature: bool = False
+    """Queries of layers that do not rotate grow with the position, by `attn_scale` and `floor_scale`. Heads
+    of the others are normed, by `use_qk_norm` (Llama 4)."""
+
+    chunked: bool = False
+    """Windows are chunks of `attention_chunk_size` (Llama 4)."""
+
     default_logit_scale: float = 1.0
     has_multipliers: bool = False
     """Files scale embeddings, residuals, attention and logits, by Granite's keys."""
@@ -186,6 +213,9 @@ class Family:
 
     biased_experts: bool = False
     """Experts and their router have biases."""
+
+    scales_expert_inputs: bool = False
+    """Experts read a row times its weight, which is the sigmoid of its score (Llama 4)."""
 
     clipped_swiglu: bool = False
     """Feed-forward parts are gated by gpt-oss's activation."""
@@ -362,6 +392,20 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         sinks=True,
         rewritten=bounded_at_7,
         defaults={"head_dim": 64, "sliding_window": 128},
+    ),
+    "llama4_text": Family(
+        default_theta=5e5,
+        default_norm_eps=1e-5,
+        rotates_neighbours=True,
+        unrotated=listed_layers,
+        chunked=True,
+        windowed=rotated_layers,
+        tunes_temperature=True,
+        reads_qk_norm=True,
+        has_experts=True,
+        scales_expert_inputs=True,
+        rewritten=llama4,
+        defaults={"head_dim": 128, "attention_chunk_size": 8192, "num_local_experts": 16},
     ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),

@@ -71,7 +71,10 @@ class Experts(nn.Module):
         out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype)  # [N, k, hidden]
         for index in sorted(set(chosen.flatten().tolist())):
             rows, rank = (chosen == index).nonzero(as_tuple=True)
-            out[rows, rank] = self.experts[index](x[rows])
+            own = x[rows] * weights[rows, rank, None] if self.config.scales_inputs else x[rows]
+            out[rows, rank] = self.experts[index](own)
+        if self.config.scales_inputs:
+            weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]
         for rank in range(1, self.config.chosen):
             mixed = mixed + out[:, rank] * weights[:, rank, None]

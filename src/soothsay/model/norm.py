@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
@@ -16,3 +16,15 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps, self.centred = eps, centred
+
+
+class UnitNorm(nn.Module):
+    """A root mean square norm without weights, which are ones."""
+
+    centred = False
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(size, device="cpu"), persistent=False)
+        self.weight: Tensor
+        self.eps = eps

@@ -39,20 +39,21 @@ class Rope(nn.Module):
 class QueryGrowth(nn.Module):
     """Factors of queries that grow with the position, so that attention stays sharp in long contexts.
 
-    The factor is `1 + beta ln(1 + floor(position / span))` (Llama 4, Ministral 3). All factors are computed
-    once, so that a position's has the same bits in any batch.
+    See `QueryGrowthConfig` (Llama 4, Ministral 3). All factors are computed once, so that a position's factor
+    has the same bits in any batch.
     """
 
     def __init__(self, config: QueryGrowthConfig, max_positions: int):
         super().__init__()
-        self.span = config.span
-        factors = [1 + config.beta * math.log1p(n) for n in range(max_positions // config.span + 1)]
+        self.span, self.shift = config.span, config.shift
+        spans = (max_positions + config.shift) // config.span + 1
+        factors = [1 + config.beta * math.log1p(n) for n in range(spans)]
         self.register_buffer("factors", torch.tensor(factors, device="cpu"), persistent=False)
         self.factors: Tensor  # [spans]
 
     def forward(self, positions: Tensor) -> Tensor:
         """`[N]` positions -> `[N, 1, 1]`. Positions beyond the model's context have the last factor."""
-        spans = (positions // self.span).clamp(max=len(self.factors) - 1)
+        spans = ((positions + self.shift) // self.span).clamp(max=len(self.factors) - 1)
         return self.factors[spans][:, None, None]
 
 
@@ -70,6 +71,8 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
         return inverse / config.factor
     if config.kind == "llama3":  # Llama 3.1: stretch long waves, keep short ones, blend between
         turns = config.original_max_positions * inverse / (2 * math.pi)
+        if config.low_freq_factor == config.high_freq_factor:  # Llama 4: nothing is between
+            return torch.where(turns < config.low_freq_factor, inverse / config.factor, inverse)
         keep = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
         return torch.lerp(inverse / config.factor, inverse, keep.clamp(0, 1))
     if config.kind == "yarn":  # Peng et al. 2023, arXiv 2309.00071

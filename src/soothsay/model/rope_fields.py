@@ -45,8 +45,8 @@ def parse_rope(
         return default if value is None else float(value)
 
     attention_factor = scaling.get("attention_factor")
-    if number("high_freq_factor", 4.0) <= number("low_freq_factor", 1.0):
-        raise ModelError("config.json: high_freq_factor must be above low_freq_factor")
+    if number("high_freq_factor", 4.0) < number("low_freq_factor", 1.0):
+        raise ModelError("config.json: high_freq_factor must not be below low_freq_factor")
     original = int(scaling.get("original_max_position_embeddings") or original)
     return RopeConfig(
         theta=number("rope_theta", theta),

@@ -72,6 +72,15 @@ FAMILY_NAMES: Mapping[str, Names] = {
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
     "gpt_oss": {"mlp.router": ("mlp.router",)},
+    "llama4_text": {
+        "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+        "mlp.down": ("feed_forward.down_proj",),
+        "mlp.router": ("feed_forward.router",),
+        "mlp.shared.gate_up": ("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
+        "mlp.shared.down": ("feed_forward.shared_expert.down_proj",),
+        "mlp.experts.gate_up": ("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
+        "mlp.experts.down": ("feed_forward.experts.{}.down_proj",),
+    },
     "glm": {"mlp.gate_up": ("mlp.gate_up_proj",)},
     "glm4": {
         "attention_post_norm": ("post_self_attn_layernorm",),

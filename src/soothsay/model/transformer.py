@@ -18,10 +18,10 @@ from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
 from soothsay.model.delta_layer import Accepted, DeltaLayer
 from soothsay.model.feed_forward import Experts, feed_forward
-from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
+from soothsay.model.kernels import FusedBlocks, Kernels, Norm, Ropes, StockKernels
 from soothsay.model.latent_attention import LatentAttention
 from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm
+from soothsay.model.norm import RMSNorm, UnitNorm
 from soothsay.model.rope import QueryGrowth, Rope
 
 
@@ -50,9 +50,12 @@ class Attention(nn.Module):
         self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
         self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
         normed = (c.num_heads, c.num_kv_heads) if c.qk_norm_over_heads else (1, 1)  # heads
-        self.q_norm = RMSNorm(normed[0] * c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(normed[1] * c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.growth = None if c.query_growth is None else QueryGrowth(c.query_growth, c.max_positions)
+        self.q_norm: Norm | None = RMSNorm(normed[0] * c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.k_norm: Norm | None = RMSNorm(normed[1] * c.head_dim, c.norm_eps) if c.qk_norm else None
+        if c.qk_unit_norm and not c.is_unrotated(layer):
+            self.q_norm, self.k_norm = UnitNorm(c.head_dim, c.norm_eps), UnitNorm(c.head_dim, c.norm_eps)
+        grows = c.query_growth is not None and (c.is_unrotated(layer) or not c.query_growth.unrotated)
+        self.growth = QueryGrowth(c.query_growth, c.max_positions) if c.query_growth and grows else None
         self.sinks = Sinks(c.num_heads) if c.sinks else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
@@ -77,7 +80,7 @@ class Attention(nn.Module):
             out = self.kernels.open(out, gate.flatten(1))
         return cast(Tensor, self.o(out))
 
-    def _normed(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> Tensor:
+    def _normed(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
         """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
         c = self.config
         q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)

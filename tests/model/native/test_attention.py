@@ -17,7 +17,7 @@ from soothsay.model.native.kernels import NativeKernels
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 120
 HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]
-WINDOWS = (None, 1, 70)
+WINDOWS = (None, 1, 70, -50)
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:

@@ -68,6 +68,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "gated_attention": True,
         "experts": ExpertsConfig(4, 2, 48, layers=(1,), shared_size=32, shared_gate=True),
     },
+    "llama4": {
+        "windows": (-7, None),
+        "experts": ExpertsConfig(
+            *(8, 2, 48, (0, 1)),
+            **{"sigmoid": True, "normalize": False, "scales_inputs": True, "shared_size": 48},
+        ),
+    },
     "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},

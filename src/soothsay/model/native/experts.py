@@ -23,6 +23,7 @@ class Routing(Structure):
         ("correction", c_void_p),
         *((name, c_int) for name in ("count", "each", "sigmoid", "normalize", "groups", "kept", "best")),
         ("scale", c_float),
+        ("scales_inputs", c_int),
     ]
 
     @classmethod
@@ -30,7 +31,7 @@ class Routing(Structure):
         """How `c` chooses experts. `correction` `[experts]` float32 has to outlive it."""
         return cls(
             *(address(correction), c.count, c.chosen, c.sigmoid, c.normalize),
-            *(c.groups, c.groups_chosen, c.group_best, c.scale),
+            *(c.groups, c.groups_chosen, c.group_best, c.scale, c.scales_inputs),
         )
 
 
