@@ -17,7 +17,9 @@ class GrownShape:
     hidden: int
     heads: int
     kv_heads: int
-    intermediate: int
+    intermediate: int  # of one expert, if there are any
+    experts: int = 0  # of each layer; 0: it is dense
+    chosen: int = 0  # experts of a row
 
     @classmethod
     def of(cls, config: ModelConfig) -> GrownShape:
@@ -36,7 +38,7 @@ class GrownShape:
         if text in SHAPES:
             return SHAPES[text].with_head_dim(config.head_dim)
         names = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}
-        example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632"
+        example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,experts=8,chosen=2"
         sizes = read_sizes(text, names, f"{', '.join(SHAPES)} or {example}")
         return replace(cls.of(config), **{names[name]: size for name, size in sizes.items()})
 

@@ -26,7 +26,8 @@ def grow(
             "--shape",
             "-s",
             help="0.5B, 1B or 3B, or sizes: layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632. Those left "
-            "out stay as they are, and so do the vocabulary and the size of a head.",
+            "out stay as they are, and so do the vocabulary and the size of a head. With experts=8,chosen=2, "
+            "ffn is that of one expert.",
         ),
     ] = "1B",
 ) -> None:
@@ -45,9 +46,10 @@ def grow(
     with _progress() as progress:
         grown = grow_model(checkpoint, wanted, out, source=model, progress=progress)
     s, target = grown.shape, grown.path
+    mixed = f" in each of {s.experts} experts, {s.chosen} of which a token runs through" if s.experts else ""
     lines = (
         f"{target}: {grown.parameters:,} parameters, {decimal(grown.bytes)}",
-        f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward, {s.heads} heads, "
+        f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward{mixed}, {s.heads} heads, "
         f"{s.kv_heads} for keys and values",
         *([f"drafters: {', '.join(grown.drafters.written)}"] if grown.drafters.written else []),
         *(f"left out: {reason}" for reason in grown.drafters.refused),
