@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import random_oracle
+from public_models import public_configs
 from typer.testing import CliRunner, Result
 
 from soothsay.cli.app import app
@@ -88,3 +90,21 @@ def test_how_blocks_and_rotary_positions_differ_from_llamas(tmp_path: Path) -> N
     told = facts(inspect(str(tmp_path / "cohere")))
     assert told["rotary, more"] == "none in 1 of 5 layers"
     assert told["blocks"] == "attention, beside the feed-forward part; norms before them"
+
+
+def test_a_configuration_alone(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(public_configs()["openai/gpt-oss-20b"]))
+    told = facts(inspect(str(file), "--context", "1000", "--requests", "1"))
+    assert (told["family"], told["parameters"]) == ("gpt_oss", "20.9B")
+    assert told["runs here"].startswith("MXFP4 experts beside plain weights")
+    assert told["weights"].startswith("1")  # 13.7 GB, where all of it in bfloat16 takes 41.8
+    assert "for a context of 1,000" in told["KV cache"]
+    assert "int8 weights" in facts(inspect(str(file), "--dtype", "int8", "--requests", "1"))["runs here"]
+    file.write_text(json.dumps(public_configs()["zai-org/GLM-5"]))
+    result = inspect(str(file))
+    assert result.exit_code == 2
+    assert "indexer" in result.output
+    endless = public_configs()["mistralai/Mixtral-8x7B-v0.1"] | {"num_local_experts": 65_536}
+    file.write_text(json.dumps(endless))
+    assert "100,000 are the limit" in inspect(str(file)).output

@@ -350,6 +350,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
     ),
     "qwen3_5_moe": ("Qwen3_5Moe", {**HYBRID, **HYBRID_EXPERTS}),
     "qwen3_next": ("Qwen3Next", {**HYBRID, **HYBRID_EXPERTS, "mlp_only_layers": [2]}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 48,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "llama4": (
         "Llama4",
         {
@@ -445,6 +455,17 @@ MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and se
         },
     ),
 }
+MULTIMODALS["qwen3_vl_moe"] = (
+    "Qwen3VLMoe",
+    {
+        **MULTIMODALS["qwen3_vl"][1],
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
+    MULTIMODALS["qwen3_vl"][2],
+)
 MULTIMODALS["llama4_multimodal"] = (
     "Llama4",
     {**CASES["llama4"][1]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,6 +32,7 @@ from families import (
     write_config,
 )
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from soothsay.core.batch import Rows
@@ -344,6 +346,7 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "qwen3_5",
         "qwen3_next",
         "llama4",
+        "minimax_m2",
     ],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
@@ -571,6 +574,37 @@ def test_other_constants_of_gpt_oss(change: dict[str, float]) -> None:
     assert parse_model_config(config).sinks
     with pytest.raises(ModelError, match=next(iter(change))):
         parse_model_config({**config, **change})
+
+
+def test_matrices_of_experts_that_are_transposed_as_in_published_files(pairs: Pairs, tmp_path: Path) -> None:
+    """Qwen3-VL is published with matrices `[in, out]`. transformers 5 writes `[out, in]`."""
+    pair, (sequence,) = pairs("qwen3_vl_moe"), random_tokens(np.random.default_rng(6), 30)
+    tensors = load_file(pair.directory / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(pair.directory / "config.json", tmp_path)
+    rows = [Rows(array(sequence), 0)]
+    assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
+
+
+def test_experts_that_are_stacked_as_in_published_files(pairs: Pairs, tmp_path: Path) -> None:
+    """Qwen3.5 is published with two tensors for the experts of a layer. transformers writes one by one."""
+    pair, (sequence,) = pairs("qwen3_5_moe"), random_tokens(np.random.default_rng(6), 30)
+    tensors, stacks = load_file(pair.directory / "model.safetensors"), dict[str, list[Tensor]]()
+    for name in sorted(name for name in tensors if ".experts." in name):
+        stem, _, rest = name.partition(".experts.")
+        part = rest.split(".")[1]
+        stacks.setdefault(f"{stem}.experts.{part}", []).append(tensors.pop(name))
+    stacked = {name: torch.stack(parts) for name, parts in stacks.items()}
+    for name in [name for name in stacked if name.endswith("gate_proj")]:
+        parts = [stacked.pop(name), stacked.pop(name.replace("gate_proj", "up_proj"))]
+        stacked[name.replace("gate_proj", "gate_up_proj")] = torch.cat(parts, dim=1)
+    assert len(stacked) == 2 * pair.model.config.num_layers
+    save_file({**tensors, **stacked}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(pair.directory / "config.json", tmp_path)
+    rows = [Rows(array(sequence), 0)]
+    assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
 @pytest.mark.parametrize("change", [{"n_group": 3}, {"topk_group": 5}, {"num_experts_per_tok": 5}])

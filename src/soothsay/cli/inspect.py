@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,21 +18,26 @@ from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.config import DType, EngineConfig, ModelConfig
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, ModelError
 from soothsay.files import user_path
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
     from soothsay.drafters.heads.checkpoints.stored import StoredHead
     from soothsay.model.checkpoint import Checkpoint
+    from soothsay.model.load import NumericMode
     from soothsay.model.transformer import Transformer
     from soothsay.tokenizer import Tokenizer
+
+
+MAX_MODULES = 100_000
+"""Limit of layers and experts in a config.json without weights. Kimi K2 has 23,000."""
 
 
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(help=MODEL_HELP),
+        typer.Argument(help=f"{MODEL_HELP} Or a config.json alone."),
     ] = "sibyl",
     context: Annotated[
         int | None,
@@ -52,29 +58,13 @@ def inspect(
 ) -> None:
     """Show what a model is, how it would run here, what memory it needs and which drafters fit.
 
-    The weights are not loaded.
+    The weights are not loaded. A config.json alone tells all but the drafters.
     """
     with notice(f"inspecting {model} ..."):
-        import torch
-
-        from soothsay.drafters.base import Target
-        from soothsay.model.checkpoint import open_checkpoint, read_model_config
-        from soothsay.model.load import for_context
-        from soothsay.model.transformer import Transformer
-
-        checkpoint = open_checkpoint(model)
-        config, tokenizer = for_context(read_model_config(checkpoint), context), checkpoint.tokenizer()
-        with torch.device("meta"):
-            shapes = Transformer(config)
-        context = context or config.max_positions
-        engine = EngineConfig(max_context=context)
-        rows = [
-            *_architecture(config),
-            *_files(checkpoint),
-            *_texts(checkpoint, tokenizer),
-            *_needs(checkpoint, shapes, dtype, context, requests),
-            *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), drafter),
-        ]
+        file = user_path(model)
+        is_config = file.suffix == ".json" and file.is_file()
+        rows = _of_config(file, dtype, context, requests) if is_config else None
+        rows = rows or _of_model(model, context, requests, drafter, dtype)
     table = Table.grid(padding=(0, 2))
     for name, fact in rows:
         table.add_row(Text(name, "dim"), Text(fact))
@@ -82,6 +72,71 @@ def inspect(
 
 
 Rows = Iterator[tuple[str, str]]
+
+
+def _of_model(
+    model: str, context: int | None, requests: int, drafter: str | None, dtype: DType
+) -> list[tuple[str, str]]:
+    import torch
+
+    from soothsay.drafters.base import Target
+    from soothsay.model.checkpoint import open_checkpoint, read_model_config
+    from soothsay.model.load import for_context
+    from soothsay.model.transformer import Transformer
+
+    checkpoint = open_checkpoint(model)
+    config, tokenizer = for_context(read_model_config(checkpoint), context), checkpoint.tokenizer()
+    with torch.device("meta"):
+        shapes = Transformer(config)
+    context = context or config.max_positions
+    engine = EngineConfig(max_context=context)
+    return [
+        *_architecture(config),
+        *_files(checkpoint),
+        *_texts(checkpoint, tokenizer),
+        *_needs(checkpoint, shapes, dtype, context, requests),
+        *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), drafter),
+    ]
+
+
+def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> list[tuple[str, str]]:
+    """What a config.json alone tells. Raises `ModelError` if a model of it would be refused."""
+    import torch
+
+    from soothsay.files import read_json_object
+    from soothsay.model.families import parse_model_config
+    from soothsay.model.load import best_kernels, declared_mode, for_context, weight_bytes
+    from soothsay.model.transformer import Transformer
+
+    raw = read_json_object(file)
+    try:
+        config = for_context(parse_model_config(raw), context)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from error
+    experts = 0 if config.experts is None else config.experts.count * len(config.experts.layers)
+    if config.num_layers + experts > MAX_MODULES:
+        raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
+    mode, kernels = declared_mode(raw, file, dtype), best_kernels(config)
+    with torch.device("meta"):
+        shapes = Transformer(config)
+    return [
+        *_architecture(config),
+        ("parameters", _short(config.num_parameters)),
+        ("runs here", mode.name),
+        ("kernels", kernels.name),
+        ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
+        *_kv_cache(config, mode, context or config.max_positions, requests),
+    ]
+
+
+def _kv_cache(config: ModelConfig, mode: NumericMode, context: int, requests: int) -> Rows:
+    token = config.kv_bytes_per_token(mode.dtype.itemsize)
+    one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
+    many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
+    yield "KV cache", one + (many if requests > 1 else "")
+    if (delta := config.delta) is not None:
+        state, node = delta.state_bytes(mode.dtype.itemsize), delta.journal_bytes(mode.dtype.itemsize)
+        yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
 
 
 def _architecture(c: ModelConfig) -> Rows:
@@ -180,13 +235,7 @@ def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: in
     embeddings = table_bytes(names, mode)
     weights = decimal(weight_bytes(model, mode))
     yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
-    token = model.config.kv_bytes_per_token(mode.dtype.itemsize)
-    one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
-    many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
-    yield "KV cache", one + (many if requests > 1 else "")
-    if (delta := model.config.delta) is not None:
-        state, node = delta.state_bytes(mode.dtype.itemsize), delta.journal_bytes(mode.dtype.itemsize)
-        yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
+    yield from _kv_cache(model.config, mode, context, requests)
 
 
 def _drafters(target: Target, asked: str | None) -> Rows:

@@ -148,7 +148,7 @@ class SafetensorsCheckpoint:
             if stacks:
                 with _open_safetensors(file) as opened:
                     shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in stacks}
-        return slices(stacking, shapes)
+        return slices(stacking, shapes, config.get("hidden_size"))
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """For each tensor, its dtype and its number of elements."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soothsay.config import (
@@ -16,7 +16,7 @@ from soothsay.config import (
 )
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
-from soothsay.model.family_table import FAMILIES, Family, Raw
+from soothsay.model.family_table import FAMILIES, UNSUPPORTED, Family, Raw
 from soothsay.model.rope_fields import parse_rope
 
 MAX_SPANS = 2**12
@@ -31,14 +31,13 @@ def parse_model_config(raw: Raw) -> ModelConfig:
 
     Raises `ModelError`, which names what is missing, unknown or out of range.
     """
+    text = raw.get("text_config")
+    _require_family(text if isinstance(text, Mapping) else raw)  # before fields, which may mean other things
     raw = checked_fields(raw)
     if "text_config" in raw:  # a multimodal wrapper, such as gemma3: the decoder's part is inside
         outer = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
         raw = {**raw["text_config"], **outer}
-    name = str(raw.get("model_type", ""))
-    if name not in FAMILIES:
-        named = f"model_type {name!r}" if name else f"architectures {raw.get('architectures')!r}"
-        raise ModelError(f"{named} is not a family that soothsay knows: {', '.join(FAMILIES)}")
+    name = str(raw["model_type"])
     family = FAMILIES[name]
     try:
         return _parse(name, family, family.rewritten({**family.defaults, **raw}))
@@ -46,10 +45,21 @@ def parse_model_config(raw: Raw) -> ModelConfig:
         raise ModelError(f"config.json of family {name!r} has no {error.args[0]!r}") from None
 
 
+def _require_family(raw: Raw) -> None:
+    """Raises `ModelError` for a family that is not supported."""
+    name = raw.get("model_type") or ""
+    if isinstance(name, str) and name in FAMILIES:
+        return
+    named = f"model_type {name!r:.80}" if name else f"architectures {raw.get('architectures')!r:.80}"
+    if isinstance(name, str) and name in UNSUPPORTED:
+        raise ModelError(f"{named} is not supported: {UNSUPPORTED[name]}")
+    raise ModelError(f"{named} is not a family that soothsay knows: {', '.join(FAMILIES)}")
+
+
 def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
     layers, (heads, kv_heads, head_dim) = int(raw["num_hidden_layers"]), _heads(family, raw)
     qk_norm = bool(raw.get("use_qk_norm", False))
-    if qk_norm and not family.reads_qk_norm:
+    if qk_norm and not (family.reads_qk_norm or family.qk_norm):
         raise ModelError("config.json: use_qk_norm (as in Command R+) is not supported; take another model")
     hidden = int(raw["hidden_size"])
     rotary_dim = _rotary_dim(family, raw, head_dim)

@@ -82,7 +82,8 @@ def unchanged(raw: Raw) -> Raw:
 def dense_hybrid(raw: Raw) -> Raw:
     """A hybrid's configuration without recurrent layers and experts, as Granite 4's dense models have it."""
     kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]
-    if raw.get("num_local_experts", 8) or not set(kinds) <= {"attention", "full_attention"}:
+    has_experts = raw.get("num_local_experts", 8) or not raw["shared_intermediate_size"]
+    if has_experts or not set(kinds) <= {"attention", "full_attention"}:
         raise ModelError("config.json: a hybrid with recurrent layers or experts is not supported")
     return {**raw, "intermediate_size": raw["shared_intermediate_size"]}
 
@@ -110,6 +111,13 @@ def listed_experts(raw: Raw) -> Raw:
         raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
     dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
     return {**raw, "mlp_only_layers": dense, "first_k_dense_replace": 0}
+
+
+def rotary_share(raw: Raw) -> Raw:
+    """MiniMax-M2's configuration, where `rotary_dim` is the number of dimensions that rotate."""
+    if "rotary_dim" not in raw:
+        return raw
+    return {**raw, "partial_rotary_factor": int(raw["rotary_dim"]) / int(raw["head_dim"])}
 
 
 def llama4(raw: Raw) -> Raw:
@@ -282,6 +290,9 @@ _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals tr
 _QWEN2 = Family(qkv_bias_only=True, windowed=last_layers, window_switch=True)
 _QWEN2_VL = replace(_QWEN2, default_theta=1e6, defaults={"max_window_layers": 80})
 _QWEN3 = Family(qk_norm=True, windowed=last_layers, window_switch=True)
+_QWEN3_MOE = Family(
+    qk_norm=True, windowed=every_layer, reads_layer_types=False, window_switch=True, has_experts=True
+)
 
 _QWEN3_NEXT = Family(
     qk_norm=True,
@@ -341,9 +352,8 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen3": _QWEN3,
     "qwen3_vl_text": Family(qk_norm=True, default_theta=5e5),
-    "qwen3_moe": Family(
-        qk_norm=True, windowed=every_layer, reads_layer_types=False, window_switch=True, has_experts=True
-    ),
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_vl_moe_text": replace(_QWEN3_MOE, default_theta=5e5, windowed=no_layer),
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
@@ -407,6 +417,17 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         rewritten=llama4,
         defaults={"head_dim": 128, "attention_chunk_size": 8192, "num_local_experts": 16},
     ),
+    "minimax_m2": Family(
+        qk_norm=True,
+        qk_norm_over_heads=True,
+        default_theta=5e6,
+        rotates_share=1.0,
+        has_experts=True,
+        routes_by_sigmoid=True,
+        always_normalizes_experts=True,
+        rewritten=rotary_share,
+        defaults={"head_dim": 128},
+    ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),
     "olmo2": _OLMO,
@@ -422,3 +443,34 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         defaults=_GEMMA3_DEFAULTS,
     ),
 }
+
+_SPARSE = "its attention reads keys that an indexer chooses"
+_BLOCKS = "its attention reads chosen blocks of keys"
+_RECURRENT = "it has Mamba layers"
+UNSUPPORTED: dict[str, str] = {  # by `model_type`
+    "bamba": _RECURRENT,
+    "bert": "it is an encoder",
+    "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
+    "deepseek_v32": _SPARSE,
+    "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
+    "falcon_h1": _RECURRENT,
+    "gemma4_text": "its heads differ in size from layer to layer, and some layers share keys and values",
+    "glm_moe_dsa": _SPARSE,
+    "jamba": _RECURRENT,
+    "kimi_linear": "it has layers of Kimi Delta Attention",
+    "lfm2": "it has short convolutions",
+    "lfm2_moe": "it has short convolutions",
+    "mamba": _RECURRENT,
+    "mamba2": _RECURRENT,
+    "mimo": "it has not been tried: its code comes with its weights",
+    "mimo_v2_flash": "its heads of keys and of values differ in size",
+    "minimax_m3": _BLOCKS,
+    "minimax_m3_vl": _BLOCKS,
+    "nemotron-nas": "each of its blocks has a shape of its own",
+    "nemotron_h": _RECURRENT,
+    "rwkv7": "it has no attention",
+    "step3p7": "its attention has a gate for each head",
+    "t5": "it has an encoder",
+    "whisper": "it reads speech",
+}
+"""Why some families do not run that people may try."""

@@ -77,6 +77,17 @@ def latent_order(config: ModelConfig, module: str) -> Tensor | None:
     return (torch.arange(heads, device="cpu")[:, None] * len(head) + head).flatten()
 
 
+def norm_order(config: ModelConfig, heads: int) -> Tensor | None:
+    """For each weight of a norm of queries or keys, its number in a checkpoint: `[heads * d]` int64.
+
+    `heads` are those that are normed together. None if the order is the same.
+    """
+    order = head_order(config)
+    if order is None:
+        return None
+    return (torch.arange(heads, device="cpu")[:, None] * config.head_dim + order).flatten()
+
+
 def head_order(config: ModelConfig) -> Tensor | None:
     """For each dimension of a head, its number in a checkpoint: `[d]` int64. None: the order is the same."""
     rotary_dim = config.rotary_dim or config.head_dim

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,11 @@ from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Correction
+from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.head_order import delta_order, head_order, latent_order, qkv_order
+from soothsay.model.head_order import delta_order, latent_order, norm_order, qkv_order
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense, Packed
@@ -72,6 +74,9 @@ class NumericMode:
     def name(self) -> str:
         """A description for people."""
         dtype = str(self.dtype).removeprefix("torch.")
+        if self.keeps_integers and isinstance(self.stored, MXFP4):
+            beside = "plain" if self.bits is None else f"int{self.bits}"
+            return f"{self.stored.name} beside {beside} weights, int8 activations, {dtype} between"
         if self.bits is not None:
             return f"int{self.bits} weights, int8 activations, {dtype} between"
         if self.keeps_integers and self.stored is not None:
@@ -88,7 +93,7 @@ class NumericMode:
         """Memory of a linear layer's weights in bytes, scales included."""
         out, size = linear.weight.shape
         bits = self.bits_of(module)
-        if bits is None and self.keeps_integers and isinstance(self.stored, MXFP4) and ".experts." in module:
+        if self.keeps_integers and isinstance(self.stored, MXFP4) and ".experts." in module:
             bits = 4
         if bits is None:
             return out * size * self.dtype.itemsize
@@ -177,12 +182,12 @@ def numeric_mode(
         return NumericMode(DTYPES[dtype], stored=stored)
     bits = BITS.get(dtype)
     if stored is not None:
-        if bits is not None and bits != stored.bits:
+        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4):
             raise ModelError(
                 f"{names.checkpoint.path} is stored as {stored.name}, which cannot become {dtype} without "
                 "further loss; leave dtype at auto, or quantize the model that it was made from"
             )
-        bits = stored.bits
+        bits = stored.bits if bits is None else bits  # with MXFP4, of the layers that are stored plain
     if bits is not None or stored is not None:
         if not on_cpu:
             raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
@@ -190,6 +195,30 @@ def numeric_mode(
     with names.checkpoint.open() as read:
         first = read(names.require("blocks.0.attention.o")[0])
     return NumericMode(torch.bfloat16 if first.dtype.itemsize == 2 and fast else torch.float32)
+
+
+def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> NumericMode:
+    """The numeric mode on this machine of a model, by its config.json alone.
+
+    Raises `ModelError` if its format of weights is unknown, or cannot become `dtype`.
+    """
+    fast, stored = Packed.available(torch.bfloat16), open_format(raw, path)
+    text = raw.get("text_config")
+    inner = text if isinstance(text, Mapping) else {}
+    written = next(
+        (part[key] for part in (raw, inner) for key in ("dtype", "torch_dtype") if key in part), ""
+    )
+    plain = torch.bfloat16 if fast and (dtype == "bfloat16" or written != "float32") else torch.float32
+    if dtype in DTYPES:
+        return NumericMode(torch.float32 if dtype == "float32" else plain, stored=stored)
+    bits = BITS.get(dtype)
+    if stored is None:
+        halved = torch.bfloat16 if fast and bits is not None else plain
+        return NumericMode(halved, bits)
+    if bits not in (None, stored.bits) and not isinstance(stored, MXFP4):
+        raise ModelError(f"{path}: weights in {stored.name} cannot become {dtype} without further loss")
+    bits = stored.bits if bits is None else bits
+    return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)
 
 
 def weight_bytes(model: Transformer, mode: NumericMode) -> int:
@@ -360,8 +389,10 @@ def row_order(module: str, config: ModelConfig) -> Tensor | None:
         return order
     if module.endswith("attention.qkv"):
         return qkv_order(config)
-    of_heads = module.endswith(("attention.q_norm", "attention.k_norm")) and not config.qk_norm_over_heads
-    return head_order(config) if of_heads else None
+    if not module.endswith(("attention.q_norm", "attention.k_norm")):
+        return None
+    heads = config.num_heads if module.endswith("q_norm") else config.num_kv_heads
+    return norm_order(config, heads if config.qk_norm_over_heads else 1)
 
 
 def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:

@@ -69,6 +69,12 @@ FAMILY_NAMES: Mapping[str, Names] = {
         "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
         "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
     },
+    "minimax_m2": {
+        "mlp.router": ("block_sparse_moe.gate",),
+        "mlp.correction": ("block_sparse_moe",),
+        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
+    },
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
     "gpt_oss": {"mlp.router": ("mlp.router",)},

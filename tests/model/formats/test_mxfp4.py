@@ -53,9 +53,13 @@ def test_logits_of_dequantized_experts(tmp_path: Path) -> None:
     assert (logits - expected).abs().max() < 1e-4
 
 
-def test_experts_run_as_the_integers_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_experts_run_as_the_integers_they_are(dtype: str, tmp_path: Path) -> None:
+    """With int8, layers that are stored plain are rounded."""
     oracle_in(tmp_path)
-    model, plain = load(tmp_path, "auto"), load(tmp_path)
+    model, plain = load(tmp_path, dtype), load(tmp_path)
+    bits = [part.struct.bits for part in getattr(model.blocks[0].attention.o, "parts", [])]
+    assert not bits or bits == [8 if dtype == "int8" else 16]
     x = torch.randn(20, SIZES["hidden_size"])
     for ours, theirs in zip(model.blocks, plain.blocks, strict=True):
         ours, theirs = ours.mlp, theirs.mlp

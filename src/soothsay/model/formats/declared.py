@@ -30,7 +30,10 @@ def open_format(config: Mapping[str, Any], path: Path) -> WeightFormat | None:
 
     Raises `ModelError` for an unknown method or setting.
     """
-    settings = config.get("quantization_config") or config.get("compression_config")
+    text = config.get("text_config")
+    parts = config, text if isinstance(text, Mapping) else {}  # a multimodal model may declare it inside
+    keys = "quantization_config", "compression_config"
+    settings = next((part[key] for part in parts for key in keys if part.get(key)), None)
     if not settings:
         return None
     declared = Settings(settings if isinstance(settings, Mapping) else {}, path)

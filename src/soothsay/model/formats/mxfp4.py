@@ -35,7 +35,7 @@ class MXFP4:
     """
 
     bits: None = None
-    name: str = "MXFP4 experts beside plain"
+    name: str = "MXFP4 experts"
 
     @classmethod
     def of(cls, settings: Settings) -> MXFP4:

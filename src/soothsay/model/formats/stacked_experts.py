@@ -1,12 +1,12 @@
 """Experts that a checkpoint of safetensors stacks in one tensor, as one matrix for each expert.
 
-gpt-oss and Llama 4 stack the matrices of a layer's experts, and store gate and up as one matrix:
+gpt-oss, Llama 4, Qwen3-VL and Qwen3.5 stack the matrices of a layer's experts, gate and up as one matrix:
 
-    NAME.experts.gate_up_proj          [E, in, 2 * size]
+    NAME.experts.gate_up_proj          [E, in, 2 * size], or [E, 2 * size, in] in Qwen3.5
     NAME.experts.gate_up_proj_bias     [E, 2 * size]
     NAME.experts.gate_up_proj_blocks   [E, 2 * size, groups, 16], integers, which are not transposed
     NAME.experts.gate_up_proj_scales   [E, 2 * size, groups]
-    NAME.experts.down_proj             [E, size, out], and so on
+    NAME.experts.down_proj             [E, size, out], or [E, out, size], and so on
 
 The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.scales`.
 """
@@ -34,8 +34,18 @@ class Stacking:
     interleaved: bool
     """Outputs of gate and up take turns. Else those of gate come first."""
 
+    transposed: bool | None = True
+    """Plain matrices are `[in, out]`. None: some files have them so, and the hidden size tells which."""
 
-STACKINGS = {"gpt_oss": Stacking(interleaved=True), "llama4_text": Stacking(interleaved=False)}
+
+_QWEN3_5 = Stacking(interleaved=False, transposed=False)
+STACKINGS = {
+    "gpt_oss": Stacking(interleaved=True),
+    "llama4_text": Stacking(interleaved=False),
+    "qwen3_vl_moe_text": Stacking(interleaved=False, transposed=None),
+    "qwen3_5_moe": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5,
+}
 """By `model_type`."""
 
 
@@ -58,10 +68,11 @@ def is_stack(name: str) -> bool:
     return STACK.fullmatch(name) is not None
 
 
-def slices(stacking: Stacking, stacks: Mapping[str, tuple[int, ...]]) -> dict[str, Slice]:
+def slices(stacking: Stacking, stacks: Mapping[str, tuple[int, ...]], hidden: object) -> dict[str, Slice]:
     """The tensors of single experts by name, and where they are.
 
-    `stacks` has the shapes of stacks by name. Raises `ModelError` if these have too many experts.
+    `stacks` has the shapes of stacks by name, `hidden` is the hidden size that the file states. Raises
+    `ModelError` if these have too many experts.
     """
     found: dict[str, Slice] = {}
     for name, shape in stacks.items():
@@ -70,15 +81,20 @@ def slices(stacking: Stacking, stacks: Mapping[str, tuple[int, ...]]) -> dict[st
                 f"{name} {list(shape)} should be a stack of experts, and all of them have at most "
                 f"{MAX_TENSORS:,} tensors; the file is damaged"
             )
-        found |= _slices(stacking, name, shape)
+        found |= _slices(stacking, name, shape, hidden)
     return found
 
 
-def _slices(stacking: Stacking, stack: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Slice]]:
+def _slices(
+    stacking: Stacking, stack: str, shape: tuple[int, ...], hidden: object
+) -> Iterator[tuple[str, Slice]]:
     found = STACK.fullmatch(stack)
     assert found is not None
     place, part, kind = found.groups()
-    transposed = kind is None
+    transposed = kind is None and stacking.transposed is True
+    if kind is None and stacking.transposed is None:  # gate and up read the stream, down writes to it
+        rows, columns = (shape[1], shape[-1]) if part == "gate_up" else (shape[-1], shape[1])
+        transposed = rows == hidden != columns
     parts = {"down_proj": slice(None)}
     if part == "gate_up":
         size = shape[-1 if transposed else 1] // 2
