@@ -115,7 +115,7 @@ template <class T>
 void prepare(const Tokens<T>& tokens, int head, int64_t begin, int64_t end, float* room, Token* found) {
     const Pass<T>& p = tokens.p;
     const soothsay_delta& d = p.d;
-    const int dk = d.key_size, dv = d.value_size, key_head = head / (d.value_heads / d.key_heads);
+    const int dk = d.key_size, dv = d.value_size, key_head = d.tiled ? head % d.key_heads : head / (d.value_heads / d.key_heads);
     const float rate = std::exp(d.log_rates[head]);
     std::vector<const T*> window(d.taps_count);
     for (int64_t i = begin; i < end; ++i, room += 2 * dk + dv, ++found) {

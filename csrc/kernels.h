@@ -40,7 +40,7 @@ void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int
 // multiples of 16.
 struct soothsay_delta {
     const float *taps, *log_rates, *offsets, *scale;
-    int key_heads, value_heads, key_size, value_size, taps_count;
+    int key_heads, value_heads, key_size, value_size, taps_count, tiled;  // tiled: value head h has key head h % key_heads
     float eps;
 };
 

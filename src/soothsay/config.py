@@ -74,6 +74,9 @@ class DeltaConfig:
     key_size: int  # dimensions of a head's queries and keys
     value_size: int  # dimensions of a head's values
     taps: int  # tokens that the convolution reads, its own included
+    tiled: bool = (
+        False  # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
+    )
 
     @property
     def keys(self) -> int:

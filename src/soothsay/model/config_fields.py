@@ -186,6 +186,7 @@ FIELDS: Mapping[str, Rule] = {
     # layers with states
     "full_attention_interval": Whole(1, MAX_LAYERS),
     "linear_conv_kernel_dim": Whole(2, 64),
+    "linear_heads_tiled": FLAG,  # our own: the order of heads in GGUF files
     "linear_key_head_dim": Whole(1, 65_536),
     "linear_value_head_dim": Whole(1, 65_536),
     "linear_num_key_heads": Whole(1, 65_536),

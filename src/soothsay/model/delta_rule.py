@@ -122,9 +122,8 @@ def _token(state: _State, qkvz: Tensor, gates: Tensor, weights: Recurrence) -> t
     c, x = weights.config, qkvz.float()
     window = torch.cat([state.inputs, x[None, : c.channels]])
     q, k, v = torch.split(F.silu((window * weights.taps).sum(0)), [c.keys, c.keys, c.values])
-    group = c.value_heads // c.key_heads
-    q = _unit(q.view(c.key_heads, c.key_size)).repeat_interleave(group, 0) * c.key_size**-0.5
-    k = _unit(k.view(c.key_heads, c.key_size)).repeat_interleave(group, 0)
+    q = _shared(_unit(q.view(c.key_heads, c.key_size)), c) * c.key_size**-0.5
+    k = _shared(_unit(k.view(c.key_heads, c.key_size)), c)
     b, a = gates.float().chunk(2)
     decay = torch.exp(-weights.log_rates.exp() * F.softplus(a + weights.offsets))[:, None]  # [H_v, 1]
     old = state.matrices
@@ -135,6 +134,12 @@ def _token(state: _State, qkvz: Tensor, gates: Tensor, weights: Recurrence) -> t
         out = out * F.silu(x[c.channels :]).view(c.value_heads, -1)
     new = old * decay[..., None] + k[..., None] * delta[:, None]
     return out.flatten(), _State(new, window[1:])
+
+
+def _shared(x: Tensor, c: DeltaConfig) -> Tensor:
+    """A row of each key head for the value heads that share it: `[H_k, d_k] -> [H_v, d_k]`."""
+    group = c.value_heads // c.key_heads
+    return x.repeat(group, 1) if c.tiled else x.repeat_interleave(group, 0)
 
 
 def _unit(x: Tensor) -> Tensor:

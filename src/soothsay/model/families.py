@@ -151,6 +151,7 @@ def _delta(raw: Raw, layers: int) -> DeltaConfig | None:
         key_size=int(raw["linear_key_head_dim"]),
         value_size=int(raw["linear_value_head_dim"]),
         taps=int(raw["linear_conv_kernel_dim"]),
+        tiled=bool(raw.get("linear_heads_tiled", False)),
     )
 
 

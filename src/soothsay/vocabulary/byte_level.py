@@ -39,6 +39,16 @@ class Words:
 
 
 _QWEN2 = Words((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), compose=True)
+_QWEN35 = Words(
+    (
+        _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+        .replace(r"\p{L}+", r"[\p{L}\p{M}]+")
+        .replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"),
+    ),
+    compose=True,
+)
+"""Marks belong to words."""
+
 _LLAMA3_WORDS = Words((_LLAMA3,), ignore_merges=True)
 WORDS: Mapping[str, Words] = {
     "default": Words((_GPT2,)),
@@ -48,6 +58,7 @@ WORDS: Mapping[str, Words] = {
     "llama3": _LLAMA3_WORDS,
     "llama-v3": _LLAMA3_WORDS,
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": Words((_TEKKEN,), ignore_merges=True),
 }

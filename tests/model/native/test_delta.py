@@ -19,6 +19,7 @@ STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [
     DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4),  # three columns of 16
+    DeltaConfig((0,), key_heads=2, value_heads=4, key_size=16, value_size=32, taps=2, tiled=True),
     DeltaConfig((0,), key_heads=3, value_heads=3, key_size=16, value_size=16, taps=3),
 ]
 PARENTS = [-1, 0, 0, 1, 1, 3, 2, 5, 7, 7, 4, 3]
@@ -58,7 +59,7 @@ class Rule:
         return kernels.delta_rule(self.rows[rows], self.gates[rows], self.weights, states, plan)
 
 
-@pytest.fixture(params=SIZES, ids=["groups", "plain"])
+@pytest.fixture(params=SIZES, ids=["groups", "tiled", "plain"])
 def config(request: pytest.FixtureRequest) -> DeltaConfig:
     chosen: DeltaConfig = request.param
     return chosen

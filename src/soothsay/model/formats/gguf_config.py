@@ -34,6 +34,8 @@ FAMILIES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "gpt-oss": "gpt_oss",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
 }
 ROPE_DIVISORS = "rope_freqs.weight"
 LONGROPE_FACTORS = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
@@ -43,7 +45,7 @@ MAX_FACTORS = 2**15
 """Limit of the factors in a tensor: a head has at most twice as many dimensions."""
 
 
-ROTATES_PART = ("phi3", "glm4")
+ROTATES_PART = ("phi3", "glm4", "qwen3_5_text", "qwen3_5_moe_text")
 """Families of which `rope.dimension_count` may be less than the size of a head."""
 
 
@@ -124,7 +126,8 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         "model_type": family,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
-        "intermediate_size": require("feed_forward_length"),
+        "intermediate_size": get("feed_forward_length", get("expert_feed_forward_length"))
+        or require("feed_forward_length"),
         "num_hidden_layers": require("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": get("attention.head_count_kv", heads),

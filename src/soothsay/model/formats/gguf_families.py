@@ -5,10 +5,11 @@ Names and keys are those of llama.cpp's converter (`conversion/`, `gguf-py/gguf/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
@@ -31,6 +32,40 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+Change = Callable[[Tensor], Tensor]
+
+
+def _log_rates(rates: Tensor) -> Tensor:
+    """A from the stored -e^A. Raises `ModelError` for rates at which a state would grow."""
+    if not bool((rates < 0).all()):
+        raise ModelError("a tensor ssm_a has rates that are not below 0; the file is damaged")
+    return (-rates.float()).log()
+
+
+_QWEN3_5_CHANGES: dict[str, Change] = {
+    "ssm_a": _log_rates,
+    "ssm_conv1d": lambda taps: taps[:, None],
+    "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
+}
+CHANGES: dict[str, dict[str, Change]] = {
+    "qwen3_5_text": _QWEN3_5_CHANGES,
+    "qwen3_5_moe_text": _QWEN3_5_CHANGES,
+}
+"""By family and part of a block: from the stored numbers to those of Hugging Face."""
+
+
+def is_centred(family: str, name: str) -> bool:
+    """Whether a tensor is a norm's weight w that the converter stores as 1 + w."""
+    zero_centred = family.startswith(("gemma", "qwen3_5"))
+    return zero_centred and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
+
+
+def is_module(header: Header, layer: str, config: Mapping[str, Any]) -> bool:
+    """Whether a layer is an MTP module after the model's own layers, which is not read."""
+    modules = header.family.startswith("qwen3_5") and header.number("nextn_predict_layers", 0)
+    return bool(modules) and layer.isdecimal() and int(layer[:9]) >= config["num_hidden_layers"]
+
+
 _GEMMA_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -39,6 +74,18 @@ _GEMMA_NAMES = {
 _OLMO_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_QWEN3_5_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
 FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for a whole name
     "gemma2": _GEMMA_NAMES,
@@ -65,6 +112,18 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "ffn_up_exps": "mlp.experts.{}.up_proj",
         "ffn_down_exps": "mlp.experts.{}.down_proj",
     },
+    "qwen3_5_text": _QWEN3_5_NAMES,
+    "qwen3_5_moe_text": {
+        **_QWEN3_5_NAMES,
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
     "qwen3_moe": {
         "ffn_gate_inp": "mlp.gate",
         "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -79,6 +138,8 @@ def own_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     get = header.number
     if header.family.startswith("gemma"):
         return _gemma_config(header, config)
+    if header.family.startswith("qwen3_5"):
+        return _qwen3_5_config(header, config)
     if header.family == "granite":
         keys = {
             "embedding_multiplier": "embedding_scale",
@@ -98,6 +159,32 @@ def own_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     if header.family in ("cohere", "cohere2"):
         own["logit_scale"] = header.require("logit_scale")
     return own | (_layer_types(header, config) if header.family == "olmo3" else {})
+
+
+def _qwen3_5_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of recurrent layers. The converter tiles their value heads, and appends MTP modules as layers."""
+    require = header.require
+    heads = max(require("ssm.time_step_rank"), 1)
+    own = {
+        "num_hidden_layers": config["num_hidden_layers"] - header.number("nextn_predict_layers", 0),
+        "full_attention_interval": header.number("full_attention_interval", 4),
+        "linear_conv_kernel_dim": require("ssm.conv_kernel"),
+        "linear_key_head_dim": require("ssm.state_size"),
+        "linear_value_head_dim": require("ssm.inner_size") // heads,
+        "linear_num_key_heads": require("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_heads_tiled": True,
+    }
+    if header.family == "qwen3_5_moe_text":
+        experts = require("expert_count")
+        own |= {
+            "num_experts": experts,
+            "num_local_experts": experts,
+            "num_experts_per_tok": require("expert_used_count"),
+            "moe_intermediate_size": require("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": require("expert_shared_feed_forward_length"),
+        }
+    return own
 
 
 def _gemma_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,9 +29,13 @@ from soothsay.model.formats.gguf_config import (
 )
 from soothsay.model.formats.gguf_families import (
     BLOCK_NAMES,
+    CHANGES,
     FAMILY_NAMES,
     INTERLEAVED,
     OUTER_NAMES,
+    Change,
+    is_centred,
+    is_module,
     own_config,
 )
 from soothsay.model.formats.gguf_header import MAX_TENSORS
@@ -130,6 +134,7 @@ class _Stored:
     path: Path
     heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
     centred: bool = False  # a norm's weight w, stored as 1 + w
+    change: Change | None = None  # from the stored numbers to those of Hugging Face
 
     def expert(self, index: int) -> _Stored:
         """One matrix of a stack `[E, out, in]`, or one vector."""
@@ -145,6 +150,7 @@ class _Stored:
             tensor = torch.from_numpy(data).view(DTYPES[self.kind]).view(self.shape)
             if self.heads:  # rows (head, d/2, 2) -> (head, 2, d/2)
                 tensor = tensor.view(self.heads, -1, 2, *self.shape[1:]).transpose(1, 2).reshape(self.shape)
+        tensor = tensor if self.change is None else self.change(tensor)
         return tensor.float() - 1 if self.centred else tensor
 
     def blocks(self, file: npt.NDArray[np.uint8]) -> BlockRows:
@@ -178,20 +184,26 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
     interleaved = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     renamed: dict[str, _Stored] = {}
     for name, tensor in stored.items():
+        if (number := name.split(".")[1:2]) and is_module(header, number[0], config):
+            continue
         stem, _, suffix = name.rpartition(".")
+        if suffix not in ("weight", "bias"):
+            stem, suffix = name, ""
         outer, _, inner = stem.partition(".")
         layer, _, part = inner.partition(".")
-        whole = block_names.get(f"{part}.{suffix}") if outer == "blk" else None
+        whole = block_names.get(f"{part}.{suffix}" if suffix else part) if outer == "blk" else None
         target = whole or (block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem))
-        if target is None or suffix not in ("weight", "bias"):
+        if target is None or not (suffix or whole):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
         if header.architecture in INTERLEAVED and part in interleaved:
             heads = int(config[interleaved[part]])
             if tensor.shape[0] % (2 * heads):
                 raise ModelError(f"{header.path}: {name} has {tensor.shape[0]} rows for {heads} heads")
             tensor = replace(tensor, heads=heads)
-        if header.family.startswith("gemma") and name.endswith("norm.weight"):
+        if is_centred(header.family, name):
             tensor = replace(tensor, centred=True)
+        if (change := CHANGES.get(header.family, {}).get(part)) is not None:
+            tensor = replace(tensor, change=change)
         target = f"model.layers.{layer}.{target}" if outer == "blk" else target
         full = target if whole else f"{target}.{suffix}"
         if "{}" in full:

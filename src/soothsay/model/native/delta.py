@@ -13,7 +13,8 @@ class Delta(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("taps", "log_rates", "offsets", "scale")),
-        *((name, c_int) for name in ("key_heads", "value_heads", "key_size", "value_size", "taps_count")),
+        *((name, c_int) for name in ("key_heads", "value_heads", "key_size", "value_size")),
+        *((name, c_int) for name in ("taps_count", "tiled")),
         ("eps", c_float),
     ]
 
@@ -23,7 +24,7 @@ class Delta(Structure):
         c, parts = weights.config, (weights.taps, weights.log_rates, weights.offsets, weights.scale)
         return cls(
             *(part.data_ptr() for part in parts),
-            *(c.key_heads, c.value_heads, c.key_size, c.value_size, c.taps, weights.eps),
+            *(c.key_heads, c.value_heads, c.key_size, c.value_size, c.taps, c.tiled, weights.eps),
         )
 
 
