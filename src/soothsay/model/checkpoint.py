@@ -23,6 +23,7 @@ from soothsay.model.config_fields import Each, Whole
 from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose
+from soothsay.model.formats.pickles import PickledFile
 from soothsay.model.formats.stacked_experts import STACKINGS, Slice, is_stack, slices
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.generation_config import FILE as GENERATION_CONFIG
@@ -34,6 +35,9 @@ from soothsay.vocabulary.directory import tokenizer_files
 
 _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
 
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Names of files with weights, or of their index without its ending. The first that is there is read."""
 
 LEAST_BITS = 4
 """Bits that a weight takes at least in any format that is read."""
@@ -76,7 +80,11 @@ class Checkpoint(Protocol):
 
 
 class SafetensorsCheckpoint:
-    """A Hugging Face directory: config.json, safetensors in one file or in shards with an index."""
+    """A Hugging Face directory: config.json, and weights in one file or in shards with an index.
+
+    The weights are safetensors. Where there are none, tensors are taken from PyTorch's pickles, and no code
+    in them is run.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -85,17 +93,7 @@ class SafetensorsCheckpoint:
         self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
         if not self.eos_ids:
             self.eos_ids = _eos_ids(path / "config.json", self.config)
-        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-        if index.is_file():
-            self._files = _read_index(index)
-        elif single.is_file():
-            with _open_safetensors(single) as file:
-                self._files = dict.fromkeys(file.keys(), single)
-        else:
-            raise ModelError(
-                f"{path} has no model.safetensors and no model.safetensors.index.json "
-                "(pickled weights are not loaded; convert them with transformers' save_pretrained)"
-            )
+        self._files = _files_of_tensors(path)
         for shard in self.files:
             if not shard.is_file():
                 raise ModelError(
@@ -124,12 +122,12 @@ class SafetensorsCheckpoint:
                 stored = name if part is None else part.stack
                 file = self._files[stored]
                 if file not in opened:
-                    opened[file] = stack.enter_context(_open_safetensors(file))
+                    opened[file] = stack.enter_context(_open_weights(file))
                 try:
                     if part is not None:
                         return part.of(opened[file].get_slice(stored)[part.expert])
                     tensor: torch.Tensor = opened[file].get_tensor(stored)
-                except SafetensorError as error:
+                except (SafetensorError, KeyError) as error:
                     raise ModelError(f"{file} does not give {name!r} ({error}); download it again") from error
                 return tensor
 
@@ -146,7 +144,7 @@ class SafetensorsCheckpoint:
         for file in self.files:
             stacks = [name for name, place in self._files.items() if place == file and is_stack(name)]
             if stacks:
-                with _open_safetensors(file) as opened:
+                with _open_weights(file) as opened:
                     shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in stacks}
         return slices(stacking, shapes, config.get("hidden_size"))
 
@@ -266,23 +264,36 @@ def _gguf_in(directory: Path, kind: str, place: str) -> Path:
     return directory / choose(names, kind, place, usual=False)[0]
 
 
-def _open_safetensors(file: Path) -> Any:
+def _files_of_tensors(path: Path) -> dict[str, Path]:
+    """The file of each tensor in a directory. Raises `ModelError` without any weights."""
+    for name in WEIGHTS:
+        index, single = path / f"{name}.index.json", path / name
+        if index.is_file():
+            return _read_index(index, single.suffix)
+        if single.is_file():
+            with _open_weights(single) as file:
+                return dict.fromkeys(file.keys(), single)
+    raise ModelError(f"{path} has no weights: there is no {', no '.join(WEIGHTS)}, and no index of these")
+
+
+def _open_weights(file: Path) -> Any:
+    if file.suffix == ".bin":
+        return PickledFile(file)
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} is damaged or cut short ({error}); download it again") from error
 
 
-def _read_index(index: Path) -> dict[str, Path]:
+def _read_index(index: Path, suffix: str) -> dict[str, Path]:
     """Tensors and their files. Raises `ModelError` for a file outside of the index's directory."""
     files = read_json_object(index).get("weight_map")
     if not isinstance(files, dict):
         raise ModelError(f"{index} has no 'weight_map' from tensors to files; download it again")
     for file in set(map(str, files.values())):  # a hub's cache has links there; they are the user's own
-        if not file.endswith(".safetensors") or "/" in file or "\\" in file or "\0" in file:
+        if not file.endswith(suffix) or "/" in file or "\\" in file or "\0" in file:
             raise ModelError(
-                f"{index} names {file!r}, which is not a .safetensors file beside it; "
-                "check the model's origin"
+                f"{index} names {file!r}, which is not a {suffix} file beside it; check the model's origin"
             )
     return {name: index.parent / str(file) for name, file in files.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 from soothsay.errors import ModelError
@@ -11,6 +12,10 @@ from soothsay.model.formats.gguf_names import choose
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 """Files of which a directory with safetensors has one."""
+
+
+PICKLED = "pytorch_model*.bin"
+"""Files of a repository that has its weights in PyTorch's pickles only."""
 
 
 def download(name: str, kind: str = "") -> Path:
@@ -21,7 +26,7 @@ def download(name: str, kind: str = "") -> Path:
     Args:
         name: `owner/name` of a repository.
         kind: the type of weights of a GGUF file in it, such as "Q4_K_M". Empty: the safetensors; if there are
-            none, the only GGUF model, or that of type Q4_K_M.
+            none, the only GGUF model, or that of type Q4_K_M; without one, PyTorch's pickles.
 
     Raises `ModelError` if the repository cannot be downloaded, or has no such model.
     """
@@ -33,6 +38,8 @@ def download(name: str, kind: str = "") -> Path:
             directory = Path(snapshot_download(name, allow_patterns=wanted))
             names = [] if has_safetensors(directory) else _files(name)
             if not any(file.endswith(".gguf") for file in names):
+                if any(fnmatch(file, PICKLED) for file in names):
+                    return Path(snapshot_download(name, allow_patterns=[*wanted, PICKLED]))
                 return directory
         files = choose(_files(name) if kind else names, kind, name, usual=True)
         paths = [Path(hf_hub_download(name, file)) for file in files]
@@ -56,7 +63,7 @@ def _files(name: str) -> list[str]:
             here = Path(snapshot_download(name, allow_patterns=[], local_files_only=True))
         if here is None:
             raise
-    return [file.relative_to(here).as_posix() for file in here.rglob("*.gguf")]
+    return [file.relative_to(here).as_posix() for file in here.rglob("*") if file.is_file()]
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.directory import read_head
-from soothsay.drafters.heads.checkpoints.pickles import unpickled
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, ModelError
 from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.formats.pickles import unpickled
 from soothsay.model.load import load_model
 
 BUNDLED = open_checkpoint("sibyl").path / "drafters"
@@ -220,7 +220,7 @@ def test_pickles_that_ask_for_memory() -> None:
                 write(file)
                 try:
                     loaded = tests.unpickled(file)
-                except tests.DrafterError as error:
+                except tests.ModelError as error:
                     print(name, error)
                 else:
                     print(name, "loaded", sum(tensor.nbytes for tensor in loaded.values()))
@@ -265,5 +265,5 @@ def test_random_damage_of_pickles(tmp_path: Path) -> None:
             file.write_bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged))])])
             try:
                 assert sum(tensor.nbytes for tensor in unpickled(file).values()) <= 2 * len(good)
-            except DrafterError:
+            except ModelError:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from soothsay.drafters.heads.checkpoints.pickles import unpickled
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
 from soothsay.model.config_fields import checked_fields
+from soothsay.model.formats.pickles import unpickled
 
 PICKLED = ("*.bin", "*.pt")
 """Files that are read if a directory has no safetensors. Only tensors are taken: no code in them is run."""
@@ -46,7 +47,7 @@ class DrafterFiles:
         pickled = [] if files else sorted(file for pattern in PICKLED for file in path.glob(pattern))
         for file in pickled:
             if file.name not in NOT_WEIGHTS:
-                self._pickled |= unpickled(file)
+                self._pickled |= _unpickled(file)
         if not self._mapped and not self._pickled:
             raise DrafterError(f"{path} has a config.json, but no weights in .safetensors, .bin or .pt files")
 
@@ -108,5 +109,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DrafterError(f"{path} {what}: give a drafter's directory")
     try:
         return checked_fields(read_json_object(file), str(file))
+    except ModelError as error:
+        raise DrafterError(str(error)) from error
+
+
+def _unpickled(file: Path) -> Mapping[str, Tensor]:
+    try:
+        return unpickled(file)
     except ModelError as error:
         raise DrafterError(str(error)) from error

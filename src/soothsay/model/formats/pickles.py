@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from soothsay.errors import DrafterError
+from soothsay.errors import ModelError
 
 MAX_PICKLE = 2**21
 """Size limit of the program in a file in bytes. Tensors are beside it; each takes about 150 bytes in it."""
@@ -54,10 +54,55 @@ NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LO
 """Operations that make a number."""
 
 
+class PickledFile:
+    """A pickled state dict with the interface of a safetensors file, as far as it is used here.
+
+    The tensors are views of the mapped file. Those of files from before PyTorch 1.6 are in memory.
+
+    Raises `ModelError` as `unpickled` does.
+    """
+
+    def __init__(self, file: Path):
+        self._tensors = unpickled(file)
+
+    def __enter__(self) -> PickledFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._tensors = {}
+
+    def keys(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        """A tensor. Raises `KeyError` if there is none of this name."""
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> PickledSlice:
+        """A tensor of which parts are wanted. Raises as `get_tensor`."""
+        return PickledSlice(self._tensors[name])
+
+
+class PickledSlice:
+    """A tensor with the interface of a slice of a safetensors file."""
+
+    def __init__(self, tensor: Tensor):
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """Its sizes."""
+        return list(self._tensor.shape)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """A part along the first dimension."""
+        return self._tensor[index]
+
+
 def unpickled(file: Path) -> Mapping[str, Tensor]:
     """The tensors of a pickled state dict, by name.
 
-    Raises `DrafterError` for a file that holds more than tensors, is damaged, or asks for more memory than it
+    Raises `ModelError` for a file that holds more than tensors, is damaged, or asks for more memory than it
     has bytes.
     """
     try:
@@ -65,21 +110,21 @@ def unpickled(file: Path) -> Mapping[str, Tensor]:
             zipped = opened.read(4) == b"PK\x03\x04"  # as PyTorch decides
         _check_zip(file) if zipped else _check_old(file)
         content = torch.load(file, map_location="cpu", mmap=zipped, weights_only=True)
-    except DrafterError:
+    except ModelError:
         raise
     except Exception as error:  # of damaged files, nearly any kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DrafterError(f"{file} is damaged or cut short ({reason}); download it again") from error
+        raise ModelError(f"{file} is damaged or cut short ({reason}); download it again") from error
     if not isinstance(content, Mapping):
-        raise DrafterError(f"{file} should hold tensors by name, not a {type(content).__name__}")
+        raise ModelError(f"{file} should hold tensors by name, not a {type(content).__name__}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     promised = 0
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise DrafterError(f"{file}: {name} is larger than what is stored of it; check the file's origin")
+            raise ModelError(f"{file}: {name} is larger than what is stored of it; check the file's origin")
         promised += tensor.nbytes
     if promised > 2 * file.stat().st_size:  # two tensors may share what is stored
-        raise DrafterError(f"{file} makes {promised:,} bytes of tensors; check the file's origin")
+        raise ModelError(f"{file} makes {promised:,} bytes of tensors; check the file's origin")
     return tensors
 
 
@@ -89,10 +134,10 @@ def _check_zip(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         if len(entries) > MAX_ENTRIES:
-            raise DrafterError(f"{file} has {len(entries):,} entries, and {MAX_ENTRIES:,} is the limit")
+            raise ModelError(f"{file} has {len(entries):,} entries, and {MAX_ENTRIES:,} is the limit")
         packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
         if packed or sum(entry.file_size for entry in entries) > size:
-            raise DrafterError(
+            raise ModelError(
                 f"{file} is compressed, which PyTorch's files are not; save it again with torch.save"
             )
         for entry in entries:
@@ -117,14 +162,14 @@ def _check_program(file: Path, program: io.BytesIO, most: int | None) -> None:
     for opcode, argument, _ in pickletools.genops(program):
         if opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST") or opcode.name.startswith("EXT"):
             if opcode.name != "GLOBAL" or argument not in ALLOWED:
-                raise DrafterError(
+                raise ModelError(
                     f"{file} holds more than tensors, and loading it could run anything: it is refused "
                     f"({argument or opcode.name}). Convert it to safetensors where you trust it"
                 )
         elif most is not None and isinstance(argument, int) and opcode.name in NUMBERS and argument > most:
-            raise DrafterError(f"{file} promises {argument:,} values in {most:,} bytes; it is damaged")
+            raise ModelError(f"{file} promises {argument:,} values in {most:,} bytes; it is damaged")
 
 
 def _check_size(file: Path, size: int) -> None:
     if size > MAX_PICKLE:
-        raise DrafterError(f"{file} has a program of {size:,} bytes, and {MAX_PICKLE:,} is the limit")
+        raise ModelError(f"{file} has a program of {size:,} bytes, and {MAX_PICKLE:,} is the limit")

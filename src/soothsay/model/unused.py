@@ -1,0 +1,44 @@
+"""Finds tensors of a checkpoint that a model was not given, although they belong to its blocks."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection
+
+from soothsay.model.tensor_names import TensorNames
+
+MEANINGLESS = re.compile(
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|[kv]_scale|[a-z]+put_scale"
+)
+"""Ends of names of tensors that repeat the configuration, or serve number formats that are not used here."""
+
+MAX_NAMES = 4
+"""Limit of names in a warning."""
+
+
+def warn_of_unused(names: TensorNames, used: Collection[str]) -> None:
+    """Warn of tensors in the model's blocks that were not read: a bias or a norm that config.json denies.
+
+    Tensors beside the blocks (of images, of drafters, of a head that is shared) are not needed.
+
+    Args:
+        names: of the checkpoint's tensors.
+        used: the names of those that were read.
+    """
+    block = re.compile(rf"(?:{re.escape(names.prefix)}layers|blk)\.(\d+)\.")
+    left = [
+        name
+        for name in sorted(names.all.difference(used))
+        if (found := block.match(name))
+        and int(found[1][:9]) < names.config.num_layers
+        and not MEANINGLESS.search(name, found.end())
+    ]
+    if left:
+        more = f" and {len(left) - MAX_NAMES:,} more" if len(left) > MAX_NAMES else ""
+        warnings.warn(
+            f"{names.checkpoint.path} has tensors that {names.config.family} with this config.json does not "
+            f"use: {', '.join(left[:MAX_NAMES])}{more}. Answers may be wrong; compare config.json with the "
+            "model's origin",
+            stacklevel=3,
+        )
