@@ -58,7 +58,7 @@ def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]
         ({"seed": -2}, "seed", "invalid_value"),
         ({"n": 17}, "n", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
-        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -3}, "max_tokens", "invalid_value"),
         ({"max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         ({"min_tokens": 2}, "min_tokens", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),

@@ -102,11 +102,12 @@ class Server:
             *responses_routes(self),
             *ollama_routes(self),
             *(Route(path, _no_embeddings, methods=["POST"]) for path in EMBEDDINGS),
-            Route("/v1/models", self._models),
+            *(Route(path, self._models) for path in ("/v1/models", "/models")),
             Route("/v1/models/{name:path}", self._model),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
-            Route("/health", self._health),
+            *(Route(path, self._health) for path in ("/health", "/v1/health")),
+            Route("/props", self._props),
             Route("/ping", self._health, methods=["GET", "POST"]),
             Route("/ready", self._ready),
             Route("/version", self._version),
@@ -116,7 +117,7 @@ class Server:
         ]
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self.lifespan)
         paths = frozenset(route.path for route in routes)
-        keyless = frozenset({"/health", "/ping", "/ready", *(page.path for page in pages)})
+        keyless = frozenset({"/health", "/v1/health", "/ping", "/ready", *(page.path for page in pages)})
         self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics"}))
 
     @asynccontextmanager
@@ -282,32 +283,50 @@ class Server:
             "drafters": list(self._drafters),
         }
 
+    async def _props(self, _: Request) -> Response:
+        """What clients of llama.cpp's server ask for first."""
+        tokenizer = self.model.tokenizer
+        special = {} if tokenizer is None else tokenizer.special
+        settings = {"n_ctx": self.model.max_context, "params": dict(self.model.sampling_defaults)}
+        return JSONResponse(
+            {
+                "default_generation_settings": settings,
+                "total_slots": self.model.max_requests,
+                "model_alias": self.config.name,
+                "chat_template": "" if tokenizer is None else tokenizer.templates.get("default", ""),
+                "bos_token": special.get("bos_token", ""),
+                "eos_token": special.get("eos_token", ""),
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"soothsay {__version__}",
+                "is_sleeping": False,
+            }
+        )
+
     async def _tokenize(self, http: Request) -> Response:
         body = await self.read(http, TokenizeRequest)
-        if body.model is not None:
-            self.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
+        self.check_model(body.model)
+        if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
             raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
         if body.messages is not None:
             chat = ChatRequest(model=self.config.name, messages=body.messages)
             ids, _ = await self._read_chat(chat, ())
         else:
-            text = body.prompt or ""
-            encode = partial(self._prompts.encode, text, special=body.add_special_tokens)
+            text = body.content or body.prompt or ""
+            special = body.add_special_tokens if body.content is None else body.add_special
+            encode = partial(self._prompts.encode, text, special=special)
             ids = await self._prompts.run(len(text), encode)
         return JSONResponse({"count": len(ids), "max_model_len": self.model.max_context, "tokens": ids})
 
     async def _detokenize(self, http: Request) -> Response:
         body = await self.read(http, DetokenizeRequest)
-        if body.model is not None:
-            self.check_model(body.model)
+        self.check_model(body.model)
 
         def work() -> str:
             self._prompts.check(body.tokens, "tokens")
             return self._prompts.decode(body.tokens, skip_special=False)
 
         text = await self._prompts.run(len(body.tokens), work)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})
 
     async def _health(self, _: Request) -> Response:
         """Whether an engine runs and answers. Engines that do not run are restarted without a request."""
@@ -347,9 +366,9 @@ class Server:
             )
         )
 
-    def check_model(self, name: str) -> None:
-        """Raise `ApiError` unless this is the name of the server's model."""
-        if name != self.config.name:
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for another name than that of the server's model. None: the client gave none."""
+        if name not in (None, self.config.name):
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
 

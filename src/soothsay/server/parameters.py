@@ -48,6 +48,9 @@ COMPLETION_TOKENS = 16
 MAX_SESSION = 256
 """Limit of characters of a session's name. What follows is ignored."""
 
+UNLIMITED = -1
+"""`max_tokens` of clients that want as many tokens as the context holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
@@ -147,17 +150,19 @@ def truncated(ids: list[int], body: GenerationRequest, max_context: int) -> list
     """The end of a prompt, if the request limits its tokens. -1 leaves room for the answer."""
     limit = body.truncate_prompt_tokens
     if limit == -1:
-        limit = max(max_context - (body.max_tokens or 1), 1)
+        limit = max(max_context - max(body.max_tokens or 1, 1), 1)
     return ids if limit is None else ids[-limit:]
 
 
 def _max_tokens(body: ChatRequest | CompletionRequest) -> int | None:
-    if isinstance(body, CompletionRequest):
-        return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    newer, older = body.max_completion_tokens, body.max_tokens
+    newer = None if isinstance(body, CompletionRequest) else body.max_completion_tokens
+    older = body.max_tokens
     if newer is not None and older is not None and newer != older:
         raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
-    return older if newer is None else newer
+    given = older if newer is None else newer
+    if given is None and isinstance(body, CompletionRequest):
+        return COMPLETION_TOKENS
+    return None if given == UNLIMITED else given
 
 
 def _logprobs(body: ChatRequest | CompletionRequest, config: ServerConfig) -> int | None:

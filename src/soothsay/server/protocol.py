@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from soothsay.server.foreign_fields import as_ours
 from soothsay.server.safe_json import JsonError, read_json
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class GenerationRequest(_Body):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str
+    model: str | None = None  # the server has one
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -119,6 +120,11 @@ class GenerationRequest(_Body):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, data: Any) -> Any:
+        return as_ours(data) if isinstance(data, Mapping) and len(data) <= MAX_FIELDS else data
 
     @property
     def wants_usage(self) -> bool:
@@ -295,12 +301,14 @@ class CompletionRequest(GenerationRequest):
 
 
 class TokenizeRequest(_Body):
-    """The body of `POST /tokenize`: a text or a conversation."""
+    """The body of `POST /tokenize`: a text or a conversation. `content` and `add_special` are llama.cpp's."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
     messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
+    add_special: bool = False
 
 
 class DetokenizeRequest(_Body):
