@@ -75,8 +75,13 @@ class Cluster:
         if self._owned:
             try:
                 if self.address == LOCAL:
-                    cpus = max(granted_processors(), self._total)
-                    ray.init(LOCAL, num_cpus=cpus, include_dashboard=False, logging_level=logging.WARNING)
+                    ray.init(
+                        LOCAL,
+                        num_cpus=max(granted_processors(), self._total),
+                        include_dashboard=False,
+                        logging_level=logging.WARNING,
+                        _system_config={"worker_niceness": 0},  # else anything else here goes first
+                    )
                 else:
                     ray.init(self.address, logging_level=logging.WARNING)
             except (ConnectionError, RayError, ValueError) as error:

@@ -72,8 +72,8 @@ class Switchboard:
         return Number(self._host, self._listening.getsockname()[1], self._key, name)
 
     def answer(self, number: Number, seconds: float) -> Connection | None:
-        """The connection of a caller; None if it has not called within some seconds."""
-        with suppress(Empty):
+        """The connection of a caller; None if it has not called within some seconds, or is not expected."""
+        with suppress(Empty, KeyError):
             return self._expected[number.name].get(timeout=seconds)
         return None
 
@@ -99,7 +99,7 @@ class Switchboard:
             if not hmac.compare_digest(proof, _proof(self._key, b"caller", ours, theirs, name)):
                 raise ConnectionError("the caller does not have the key")
             caller.sendall(_proof(self._key, b"server", ours, theirs, name))
-            self._expected.pop(name).put(_connection(caller))
+            self._expected[name].put(_connection(caller))
         except (OSError, KeyError) as error:
             log.warning("caller refused", extra={"reason": str(error)})
             caller.close()
@@ -110,14 +110,14 @@ class Switchboard:
 def call(number: Number) -> Connection:
     """Call a switchboard. Raises `OSError` if it does not answer, or does not have the key."""
     caller = socket.create_connection((number.host, number.port), timeout=HANDSHAKE)
-    _bound(caller, HANDSHAKE)
-    theirs, ours = _receive(caller, NONCE), secrets.token_bytes(NONCE)
-    caller.sendall(ours + number.name + _proof(number.key, b"caller", theirs, ours, number.name))
-    proof = _receive(caller, NONCE)
-    if not hmac.compare_digest(proof, _proof(number.key, b"server", theirs, ours, number.name)):
-        caller.close()
-        raise ConnectionError("the switchboard does not have the key")
-    return _connection(caller)
+    with caller:  # a connection has taken the socket over, so this closes it only if there is none
+        _bound(caller, HANDSHAKE)
+        theirs, ours = _receive(caller, NONCE), secrets.token_bytes(NONCE)
+        caller.sendall(ours + number.name + _proof(number.key, b"caller", theirs, ours, number.name))
+        proof = _receive(caller, NONCE)
+        if not hmac.compare_digest(proof, _proof(number.key, b"server", theirs, ours, number.name)):
+            raise ConnectionError("the switchboard does not have the key")
+        return _connection(caller)
 
 
 def _proof(key: bytes, side: bytes, *parts: bytes) -> bytes:

@@ -1,0 +1,91 @@
+"""Who may call the port for engines, and what happens to others."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from soothsay.server.cluster import switchboard
+from soothsay.server.cluster.switchboard import NAME, NONCE, Switchboard, call
+
+
+@pytest.fixture
+def board() -> Iterator[Switchboard]:
+    with Switchboard("127.0.0.1") as one:
+        yield one
+
+
+def test_callers_reach_whoever_expects_them_and_messages_go_both_ways(board: Switchboard) -> None:
+    numbers = [board.expect() for _ in range(3)]
+    theirs = [call(number) for number in reversed(numbers)][::-1]
+    for i, (number, caller) in enumerate(zip(numbers, theirs, strict=True)):
+        ours = board.answer(number, 5)
+        assert ours is not None
+        caller.send(("hello", i))
+        assert ours.recv() == ("hello", i)
+        ours.send(b"x" * 1_000_000)
+        assert len(caller.recv()) == 1_000_000
+        ours.close()
+        with pytest.raises(EOFError):
+            caller.recv()
+        caller.close()
+        board.forget(number)
+        assert board.answer(number, 0.01) is None
+
+
+def test_a_caller_without_the_key_is_refused(board: Switchboard) -> None:
+    number = board.expect()
+    with pytest.raises(OSError):
+        call(replace(number, key=b"x" * NONCE))
+    assert board.answer(number, 0.1) is None
+    unknown = replace(number, name=b"y" * NAME)
+    with pytest.raises((OSError, EOFError)):
+        call(unknown).recv()
+    caller = call(number)
+    assert board.answer(number, 5) is not None
+    caller.close()
+
+
+def test_a_switchboard_without_the_key_is_not_believed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def impostor() -> None:
+            there, _ = listening.accept()
+            there.sendall(b"n" * NONCE)
+            there.recv(4096)
+            there.sendall(b"p" * NONCE)
+            there.close()
+
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        port = listening.getsockname()[1]
+        with pytest.raises(ConnectionError, match="key"):
+            call(switchboard.Number("127.0.0.1", port, b"k" * NONCE, b"n" * NAME))
+        thread.join()
+
+
+def test_callers_that_say_nothing_take_no_room_for_ever(
+    board: Switchboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switchboard, "HANDSHAKE", 1.0)
+    number = board.expect()
+    silent = [socket.create_connection((number.host, number.port)) for _ in range(switchboard.CALLERS + 8)]
+    for one in silent:
+        one.settimeout(10)
+        data = b"".join(iter(lambda one=one: _read(one), b""))
+        assert len(data) in (0, NONCE)  # then it is hung up
+        one.close()
+    caller = call(number)
+    assert board.answer(number, 5) is not None
+    caller.close()
+
+
+def _read(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        return b""

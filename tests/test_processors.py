@@ -1,0 +1,57 @@
+"""Processes of one machine share its cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from soothsay.processors import claim_cores
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def claim(folder: Path, count: int, pipe: Connection) -> None:
+    pipe.send((claim_cores(count, folder), sorted(os.sched_getaffinity(0))))
+    pipe.recv()
+
+
+def start(
+    folder: Path, count: int, pipes: list[Connection]
+) -> tuple[multiprocessing.process.BaseProcess, list[int], list[int]]:
+    ours, theirs = SPAWN.Pipe()
+    pipes.append(ours)  # an open pipe keeps the process waiting
+    process = SPAWN.Process(target=claim, args=(folder, count, theirs), daemon=True)
+    process.start()
+    claimed, affinity = ours.recv()
+    return process, list(claimed), affinity
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc/self")
+def test_each_process_has_cores_of_its_own_until_it_is_killed(tmp_path: Path) -> None:
+    pipes: list[Connection] = []
+    everything = sorted(os.sched_getaffinity(0))
+    first, claimed, affinity = start(tmp_path, 1, pipes)
+    assert claimed == affinity
+    assert claimed
+    all_cores, none, shared = start(tmp_path, len(everything), pipes)
+    assert none == [], "one core is taken"
+    assert shared == everything
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    first.join()
+    again, reclaimed, _ = start(tmp_path, 1, pipes)
+    assert reclaimed == claimed
+    for process in (all_cores, again):
+        process.kill()
+        process.join()
+
+
+def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    assert claim_cores(1, tmp_path) == ()
