@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import random_oracle
+from heads import random_dflash, random_peagle
 from public_models import public_configs
 from typer.testing import CliRunner, Result
 
@@ -108,3 +109,16 @@ def test_a_configuration_alone(tmp_path: Path) -> None:
     endless = public_configs()["mistralai/Mixtral-8x7B-v0.1"] | {"num_local_experts": 65_536}
     file.write_text(json.dumps(endless))
     assert "100,000 are the limit" in inspect(str(file)).output
+
+
+def test_heads_that_fill_masks() -> None:
+    dspark, peagle = random_dflash(markov=True), random_peagle()
+    told = facts(inspect("sibyl", "--drafter", str(dspark)))
+    assert told["drafter"] == "dflash: DSpark (original)"
+    assert told["reads"] == "what goes into layer 1, what goes into layer 3"
+    assert told["drafters"] == f"✓ fits: --drafter 'dflash(model={dspark})'"
+    assert "can say" not in told
+    told = facts(inspect("sibyl", "--drafter", str(peagle)))
+    assert told["drafter"] == "peagle: P-EAGLE (original)"
+    assert told["can say"] == "2,000 of 8,192 tokens"
+    assert told["drafters"] == f"✓ fits: --drafter 'peagle(model={peagle})'"
