@@ -30,6 +30,7 @@ from dflash_oracle import (
     target_ends,
     weights,
 )
+from heads import random_dflash, random_peagle
 from hostile_heads import HOSTILE, changed, places, read
 from one_shot import (
     GREEDY,
@@ -55,13 +56,16 @@ from soothsay.config import EngineConfig
 from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
+from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.heads.checkpoints.directory import open_head, read_head
 from soothsay.drafters.heads.dflash import DFlash
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
 from soothsay.drafters.heads.modules.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.registry import build_drafter
 from soothsay.drafters.trees.draft_blocks import BlockPacker, Sight, scratch_pool
 from soothsay.errors import DrafterError
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
@@ -520,3 +524,15 @@ def test_every_field_of_a_configuration_may_be_hostile(name: str, target: Target
         for value in rng.sample(HOSTILE, 6):
             (tmp_path / "config.json").write_text(json.dumps(changed(config(name), place, value)))
             read(tmp_path, target)
+
+
+@pytest.mark.parametrize("name", ["dflash", "peagle"])
+def test_auto_finds_a_head_beside_the_target(name: str, tmp_path: Path) -> None:
+    for file in open_checkpoint("sibyl").path.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "drafters").mkdir()
+    (tmp_path / "drafters" / name).symlink_to(random_dflash() if name == "dflash" else random_peagle())
+    drafter = build_drafter("auto", LLM(str(tmp_path), drafter="none", kv_tokens=2048).engine.target)
+    assert isinstance(drafter, Controller)
+    assert [part.name for part in drafter.parts] == ["suffix", name]
