@@ -97,6 +97,11 @@ EXPECTED = (
         lambda: find_spec("speculators") is None,
     ),
     Expected(
+        r"no Ray: .*",
+        "the extra soothsay[ray] is not installed",
+        lambda: find_spec("ray") is None,
+    ),
+    Expected(
         r"one core: .*",
         "the machine has a single core",
         lambda: (os.cpu_count() or 1) < 2,

@@ -100,7 +100,7 @@ def serve(
         typer.Option(
             "--portable",
             help="Compute with instructions that all processors of the family have, so that engines on "
-            "unlike machines give equal answers. Much slower.",
+            "unlike machines give equal answers. Slower.",
             rich_help_panel=REPLICAS,
         ),
     ] = False,
