@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -228,6 +229,35 @@ def test_tokens_find_their_text(watched: Watched) -> None:
     assert spans(["a", "\ufffd", "\ufffd"], [("a", 2), ("🐕", 1)]) == [["a", [0]], ["🐕", [1, 2]]]
     assert spans(["a", "<|end|>", "b"], [("ab", 3)]) == [["a", [0]], ["b", [2]]]
     assert spans(["a", "<|end|>"], [("a", 2)]) == [["a", [0]]]
+
+
+def test_thoughts_code_and_tables_are_shown_as_such(watched: Watched) -> None:
+    page = watched.open()
+    text = "So:\n```python\ndef f():\n    pass\n```\nand\n| a | b |\n|---|---|\ndone"
+    pieces = re.findall(r"```|\n\|| ?\w+|\s+|.", text)
+    tokens = ["<think>", "Let", " me", " see", "</think>", "\n\n", *pieces]
+    deltas = [{"reasoning_content": "Let me see"}, {"content": ""}, *({"content": piece} for piece in pieces)]
+    groups = [tokens[:4], tokens[4:6], *([token] for token in tokens[6:])]
+    chunks = []
+    for delta, group in zip(deltas, groups, strict=True):
+        steps = [{"tokens": [], "parents": [], "drafters": [], "accepted": [], "bonus": one} for one in group]
+        chunks.append({"choices": [{"index": 0, "delta": delta, "speculation": {"steps": steps}}]})
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream")
+    )
+    page.fill("#message", "Why?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".answer .said:not(.running)")
+    assert page.locator(".thoughts").text_content() == "Let me see"
+    assert shown(page) == f"Let me see{text}"
+    code = "".join(page.locator(".said > code").all_text_contents())
+    assert "def f():\n    pass\n```" in code
+    assert "| a | b |\n|---|---|" in code
+    assert "So" not in code
+    assert "and" not in code
+    assert "done" not in code
 
 
 def test_the_keyboard_does_it_all(watched: Watched) -> None:

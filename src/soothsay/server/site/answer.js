@@ -83,7 +83,9 @@ export class Answer {
   firstAt = null;
   lastAt = null;
   #aligner = new Aligner();
+  thoughts = ""; // of a reasoning model, before the text
   #firstTokens = 0;
+  #placed = 0; // characters that are in spans
 
   /** `body`: the request. It has a seed, so that the same answer can be requested again. */
   constructor(body, now) {
@@ -105,28 +107,38 @@ export class Answer {
     if (chunk.usage) this.usage = chunk.usage;
     const [choice] = chunk.choices;
     if (!choice) return;
+    const thoughts = choice.delta.reasoning_content ?? "";
     const content = choice.delta.content ?? "";
     const steps = choice.speculation?.steps ?? [];
     const tokens = steps.flatMap((step, index) => emitted(step, this.steps.length + index));
-    if (content || tokens.length) {
+    if (thoughts || content || tokens.length) {
       if (this.firstAt === null) {
         this.firstAt = now;
         this.#firstTokens = tokens.length || 1;
       }
       this.lastAt = now;
     }
+    this.thoughts += thoughts;
     this.text += content;
     this.steps.push(...steps);
     this.tokens.push(...tokens);
-    this.spans.push(...this.#aligner.push(content, tokens));
+    this.#add(this.#aligner.push(thoughts + content, tokens));
     if (choice.finish_reason) this.ending = choice.finish_reason;
   }
 
   /** End the answer. */
   end(finish = this.ending) {
     this.finish = finish ?? "stopped";
-    this.spans.push(...this.#aligner.end());
+    this.#add(this.#aligner.end());
     if (this.usage) this.tokens.length = Math.min(this.tokens.length, this.usage.completion_tokens);
+  }
+
+  /** Add spans, each with whether it belongs to the thoughts. */
+  #add(spans) {
+    for (const span of spans) {
+      this.spans.push({ ...span, isThought: this.#placed < this.thoughts.length });
+      this.#placed += span.text.length;
+    }
   }
 
   get numTokens() {

@@ -19,8 +19,13 @@ const ADVICE = {
 
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 
+const FENCE = /^\s*```/; // begins and ends a block of code in Markdown
+const BLOCK = /^\s*(```|\|)/; // begins a line of code or of a table
+
 export class AnswerView {
   #shown = 0; // number of spans
+  #line = ""; // the text since the last line break
+  #fenced = false; // whether it is in a block of code
   #byStep = new Map();
   #now = -1;
   #cursor = null;
@@ -41,7 +46,8 @@ export class AnswerView {
       onclick: ({ target }) => target.closest(".token") && this.#choose(target.closest(".token")),
       onblur: () => this.#point(null),
     });
-    this.said.append(this.#rest);
+    this.thoughts = el("span", { class: "thoughts", role: "group", "aria-label": "Thoughts", hidden: true });
+    this.said.append(this.thoughts, this.#rest);
     this.legend = el("ul", { class: "legend", "aria-label": "Number of tokens by drafter" });
     this.numbers = el("p", { class: "numbers" });
     this.compare = el(
@@ -63,7 +69,12 @@ export class AnswerView {
   /** Draw what is new. */
   update() {
     const { answer } = this;
-    for (const span of answer.spans.slice(this.#shown)) this.#rest.before(...this.#nodes(span));
+    for (const span of answer.spans.slice(this.#shown)) {
+      if (span.isThought) this.thoughts.append(...this.#nodes(span));
+      else if (this.#inBlock(span.text)) this.#rest.before(el("code", {}, ...this.#nodes(span)));
+      else this.#rest.before(...this.#nodes(span));
+    }
+    this.thoughts.hidden = !answer.thoughts;
     this.#shown = answer.spans.length;
     this.#rest.data = answer.rest;
     this.said.classList.toggle("running", answer.running);
@@ -132,6 +143,18 @@ export class AnswerView {
     return [text.slice(0, space), this.palette.paint(element, drafter)]; // lines can break at a space outside a token
   }
 
+  /** Whether a text stands in code or in a table, of which the columns are to be seen. */
+  #inBlock(text) {
+    const [first, ...lines] = text.split("\n");
+    const inBlock = this.#fenced || BLOCK.test(this.#line + first) || BLOCK.test(lines.at(-1) ?? "");
+    this.#line += first;
+    for (const line of lines) {
+      if (FENCE.test(this.#line)) this.#fenced = !this.#fenced;
+      this.#line = line;
+    }
+    return inBlock;
+  }
+
   #entry(drafter, number) {
     const sample = this.palette.paint(el("span", { class: "sample" }, drafter ?? TARGET), drafter);
     return el("li", {}, sample, " ", el("b", {}, String(number)));
@@ -154,7 +177,7 @@ export class AnswerView {
     const text = `${message[0].toUpperCase()}${message.slice(1)}. `.replace(/\.\. $/, ". ");
     const retry = el("button", { type: "button", onclick: () => this.on.retry() }, "Try again");
     this.said.after(el("div", { class: "problem", role: "alert" }, el("p", {}, el("strong", {}, text), advice), retry));
-    this.said.hidden = !this.answer.text;
+    this.said.hidden = !this.answer.text && !this.answer.thoughts;
   }
 
   #key(event) {
