@@ -64,7 +64,8 @@ class Replica:
         self._settling = config.settling
         self._backoff = Backoff(config.restart_delay, config.max_restart_delay)
         self._loaded_at = 0.0
-        self._restart: asyncio.TimerHandle | None = None  # while no engine runs
+        self._restart: asyncio.Handle | None = None  # while no engine runs
+        self._restart_at = 0.0
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -81,7 +82,7 @@ class Replica:
     @property
     def restart_in(self) -> float | None:
         """Seconds until the engine is started again; None if it runs."""
-        return None if self._restart is None else max(self._restart.when() - self._loop.time(), 0.0)
+        return None if self._restart is None else max(self._restart_at - time.monotonic(), 0.0)
 
     @property
     def silence(self) -> float:
@@ -159,6 +160,7 @@ class Replica:
 
     def _schedule_start(self) -> float:
         seconds = self._backoff.wait()
+        self._restart_at = time.monotonic() + seconds  # uvloop's handles do not tell it
         self._restart = self._loop.call_later(seconds, self._start)
         return seconds
 
