@@ -184,6 +184,23 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
                             int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
                             double* scores);
 
+// What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/modules/refiner.py). Tables are
+// in bfloat16, and `units` is a multiple of 16.
+struct soothsay_paths {
+    const float* values;                // [depths, count], log-probabilities of each depth's candidates before refinement
+    const int64_t* places;              // [depths, count], the candidates: rows of `tokens` and `out`
+    const float *read, *root;           // [depths, units] of the pass's outputs; [units] of the root's token
+    const void *tokens, *carry, *out;   // [rows, units]; [units, units], a row for each input; [rows, units]
+    float scale;                        // of corrections
+    int depths, count, units;
+};
+
+// The tree of at most `nodes` nodes and depth `depth` with the highest scores, which are at least `least`. A candidate's
+// log-probability is its value and its correction, normed over all tokens. Writes place, parent and score of the nodes, and
+// returns their number.
+int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places, int* parents,
+                        double* scores);
+
 // A decoder block. With `delta`, the gated delta rule takes the place of attention: then qkv gives its rows.
 struct soothsay_parts {
     const soothsay_weights *qkv, *o, *gate_up, *down;

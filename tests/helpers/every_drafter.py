@@ -10,7 +10,12 @@ from stores import tiny_store
 
 from soothsay import REGISTRY
 
-OPTIONS = {"rest": "store=STORE", "dflash": "model=DFLASH", "peagle": "model=PEAGLE"}
+OPTIONS = {
+    "rest": "store=STORE",
+    "dflash": "model=DFLASH",
+    "peagle": "model=PEAGLE",
+    "redrafter": "model=UNTRAINED",
+}
 VARIANTS = [
     "prompt-lookup(min_ngram=1, num_matches=5, num_tokens=4)",  # wrong draft tokens, wide trees
     "draft-model(model=sibyl)",  # the target drafts for itself: its best draft tokens are right

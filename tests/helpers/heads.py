@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -27,6 +28,7 @@ from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model
 from soothsay.train import new_heads
+from soothsay.train.examples import Example
 from soothsay.train.sequences import TrainingKernels
 
 MAKERS = {
@@ -37,6 +39,7 @@ MAKERS = {
     "eagle3": lambda target: new_heads.eagle3(target, range(0, 8192, 3)),
     "mtp": new_heads.mtp,
     "block": lambda target: new_heads.block(target, size=4, layers=1, markov_rank=8),
+    "redrafter": lambda target: new_heads.redrafter(target, SOME, size=4, hidden=64, cell=32),
 }
 DFLASH = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}
 """What the configuration of `random_dflash` says besides its decoder blocks."""
@@ -85,6 +88,9 @@ def random_peagle(target: str = "sibyl") -> Path:
     options = {**hf_config(block), **taps, "ptd_token_id": 3, "draft_vocab_size": 2000}
     (directory / "config.json").write_text(json.dumps(options))
     return directory
+
+
+SOME = [Example(np.arange(40), np.arange(40) > 9)]
 
 
 @cache

@@ -30,6 +30,7 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.transformer import Transformer
 
@@ -380,6 +381,42 @@ def make_block_head(
     if shortlist:
         head.shortlist = torch.tensor(shortlist)
     return head
+
+
+def make_redrafter_head(size: int = 3, shortlist: Sequence[int] = ()) -> RedrafterHead:
+    head = RedrafterHead(RedrafterConfig(TINY.hidden_size, VOCAB, (0, 2), size, 32, 16, len(shortlist)))
+    if shortlist:
+        head.shortlist = torch.tensor(shortlist)
+    return head
+
+
+def redrafter_outputs(head: RedrafterHead, target: Transformer, taps: Tensor, root: int) -> Tensor:
+    """Compute the outputs `[size, H]` before they are refined. `taps` `[taps * H]` precede the root."""
+    w = head.state_dict()
+    seen = torch.cat([taps * w["tap_scale"], rms_norm(target.embedding.weight[root], head.embedding_norm)])
+    gate, up = (w["look.weight"] @ seen).chunk(2)
+    made = w["guesses.weight"] @ (silu(gate) * up)
+    return rms_norm(made.view(head.config.size, -1) + w["skip.weight"] @ seen, head.norm)
+
+
+def redrafter_path(head: RedrafterHead, target: Transformer, outputs: Tensor, path: Sequence[int]) -> Tensor:
+    """Compute the logits `[V]` after a path that begins with the root."""
+    w, state = head.state_dict(), None
+    for output, token in zip(outputs, path, strict=False):
+        embedded = rms_norm(target.embedding.weight[token], head.embedding_norm)
+        sums = w["refiner.read.weight"] @ output + w["refiner.token.weight"] @ embedded
+        state = silu(sums if state is None else sums + w["refiner.carry.weight"] @ state)
+    last = outputs[len(path) - 1] + w["refiner.out.weight"] @ state
+    return redrafter_logits(head, target, last[None])[0]
+
+
+def redrafter_logits(head: RedrafterHead, target: Transformer, outputs: Tensor) -> Tensor:
+    """Compute the logits `[N, V]` of outputs `[N, H]`: minus infinity for tokens outside of the list."""
+    logits = outputs @ target.head.weight.t()
+    if head.shortlist is not None:
+        others = [token for token in range(VOCAB) if token not in head.shortlist]
+        logits[:, others] = -torch.inf
+    return logits
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:

@@ -30,9 +30,10 @@ COMMANDS = {
     "eagle": "--depth 2",
     "eagle3": "--depth 2 --vocabulary 512",
     "block": "--size 3 --markov-rank 4 --shortlist 50",
+    "redrafter": "--size 3 --hidden 32 --cell 16 --shortlist 50",
     "draft": "--layers 1 --hidden 64 --heads 2 --intermediate 64 --on-policy 0.5",
 }
-MUON = ("lm", "mtp", "hydra", "eagle", "block")
+MUON = ("lm", "mtp", "hydra", "eagle", "block", "redrafter")
 """Commands that train square matrices by Muon, in bfloat16: minutes a step on processors without it."""
 
 DRAFTERS = {name: name for name in COMMANDS} | {"lm": "draft-model", "draft": "draft-model"}

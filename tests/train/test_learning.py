@@ -20,11 +20,19 @@ from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.evaluate import mean_accepted, measuring
 from soothsay.train.examples import Example
-from soothsay.train.heads import BlockRecipe, HeadRecipe, HydraRecipe, MedusaRecipe, RecurrentRecipe
+from soothsay.train.heads import (
+    BlockRecipe,
+    HeadRecipe,
+    HydraRecipe,
+    MedusaRecipe,
+    RecurrentRecipe,
+    RedrafterRecipe,
+)
 from soothsay.train.sequences import TrainingKernels
 from soothsay.train.trainer import Trainer, TrainingConfig
 
@@ -44,6 +52,8 @@ CONFIG = TrainingConfig(
     save_every=STEPS,
 )
 
+SOME = [Example(np.arange(40), np.arange(40) > 9)]
+
 Method = tuple[type[HeadRecipe], Callable[[Transformer], Head], Callable[..., Drafter], dict[str, Any]]
 
 METHODS: dict[str, Method] = {
@@ -53,6 +63,12 @@ METHODS: dict[str, Method] = {
     "eagle3": (RecurrentRecipe, lambda target: new_heads.eagle3(target, range(97)), Eagle3, {"depth": DEPTH}),
     "mtp": (RecurrentRecipe, new_heads.mtp, MTP, {"depth": DEPTH}),
     "block": (BlockRecipe, lambda target: new_heads.block(target, DEPTH, markov_rank=8), BlockDrafter, {}),
+    "redrafter": (
+        RedrafterRecipe,
+        lambda target: new_heads.redrafter(target, SOME, DEPTH, 48, 32),
+        Redrafter,
+        {},
+    ),
 }
 
 

@@ -28,8 +28,11 @@ from oracles import (
     make_eagle3_head,
     make_eagle_head,
     make_mtp_head,
+    make_redrafter_head,
     medusa_logits,
     randomize,
+    redrafter_outputs,
+    redrafter_path,
     rms_norm,
     taps_of,
 )
@@ -43,7 +46,14 @@ from soothsay.model.transformer import Transformer
 from soothsay.train import draft
 from soothsay.train.draft import DraftRecipe
 from soothsay.train.examples import Example
-from soothsay.train.heads import BlockRecipe, HeadRecipe, HydraRecipe, MedusaRecipe, RecurrentRecipe
+from soothsay.train.heads import (
+    BlockRecipe,
+    HeadRecipe,
+    HydraRecipe,
+    MedusaRecipe,
+    RecurrentRecipe,
+    RedrafterRecipe,
+)
 from soothsay.train.lm import LanguageModel
 from soothsay.train.losses import Divergence
 from soothsay.train.sequences import TrainingKernels
@@ -209,6 +219,19 @@ def block(target: Transformer, rank: int, shortlist: Sequence[int] = ()) -> Case
     return Case(of(BlockRecipe, target, head), formula, kept=shortlist or None)
 
 
+def redrafter(target: Transformer, shortlist: Sequence[int] = ()) -> Case:
+    head = randomize(make_redrafter_head(DEPTH, shortlist))
+    head.borrow(TargetEnds.of(target))
+
+    def formula(tokens: list[int], taps: tuple[Tensor, ...]) -> Guess:
+        root = len(taps[0])
+        outputs = redrafter_outputs(head, target, torch.cat(taps, -1)[-1], tokens[root])
+        logits = redrafter_path(head, target, outputs, tokens[root:])
+        return Guess(logits[list(shortlist)] if shortlist else logits)
+
+    return Case(of(RedrafterRecipe, target, head), formula, kept=shortlist or None)
+
+
 def of(
     kind: type[HeadRecipe], target: Transformer, head: Head, anchors: float = 1.0, **options: object
 ) -> HeadRecipe:
@@ -226,6 +249,8 @@ CASES: dict[str, Callable[[Transformer], Case]] = {
     "block": lambda target: block(target, 0),
     "block, markov": lambda target: block(target, 5),
     "block, shortlist": lambda target: block(target, 5, range(1, 97, 2)),
+    "redrafter": redrafter,
+    "redrafter, shortlist": lambda target: redrafter(target, range(1, 97, 2)),
 }
 
 

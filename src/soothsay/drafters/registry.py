@@ -17,6 +17,7 @@ from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.heads.peagle import PEagle
+from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.lookup.recycling import Recycling
@@ -46,6 +47,7 @@ TRAINED = {
     "eagle3": "eagle3",
     "peagle": "peagle",
     "block": "block",
+    "redrafter": "redrafter",
     "eagle2": "eagle",
     "hydra": "hydra",
     "medusa": "medusa",
@@ -92,6 +94,7 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "block": BlockDrafter,
     "dflash": DFlash,
     "peagle": PEagle,
+    "redrafter": Redrafter,
     "suffix": Suffix,
     "ngram": NGram,
 }

@@ -18,6 +18,7 @@ from soothsay.core import noise
 from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
+from soothsay.core.refinement import Candidates, Refinement, grow
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.attention import attend
@@ -189,6 +190,14 @@ class Kernels(noise.SamplingKernels, Protocol):
         It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
         """
 
+    def grow_paths(
+        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Grow the best tree over refined guesses; see `soothsay.core.refinement.grow`.
+
+        The native one sums in another order, so trees may differ where scores nearly tie.
+        """
+
     def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
         """An empty automaton; None if these kernels have none.
 
@@ -336,6 +345,12 @@ class StockKernels:
         first = torch.arange(x.shape[1], device=x.device) < places[:, None]
         p = (x.masked_fill(x < floors[:, None], -torch.inf) * factors[:, None]).softmax(-1)
         return (p * ((x > own) | (x == own) & first)).sum(-1)
+
+    def grow_paths(
+        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        """See `Kernels`."""
+        return grow(refinement, candidates, nodes, depth)
 
     def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
         """None; see `Kernels`."""

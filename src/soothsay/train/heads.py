@@ -22,6 +22,7 @@ from soothsay.drafters.heads.modules.block import BlockHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
@@ -287,6 +288,51 @@ class BlockRecipe(HeadRecipe):
             return out, self.teacher_weight
         before = self.head.before(now.tokens).view(*out.shape[:2], -1)
         return torch.cat([out, before], -1), torch.cat([self.teacher_weight, weight_of(outside)], -1)
+
+
+class RedrafterRecipe(HeadRecipe):
+    """Trains a head of one look and a recurrent cell, which reads the tokens of the text.
+
+    The first draft token is learned after every token, deeper ones after a sample of them.
+    """
+
+    head: RedrafterHead
+
+    def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
+        """See `HeadRecipe`."""
+        b, t = seen.batch.shape
+        tokens, columns = seen.batch.tokens.view(b, t), seen.anchors(1.0)
+        inner, passed = self.head.seen(
+            at(seen.features, columns).flatten(0, 1), self._embedded(at(tokens, columns + 1))
+        )
+        matrices = weight_of(self.head.guesses).view(self.head.config.size, -1, inner.shape[1])
+        state, made = None, []
+        for k, matrix in enumerate(matrices):
+            if k == 1 and state is not None:
+                some = self._sample(columns.shape[1], seen)
+                inner, passed, state = (
+                    part.view(*columns.shape, -1)[:, some].flatten(0, 1) for part in (inner, passed, state)
+                )
+                columns = columns[:, some]
+            out = F.linear(inner, matrix).float() + passed
+            out = self.shared.kernels.norm(out, self.head.norm, torch.float32)
+            before = self._embedded(at(tokens, (columns + 1 + k).clamp(max=t - 1)))
+            out, state = self.head.refiner(out, before, state)
+            made.append(self.teach(seen, out.view(*columns.shape, -1), self.teacher_weight, columns + 2 + k))
+        return made
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.head.embedded(tokens.flatten(), self.shared)
+
+    def _sample(self, count: int, seen: Seen) -> Tensor:
+        """A share of `count` places, in order."""
+        drawn = torch.randperm(count, generator=seen.generator, device=seen.features.device)
+        return drawn[: max(1, round(self.anchors * count))].sort().values
+
+    @property
+    def teacher_weight(self) -> Tensor:
+        """See `HeadRecipe`."""
+        return super().teacher_weight if self.head.head is None else weight_of(self.head.head)
 
 
 def _with_room(kv: Tensor | None, c: ModelConfig, rows: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from soothsay.config import ModelConfig, RopeConfig
 from soothsay.drafters.heads.modules.base import TargetEnds
@@ -21,10 +21,12 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
+from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.errors import DrafterError
 from soothsay.model.feed_forward import FeedForward
 from soothsay.model.transformer import Attention, Block, Transformer
-from soothsay.train.sequences import TrainingKernels, weight_of
+from soothsay.train.examples import Example
+from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 
 def medusa(target: Transformer, heads: int = 4, layers: int = 1, own_heads: bool = False) -> MedusaHead:
@@ -133,6 +135,53 @@ def block(
     _copy(head.norm, target.norm)
     _pass_on(head.fc, parts=3)
     _pass_on(head.projection, parts=2)
+    return head
+
+
+MEASURED = 16
+"""Examples in which the sizes of features are measured."""
+
+
+@torch.no_grad()
+def redrafter(
+    target: Transformer,
+    examples: Sequence[Example],
+    size: int = 5,
+    hidden: int = 512,
+    cell: int = 256,
+    shortlist: Sequence[int] = (),
+) -> RedrafterHead:
+    """Make a head of one look and a recurrent cell, which refines nothing yet.
+
+    Args:
+        target: the model to draft for.
+        examples: the sizes of its features are measured in the first of them.
+        size: number of guesses in a row.
+        hidden: units between features and guesses.
+        cell: units of the cell.
+        shortlist: tokens that it guesses; empty: all.
+    """
+    layers = target.config.num_layers
+    taps = tuple(sorted({max(layers - 1 - k * layers // 3, 0) for k in range(3)}))
+    config = RedrafterConfig(
+        target_hidden_size=target.config.hidden_size,
+        vocab_size=target.config.vocab_size,
+        taps=taps,
+        size=size,
+        hidden_size=hidden,
+        cell_size=cell,
+        shortlist_size=len(shortlist),
+        norm_eps=target.config.norm_eps,
+    )
+    head = RedrafterHead(config)
+    if shortlist:
+        head.shortlist = torch.tensor(sorted(shortlist))
+    head.borrow(TargetEnds.of(target))
+    batch = Sequences.of(examples[:MEASURED], target.device)
+    features = torch.cat(target(batch, taps=taps)[1], dim=-1)[batch.real.view(-1) & (batch.positions > 0)]
+    head.tap_scale.copy_(features.square().mean(0).clamp(min=config.norm_eps).rsqrt())
+    head.norm.weight.fill_(float(cast(Tensor, target.norm.weight).abs().mean()))
+    weight_of(head.refiner.out).zero_()
     return head
 
 

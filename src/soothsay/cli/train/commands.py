@@ -1,4 +1,4 @@
-"""`soothsay train lm`, `mtp`, `medusa`, `hydra`, `eagle`, `eagle3`, `block` and `draft`."""
+"""`soothsay train lm`, `mtp`, `medusa`, `hydra`, `eagle`, `eagle3`, `block`, `redrafter` and `draft`."""
 
 from __future__ import annotations
 
@@ -162,6 +162,33 @@ def block(
 
 
 @training
+def redrafter(
+    run: TrainingRun,
+    size: Guesses = 5,
+    hidden: Annotated[int, typer.Option(min=16, help="Units between features and guesses.")] = 512,
+    cell: Annotated[int, typer.Option(min=16, help="Units of the recurrent cell.")] = 256,
+    shortlist: Annotated[
+        int,
+        typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all."),
+    ] = 6144,
+) -> None:
+    """Train a drafter of one look and a recurrent cell (ReDrafter, arXiv 2403.09919).
+
+    It has no attention, so a draft is cheap, and only the answers are computed in training.
+    """
+    from soothsay.train import new_heads
+    from soothsay.train.examples import common_tokens
+    from soothsay.train.heads import RedrafterRecipe
+
+    def make(target: Transformer, examples: list[Example]) -> Head:
+        total = target.config.vocab_size
+        tokens = common_tokens(examples, min(shortlist, total), total) if shortlist else ()
+        return new_heads.redrafter(target, examples, size, hidden, cell, tokens)
+
+    _head(run, RedrafterRecipe, make)
+
+
+@training
 def draft(
     run: TrainingRun,
     layers: Layers = 2,
@@ -245,4 +272,4 @@ def _begin_with(run: TrainingRun, head: Head, target: Transformer) -> None:
         ) from error
 
 
-COMMANDS = (lm, mtp, medusa, hydra, eagle, eagle3, block, draft)
+COMMANDS = (lm, mtp, medusa, hydra, eagle, eagle3, block, redrafter, draft)

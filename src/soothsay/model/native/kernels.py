@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Batch, Layout, Rows
+from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.delta_rule import Recurrence
@@ -26,6 +27,8 @@ from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, R
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.native.paths import SIGNATURES as PATH_SIGNATURES
+from soothsay.model.native.paths import grow
 from soothsay.model.quantized import Integers
 from soothsay.model.transformer import Block
 from soothsay.processors import granted_processors
@@ -113,7 +116,7 @@ class NativeKernels:
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = None, types
-        for name, (arguments, result) in AUTOMATON_SIGNATURES.items():
+        for name, (arguments, result) in {**AUTOMATON_SIGNATURES, **PATH_SIGNATURES}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
         library.soothsay_set_threads.restype, library.soothsay_set_threads.argtypes = None, [c_int]
@@ -347,6 +350,12 @@ class NativeKernels:
     def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
         """See `Kernels`."""
         return NativeAutomaton(self._library, counted, widest, least)
+
+    def grow_paths(
+        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        """See `Kernels`."""
+        return grow(self._library, refinement, candidates, nodes, depth)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""

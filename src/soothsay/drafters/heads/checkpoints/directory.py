@@ -30,7 +30,7 @@ from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.medusa import is_medusa, open_medusa, write_medusa, write_vllm_medusa
 from soothsay.drafters.heads.checkpoints.mtp import is_mtp, open_mtp, write_mtp, write_speculators_mtp
-from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, write_own
+from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, open_redrafter, write_own
 from soothsay.drafters.heads.checkpoints.peagle import is_peagle, open_peagle
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.checkpoints.views import view_config, view_tensors
@@ -41,6 +41,7 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.drafters.heads.serving import FeatureView
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import user_path
@@ -51,7 +52,7 @@ __all__ = ["StoredHead", "open_head", "read_head", "write_head"]
 Opened = Callable[[DrafterFiles, Fit], StoredHead]
 Written = tuple[dict[str, Any], Iterable[tuple[str, Tensor]]]
 
-OWN: dict[str, Opened] = {"hydra": open_hydra, "block": open_block}
+OWN: dict[str, Opened] = {"hydra": open_hydra, "block": open_block, "redrafter": open_redrafter}
 """Readers by `soothsay_method` in config.json."""
 
 SPECULATORS: dict[str, Opened] = {
@@ -207,7 +208,7 @@ def _written(head: Head, target: str, layout: str) -> Written:
             return write_mtp(head)
         case MTPHead(), "speculators":
             return write_speculators_mtp(head, target)
-        case ((HydraHead() | BlockHead()), ""):
+        case ((HydraHead() | BlockHead() | RedrafterHead()), ""):
             return write_own(head, target)
         case _:
             raise DrafterError(

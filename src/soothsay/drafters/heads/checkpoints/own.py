@@ -16,6 +16,7 @@ from soothsay.drafters.heads.checkpoints.names import split
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.errors import DrafterError
 
 
@@ -39,12 +40,22 @@ def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
     fit.check_taps(config.taps)
     fit.check_context(block.max_positions)
     if config.shortlist_size:
-        _check_shortlist(files, config)
+        _check_shortlist(files, config.shortlist_size, block.vocab_size)
     return StoredHead(files, fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
 
 
+def open_redrafter(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open a recurrent head that `soothsay train` has written."""
+    config = RedrafterConfig(**_values(RedrafterConfig, files))
+    fit.check(hidden=config.target_hidden_size, vocab=config.vocab_size)
+    fit.check_taps(config.taps)
+    if config.shortlist_size:
+        _check_shortlist(files, config.shortlist_size, config.vocab_size)
+    return StoredHead(files, fit, "redrafter (soothsay)", lambda: RedrafterHead(config), {})
+
+
 def write_own(
-    head: HydraHead | BlockHead, target: str
+    head: HydraHead | BlockHead | RedrafterHead, target: str
 ) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
     """Make config.json and tensors for soothsay."""
     config = {"soothsay_method": head.method, "target": target, **asdict(head.config)}
@@ -54,7 +65,7 @@ def write_own(
     return config, ((name, value) for name, value in tensors if name != "head.weight")  # the target has it
 
 
-def _values(kind: type[HydraConfig | BlockConfig], files: DrafterFiles) -> dict[str, Any]:
+def _values(kind: type[HydraConfig | BlockConfig | RedrafterConfig], files: DrafterFiles) -> dict[str, Any]:
     """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
     values = {
         field.name: _required(files, field.name) if field.default is MISSING else files.config.get(field.name)
@@ -64,14 +75,14 @@ def _values(kind: type[HydraConfig | BlockConfig], files: DrafterFiles) -> dict[
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _check_shortlist(files: DrafterFiles, config: BlockConfig) -> None:
+def _check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
     """Raise `DrafterError` unless the shortlist has the target's tokens in order."""
     known = files.read("shortlist") if "shortlist" in files.names else torch.empty(0)
-    good = known.dtype == torch.int64 and known.shape == (config.shortlist_size,)
-    if not good or int(known[0]) < 0 or int(known[-1]) >= config.block.vocab_size or (known.diff() < 1).any():
+    good = known.dtype == torch.int64 and known.shape == (size,)
+    if not good or int(known[0]) < 0 or int(known[-1]) >= vocabulary or (known.diff() < 1).any():
         raise DrafterError(
             f"{files.path}: shortlist is {known.dtype} {list(known.shape)} and should be "
-            f"{config.shortlist_size:,} tokens of {config.block.vocab_size:,}, in order; it is damaged"
+            f"{size:,} tokens of {vocabulary:,}, in order; it is damaged"
         )
 
 

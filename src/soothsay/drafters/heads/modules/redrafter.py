@@ -1,0 +1,111 @@
+"""The module that drafts by one look at the target's features, and a recurrent cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.refiner import Refiner
+from soothsay.drafters.heads.modules.shortlist import ShortlistHead
+from soothsay.errors import DrafterError
+from soothsay.model.linear import Dense
+from soothsay.model.norm import RMSNorm
+
+UNITS = 16
+"""Sizes of layers are multiples of this, which suits all vector instructions."""
+
+
+@dataclass(frozen=True)
+class RedrafterConfig:
+    """Configuration of a head that shares the target's embedding and output head."""
+
+    target_hidden_size: int
+    vocab_size: int
+    taps: tuple[int, ...]
+    """Layers of the target. Their inputs are what the head looks at."""
+
+    size: int
+    """Number of guesses in a row."""
+
+    hidden_size: int
+    """Units between the features and the guesses."""
+
+    cell_size: int
+    """Units of the recurrent cell."""
+
+    shortlist_size: int = 0
+    """Number of tokens that can be guessed; 0: all."""
+
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Raise `DrafterError` for impossible numbers."""
+        sizes = (self.target_hidden_size, self.hidden_size, self.cell_size)
+        if min(sizes) < UNITS or any(size % UNITS for size in sizes):
+            raise DrafterError(f"redrafter with layers of {sizes} units: each must be a multiple of {UNITS}")
+        if self.size < 1 or not self.taps or not 0 <= self.shortlist_size <= self.vocab_size:
+            raise DrafterError(
+                f"redrafter with size={self.size}, taps={self.taps}, {self.shortlist_size} of "
+                f"{self.vocab_size} tokens: it needs at least one guess and tap"
+            )
+
+
+class RedrafterHead(ShortlistHead):
+    """A gated layer that looks at the target's features and the root's token, once for all guesses.
+
+    Each guess has an output of its own. A `Refiner` then makes it depend on the tokens of its path. There is
+    no attention: a feature of the target has seen the whole context.
+
+    `tap_scale` `[taps * H]` brings the features' numbers to equal sizes. In real models, a few of them are
+    hundreds of times larger than the others.
+    """
+
+    method = "redrafter"
+
+    def __init__(self, config: RedrafterConfig):
+        super().__init__(config.shortlist_size)
+        self.config, self.taps = config, config.taps
+        h, seen = config.target_hidden_size, (len(config.taps) + 1) * config.target_hidden_size
+        self.tap_scale = nn.Parameter(torch.ones(seen - h), requires_grad=False)
+        self.embedding_norm = RMSNorm(h, config.norm_eps)
+        self.look: nn.Module = Dense.random(seen, 2 * config.hidden_size)
+        self.skip: nn.Module = Dense.random(seen, h)
+        self.guesses: nn.Module = Dense.random(config.hidden_size, config.size * h)
+        self.norm = RMSNorm(h, config.norm_eps)
+        self.refiner = Refiner(h, config.cell_size)
+
+    def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
+        """The features, scaled: `[N, H]` for each tap -> `[N, taps * H]` float32."""
+        return torch.cat(list(taps), dim=-1) * self.tap_scale
+
+    def embedded(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
+        """Normed embeddings of tokens, as this head and its refiner read them: `[N] -> [N, H]` float32."""
+        return shared.kernels.norm(shared.embed(tokens), self.embedding_norm, torch.float32)
+
+    def seen(self, features: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """What all guesses read.
+
+        Args:
+            features: `[N, taps * H]`, of the token before the root.
+            embedded: `[N, H]`, of the root's token.
+
+        Returns:
+            `[N, hidden]` and `[N, H]`, both float32.
+        """
+        both = torch.cat([features, embedded], dim=-1)
+        gate, up = self.look(both).float().chunk(2, dim=-1)
+        return F.silu(gate) * up, self.skip(both).float()
+
+    def forward(self, features: Tensor, embedded: Tensor, shared: TargetEnds) -> Tensor:
+        """The outputs of all guesses before they are refined: `[N, size, H]` normed, float32.
+
+        Arguments are those of `seen`.
+        """
+        inner, passed = self.seen(features, embedded)
+        outputs = self.guesses(inner).float().view(len(inner), self.config.size, -1) + passed[:, None]
+        return shared.kernels.norm(outputs.flatten(0, 1), self.norm, torch.float32).view(outputs.shape)

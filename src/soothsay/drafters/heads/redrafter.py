@@ -1,0 +1,68 @@
+"""Drafts by one look at the target's features and a recurrent cell.
+
+The cell is that of ReDrafter (Cheng et al. 2024, arXiv 2403.09919).
+A gated layer reads the features of the token before the root, and the root's token. It predicts all depths at
+once. The cell refines these guesses along each path, so a tree costs little more than its root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from soothsay.config import DType
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.heads.loading import load_head
+from soothsay.drafters.heads.modules.redrafter import RedrafterHead
+from soothsay.drafters.heads.refined import RefinedTrees
+from soothsay.drafters.trees.features import LastFeatures
+
+
+class Redrafter(Drafter):
+    """Looks once, and grows the best tree of the guesses as the cell refines them. It has no KV.
+
+    Args:
+        target: the model to draft for.
+        model: a directory with the head, or a `RedrafterHead`; "" is `drafters/redrafter` beside the target.
+        nodes: of the largest tree, the root not counted; `EngineConfig.max_tree` may allow fewer.
+        dtype: element type of the head's linear layers; "auto" is the target's.
+    """
+
+    trained = True
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | RedrafterHead = "",
+        nodes: int = 63,
+        dtype: DType = "auto",
+    ):
+        check_at_least_one("redrafter", nodes=nodes)
+        self.target, self.served = target, load_head(RedrafterHead, model, target, dtype)
+        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
+        self.max_nodes, self.features = 1 + nodes, LastFeatures()
+        self.refined = RefinedTrees(self.head, self.shared, self.max_nodes)
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Return a tree for each request whose feature is known, and the root alone for the others."""
+        ready = [request for request in requests if request.max_nodes > 1 and self.features.ready(request)]
+        trees = {}
+        if ready:
+            roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
+            embedded = self.head.embedded(roots, self.shared)
+            outputs = self.head(self.features.stacked(ready), embedded, self.shared)
+            trees = dict(zip(ready, self.refined.trees(ready, outputs, embedded), strict=True))
+        return [trees.get(request) or DraftTree(int(request.tokens[-1])) for request in requests]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the feature of the last committed token."""
+        self.features.observe(observations, self.served.fuse)
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self.features.release(request)

@@ -1,0 +1,119 @@
+"""Makes trees of guesses that a recurrent cell refines along each path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from soothsay.core.params import MIN_TEMPERATURE
+from soothsay.core.refinement import Candidates, Refinement
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.redrafter import RedrafterHead
+from soothsay.drafters.trees.guesses import SHARPNESS
+from soothsay.drafters.trees.template import draw_template, fill_drawn, score_rows
+
+CANDIDATES = 48
+"""Guesses of a depth that are refined."""
+
+DRAWN_BRANCH = 8
+"""Draws below a node, for verifiers that draw."""
+
+ROWS = 1024
+"""Tokens whose part of the cell is computed at a time."""
+
+
+class RefinedTrees:
+    """Grows trees from the outputs of one look.
+
+    The cell's part of each token is computed once, here. So a node of a tree costs two small products.
+
+    Args:
+        head: ready to draft.
+        shared: what it shares with the target.
+        nodes: of the largest tree, the root included.
+    """
+
+    def __init__(self, head: RedrafterHead, shared: TargetEnds, nodes: int):
+        self.head, self.shared, self.nodes = head, shared, nodes
+        self.cell, self.kernels = head.refiner, shared.kernels
+        device = shared.norm.weight.device
+        ids = torch.arange(shared.vocab_size, device=device) if head.shortlist is None else head.shortlist
+        self.ids: list[int] = ids.tolist()
+        with torch.inference_mode():
+            units = torch.eye(self.cell.units, device=device)
+            tokens = [self.cell.token(head.embedded(some, shared)) for some in torch.split(ids, ROWS)]
+            corrections = head.logits(self.cell.out(units).float(), shared)
+            self.refinement = Refinement(
+                tokens=torch.cat(tokens).bfloat16(),
+                carry=self.cell.carry(units).bfloat16().contiguous(),
+                out=corrections.t().bfloat16().contiguous(),
+            )
+
+    def trees(self, requests: Sequence[Request], outputs: Tensor, embedded: Tensor) -> list[DraftTree]:
+        """Make a tree for each of R requests.
+
+        Args:
+            requests: the requests to draft for.
+            outputs: `[R, D, H]` normed, for D depths from the token after the root on.
+            embedded: `[R, H]` normed, of the roots' tokens.
+        """
+        depths = outputs.shape[1]
+        rows = outputs.flatten(0, 1)
+        logits = self.head.logits(rows, self.shared)
+        if any(request.params.rule.guessing.draws for request in requests):
+            return self._drawn(requests, logits, depths)
+        factors = [SHARPNESS if request.params.temperature == 0 else 1.0 for request in requests]
+        values, places = self._candidates(requests, logits, depths, factors)
+        read = cast(Tensor, self.cell.read(rows)).float()
+        roots = cast(Tensor, self.cell.token(embedded)).float()
+        trees = []
+        for i, request in enumerate(requests):
+            own = slice(i * depths, (i + 1) * depths)
+            scale = factors[i] / max(request.params.temperature or 1.0, MIN_TEMPERATURE)
+            trees.append(
+                self._tree(request, Candidates(values[own], places[own], read[own], roots[i], scale))
+            )
+        return trees
+
+    def _tree(self, request: Request, candidates: Candidates) -> DraftTree:
+        size, depth = min(self.nodes, request.max_nodes), max(request.max_depth, 0)
+        places, parents, scores = self.kernels.grow_paths(self.refinement, candidates, size, depth)
+        tree = DraftTree(int(request.tokens[-1]))
+        tree.hang([self.ids[place] for place in places[1:]], parents[1:], scores[1:])
+        return tree
+
+    def _candidates(
+        self, requests: Sequence[Request], logits: Tensor, depths: int, factors: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and places of each row's best tokens, `[R * D, K]`."""
+        if not all(_plain(request) for request in requests):
+            logits = score_rows(requests, self._whole(logits), [depths] * len(requests), self.kernels)
+            if self.head.shortlist is not None:
+                logits = logits.index_select(1, self.head.shortlist)
+        sharp = [factor for factor in factors for _ in range(depths)]
+        return self.kernels.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
+
+    def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
+        """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
+        scores = score_rows(requests, self._whole(logits), [depths] * len(requests), self.kernels)
+        trees = []
+        for request, rows in zip(requests, torch.split(scores, depths), strict=True):
+            tree, guessing = DraftTree(int(request.tokens[-1])), request.params.rule.guessing
+            size, depth = min(self.nodes, request.max_nodes) - 1, min(max(request.max_depth, 0), depths)
+            fill_drawn(tree, draw_template(guessing, depth, DRAWN_BRANCH, size), [*rows], request)
+            trees.append(tree)
+        return trees
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        return self.head.whole(logits, self.shared.vocab_size)
+
+
+def _plain(request: Request) -> bool:
+    """Whether the token at a node is that of the largest logit."""
+    params = request.params
+    return params.temperature == 0 and request.constraint is None and not params.changes_logits

@@ -1,0 +1,43 @@
+"""Trees over the refined guesses of one pass, in C."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+from soothsay.core.refinement import LEAST, Candidates, Refinement
+
+SIGNATURES: dict[str, tuple[list[type[Any]], type[Any] | None]] = {
+    # paths, nodes, depth, least, places, parents, scores
+    "soothsay_grow_paths": (
+        [c_void_p, c_int, c_int, c_double, c_void_p, c_void_p, c_void_p],
+        c_int,
+    ),
+}
+
+
+class _Paths(Structure):
+    """`soothsay_paths` of csrc/kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("values", "places", "read", "root", "tokens", "carry", "out")),
+        ("scale", c_float),
+        *((name, c_int) for name in ("depths", "count", "units")),
+    )
+
+
+def grow(
+    library: ctypes.CDLL, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+) -> tuple[list[int], list[int], list[float]]:
+    """See `soothsay.core.refinement.grow`."""
+    function: Callable[..., int] = library.soothsay_grow_paths
+    r, c = refinement, candidates
+    tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    paths = _Paths(*(tensor.data_ptr() for tensor in tensors), c.scale, *c.values.shape, len(c.root))
+    places, parents, scores = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+    size = function(byref(paths), nodes, depth, math.log(LEAST), places, parents, scores)
+    return places[:size], parents[:size], scores[:size]

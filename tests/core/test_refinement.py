@@ -1,0 +1,86 @@
+"""Trees over refined guesses: that they are the best ones by exact enumeration, for all kernels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from soothsay.core.refinement import LEAST, Candidates, Refinement
+from soothsay.core.tree import DraftTree
+from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.native.kernels import VARIANTS, load_native
+
+KERNELS: list[Kernels] = [StockKernels()]
+KERNELS += [kernels for variant in VARIANTS if (kernels := load_native([variant])) is not None]
+
+TOKENS, DEPTHS, UNITS = 9, 3, 32
+
+
+def drawn(seed: int, kept: int = TOKENS) -> tuple[Refinement, Candidates]:
+    """A cell at random, and the best `kept` guesses of a pass."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    refinement = Refinement(
+        normal(TOKENS, UNITS).bfloat16(),
+        0.3 * normal(UNITS, UNITS).bfloat16(),
+        0.6 * normal(TOKENS, UNITS).bfloat16(),
+    )
+    values, places = normal(DEPTHS, TOKENS).log_softmax(-1).topk(kept)
+    return refinement, Candidates(values, places, normal(DEPTHS, UNITS), normal(UNITS), 0.7)
+
+
+def path_score(refinement: Refinement, candidates: Candidates, path: tuple[int, ...]) -> float:
+    """The log-probability of a path of tokens, by the definition of the cell."""
+    r, c, state, total = refinement, candidates, torch.zeros(UNITS), 0.0
+    for depth, token in enumerate(path):
+        before = c.root if depth == 0 else r.tokens[path[depth - 1]].float()
+        state = F.silu(c.read[depth] + before + (state @ r.carry.float() if depth else 0))
+        logits = torch.full((TOKENS,), -math.inf)
+        logits[c.places[depth]] = c.values[depth] + c.scale * (r.out[c.places[depth]].float() @ state)
+        outside = (1 - c.values[depth].exp().sum()).clamp(min=0)
+        whole = torch.cat([logits, outside.log()[None]]).logsumexp(0)
+        total += float(min(logits[token] - whole, torch.tensor(0.0)))
+    return total
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize(
+    ("kept", "depth", "nodes"), [(TOKENS, 3, 20), (5, 3, 12), (TOKENS, 2, 60), (TOKENS, 9, 2)]
+)
+def test_the_best_paths_by_enumeration(kernels: Kernels, kept: int, depth: int, nodes: int) -> None:
+    for seed in range(5):
+        refinement, candidates = drawn(seed, kept)
+        paths = [
+            p for d in range(1, min(depth, DEPTHS) + 1) for p in itertools.product(range(TOKENS), repeat=d)
+        ]
+        scores = {path: path_score(refinement, candidates, path) for path in paths}
+        best = [
+            path for path in sorted(scores, key=lambda path: -scores[path]) if scores[path] >= math.log(LEAST)
+        ]
+        places, parents, found = kernels.grow_paths(refinement, candidates, nodes, depth)
+        tree = DraftTree(-1)
+        tree.hang(places[1:], parents[1:], found[1:])
+        made = [tuple(tree.tokens[node] for node in tree.path(n)[1:]) for n in range(1, len(tree))]
+        assert made == best[: nodes - 1]
+        assert found[1:] == pytest.approx([scores[path] for path in made], abs=2e-3)
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
+def test_guesses_that_are_impossible_are_in_no_tree(kernels: Kernels) -> None:
+    refinement, candidates = drawn(3)
+    candidates.values[:, 2:] = -math.inf
+    places, parents, _ = kernels.grow_paths(refinement, candidates, 60, 3)
+    assert len(places) > 4
+    depths = [0]
+    for place, parent in zip(places[1:], parents[1:], strict=True):
+        depths.append(depths[parent] + 1)
+        assert place in candidates.places[depths[-1] - 1, :2]
+    assert kernels.grow_paths(refinement, candidates, 60, 0)[0] == [0]
+    assert kernels.grow_paths(refinement, candidates, 1, 3)[1] == [-1]

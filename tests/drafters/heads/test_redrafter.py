@@ -1,0 +1,96 @@
+"""The redrafter: that its trees are the best ones by the formula, whatever happens."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from one_shot import STRESSES, log_probs, made, most_features_kept, prompts, serve
+from oracles import (
+    make_redrafter_head,
+    randomize,
+    redrafter_logits,
+    redrafter_outputs,
+    redrafter_path,
+    taps_of,
+)
+
+from soothsay import LLM, DrafterError, SamplingParams
+from soothsay.core.refinement import LEAST
+from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.redrafter import Redrafter
+from soothsay.model.transformer import Transformer
+
+Make = Callable[..., Transformer]
+
+HEAD = randomize(make_redrafter_head(shortlist=range(5, 97, 2)))
+HEAD.refiner.out.weight.mul_(0.1)  # tables are in bfloat16: large corrections have large errors
+LIMIT = 14
+
+
+@pytest.mark.parametrize("stress", STRESSES)
+def test_trees_are_the_best_by_the_formula(stress: str, tiny: Make) -> None:
+    """Each node scores what the cell says of its path, and no path that is left out scores higher."""
+    target = tiny(0)
+    drafter, _ = serve(target, lambda t: Redrafter(t, copy.deepcopy(HEAD), nodes=LIMIT), stress)  # type: ignore[arg-type, return-value]
+    guesses = made(drafter)
+    for guess in guesses[:: len(guesses) // 15 or 1]:
+        features = torch.cat(taps_of(target, guess.tokens[:-1], HEAD.taps), -1)[-1]
+        outputs = redrafter_outputs(HEAD, target, features, guess.tokens[-1])
+        before = redrafter_logits(HEAD, target, outputs)
+        scores, tree = log_probs(guess, before), guess.tree
+        temperature = guess.request.params.temperature
+        factor = 1.0 if temperature else 2.0
+        left_out = [math.log(LEAST)]
+        for node in range(len(tree)):
+            if tree.depths[node] < min(guess.max_depth, HEAD.config.size):
+                path = [tree.tokens[above] for above in tree.path(node)]
+                change = redrafter_path(HEAD, target, outputs, path) - before[len(path) - 1]
+                logits = factor * (scores[len(path) - 1] + change.nan_to_num(0.0) / (temperature or 1.0))
+                expected = tree.scores[node] + logits.log_softmax(-1)
+                for token, child in tree.children[node].items():
+                    assert tree.scores[child] == pytest.approx(float(expected[token]), abs=0.1)
+                    expected[token] = -torch.inf
+                left_out.append(float(expected.max()))
+            assert tree.depths[node] <= max(guess.max_depth, 0)
+        if len(tree) == min(LIMIT + 1, guess.max_nodes):
+            assert min(tree.scores) > max(left_out) - 0.1
+        else:
+            assert max(left_out[1:], default=-99.0) < left_out[0] + 0.1
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "rsd", "specinfer"])
+def test_draws_for_other_verifiers(verifier: str, tiny: Make) -> None:
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=4, verifier=verifier)
+    llm = LLM(tiny(0), drafter="none", kv_tokens=2048)
+    result = llm.generate(prompts()[0], params, drafter=Redrafter(llm.engine.target, copy.deepcopy(HEAD)))
+    assert result.stats.drafted > 20
+    assert len(result.token_ids) == 30
+
+
+def test_features_do_not_pile_up_where_nothing_is_guessed(tiny: Make) -> None:
+    assert most_features_kept(tiny(0), lambda t: Redrafter(t, make_redrafter_head())) <= 1  # type: ignore[arg-type, return-value]
+
+
+def test_a_checkpoint_comes_back_as_it_was(tiny: Make, tmp_path: Path) -> None:
+    write_head(copy.deepcopy(HEAD), tmp_path / "head", "tiny")
+    llm = LLM(tiny(0), drafter="none")
+    drafter = Redrafter(llm.engine.target, tmp_path / "head")
+    assert drafter.head.config == HEAD.config
+    assert torch.equal(drafter.head.tap_scale, HEAD.tap_scale.bfloat16().float())
+    assert drafter.refined.ids == HEAD.shortlist.tolist()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"size": 0}, {"taps": ()}, {"cell_size": 24}, {"hidden_size": 0}, {"shortlist_size": 98}]
+)
+def test_impossible_numbers(changes: dict[str, object]) -> None:
+    numbers = {"size": 3, "taps": (0, 2), "hidden_size": 32, "cell_size": 16, **changes}
+    with pytest.raises(DrafterError, match="redrafter with"):
+        RedrafterConfig(target_hidden_size=48, vocab_size=97, **numbers)  # type: ignore[arg-type]
+    assert RedrafterHead.method == "redrafter"
