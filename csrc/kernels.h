@@ -187,12 +187,16 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
 // What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/modules/refiner.py). Tables are
 // in bfloat16, and `units` is a multiple of 16.
 struct soothsay_paths {
-    const float* values;                // [depths, count], log-probabilities of each depth's candidates before refinement
+    const float* values;                // [depths, count], log-probabilities of each depth's candidates. Those of the first
+                                        // depth are refined, the others are not yet
     const int64_t* places;              // [depths, count], the candidates: rows of `tokens` and `out`
-    const float *read, *root;           // [depths, units] of the pass's outputs; [units] of the root's token
+    const float *read, *root;           // [depths, units] of the pass's outputs, the first is not read; [units], the root's state
     const void *tokens, *carry, *out;   // [rows, units]; [units, units], a row for each input; [rows, units]
-    float scale;                        // of corrections
-    int depths, count, units;
+    const float* scores;                // [depths, tokens_count], of all tokens; a value is factor * score less a constant
+    const int64_t* followers;           // [tokens_count, following], for each token, some that often come after it
+    int64_t tokens_count;
+    float scale, factor;                // of corrections, of scores
+    int depths, count, units, following;
 };
 
 // The tree of at most `nodes` nodes and depth `depth` with the highest scores, which are at least `least`. A candidate's

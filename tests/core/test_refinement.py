@@ -28,25 +28,32 @@ def drawn(seed: int, kept: int = TOKENS) -> tuple[Refinement, Candidates]:
         return torch.randn(*shape, generator=generator)
 
     refinement = Refinement(
-        normal(TOKENS, UNITS).bfloat16(),
-        0.3 * normal(UNITS, UNITS).bfloat16(),
-        0.6 * normal(TOKENS, UNITS).bfloat16(),
+        tokens=normal(TOKENS, UNITS).bfloat16(),
+        carry=0.3 * normal(UNITS, UNITS).bfloat16(),
+        out=0.6 * normal(TOKENS, UNITS).bfloat16(),
+        followers=normal(TOKENS, TOKENS).argsort(-1)[:, :3].contiguous(),
     )
-    values, places = normal(DEPTHS, TOKENS).log_softmax(-1).topk(kept)
-    return refinement, Candidates(values, places, normal(DEPTHS, UNITS), normal(UNITS), 0.7)
+    scores, factor = normal(DEPTHS, TOKENS), 1.3
+    values, places = (factor * scores).log_softmax(-1).topk(kept)
+    return refinement, Candidates(
+        scores, factor, values, places, normal(DEPTHS, UNITS), normal(UNITS), scale=0.7
+    )
 
 
 def path_score(refinement: Refinement, candidates: Candidates, path: tuple[int, ...]) -> float:
     """The log-probability of a path of tokens, by the definition of the cell."""
-    r, c, state, total = refinement, candidates, torch.zeros(UNITS), 0.0
-    for depth, token in enumerate(path):
-        before = c.root if depth == 0 else r.tokens[path[depth - 1]].float()
-        state = F.silu(c.read[depth] + before + (state @ r.carry.float() if depth else 0))
-        logits = torch.full((TOKENS,), -math.inf)
-        logits[c.places[depth]] = c.values[depth] + c.scale * (r.out[c.places[depth]].float() @ state)
-        outside = (1 - c.values[depth].exp().sum()).clamp(min=0)
-        whole = torch.cat([logits, outside.log()[None]]).logsumexp(0)
-        total += float(min(logits[token] - whole, torch.tensor(0.0)))
+    r, c, state = refinement, candidates, candidates.root
+    log_p = (c.factor * c.scores).log_softmax(-1)
+    total = float(log_p[0, path[0]]) if path[0] in c.places[0] else -math.inf
+    for depth, token in enumerate(path[1:], 1):
+        before = path[depth - 1]
+        state = F.silu(c.read[depth] + r.tokens[before].float() + state @ r.carry.float())
+        known = sorted({*c.places[depth].tolist(), *r.followers[before].tolist()})
+        refined = torch.full((TOKENS,), -math.inf)
+        refined[known] = log_p[depth, known] + c.scale * (r.out[known].float() @ state)
+        outside = (1 - log_p[depth, known].exp().sum()).clamp(min=0)
+        whole = torch.cat([refined, outside.log()[None]]).logsumexp(0)
+        total += float(min(refined[token] - whole, torch.tensor(0.0)))
     return total
 
 
@@ -76,6 +83,7 @@ def test_the_best_paths_by_enumeration(kernels: Kernels, kept: int, depth: int, 
 def test_guesses_that_are_impossible_are_in_no_tree(kernels: Kernels) -> None:
     refinement, candidates = drawn(3)
     candidates.values[:, 2:] = -math.inf
+    candidates.scores.scatter_(1, candidates.places[:, 2:], -math.inf)
     places, parents, _ = kernels.grow_paths(refinement, candidates, 60, 3)
     assert len(places) > 4
     depths = [0]

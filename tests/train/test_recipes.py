@@ -31,6 +31,7 @@ from oracles import (
     make_redrafter_head,
     medusa_logits,
     randomize,
+    redrafter_logits,
     redrafter_outputs,
     redrafter_path,
     rms_norm,
@@ -219,7 +220,7 @@ def block(target: Transformer, rank: int, shortlist: Sequence[int] = ()) -> Case
     return Case(of(BlockRecipe, target, head), formula, kept=shortlist or None)
 
 
-def redrafter(target: Transformer, shortlist: Sequence[int] = ()) -> Case:
+def redrafter(target: Transformer, shortlist: Sequence[int] = (), candidates: float = 0.0) -> Case:
     head = randomize(make_redrafter_head(DEPTH, shortlist))
     head.borrow(TargetEnds.of(target))
 
@@ -229,7 +230,7 @@ def redrafter(target: Transformer, shortlist: Sequence[int] = ()) -> Case:
         logits = redrafter_path(head, target, outputs, tokens[root:])
         return Guess(logits[list(shortlist)] if shortlist else logits)
 
-    return Case(of(RedrafterRecipe, target, head), formula, kept=shortlist or None)
+    return Case(of(RedrafterRecipe, target, head, candidates=candidates), formula, kept=shortlist or None)
 
 
 def of(
@@ -273,6 +274,27 @@ def test_losses_are_those_of_a_loop_over_tokens(name: str, tiny: Make) -> None:
         assert losses[f"agreement_{k + 1}"] == pytest.approx(mean(one.agree), abs=1e-6)
         total += WEIGHTS[k] * loss
     assert losses["loss"] == pytest.approx(total / sum(WEIGHTS), rel=TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_redrafters_candidates_are_taught_before_they_are_refined(tiny: Make) -> None:
+    target = tiny(0)
+    losses = [
+        redrafter(target, (), weight).recipe.losses(EXAMPLES, torch.Generator().manual_seed(0))
+        for weight in (0.0, 0.5)
+    ]
+    head = redrafter(target).recipe.head
+
+    def formula(tokens: list[int], taps: tuple[Tensor, ...]) -> Guess:
+        root = len(taps[0])
+        outputs = redrafter_outputs(head, target, torch.cat(taps, -1)[-1], tokens[root])
+        return Guess(redrafter_logits(head, target, outputs)[len(tokens) - root - 1])
+
+    raw = naive(target, head.taps, formula, None)
+    assert losses[1]["loss_1"] == losses[0]["loss_1"]
+    for k in (1, 2):
+        added = losses[1][f"loss_{k + 1}"] - losses[0][f"loss_{k + 1}"]
+        assert added == pytest.approx(0.5 * mean(raw[k].losses), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "block"])

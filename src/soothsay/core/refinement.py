@@ -29,16 +29,21 @@ class Refinement:
     tokens: Tensor  # [V, U] bfloat16: the part of a state that a token makes
     carry: Tensor  # [U, U] bfloat16: the part that the state above makes, a row for each of its units
     out: Tensor  # [V, U] bfloat16: a token's correction is the product with the state
+    followers: Tensor  # [V, F] int64: for each token, some that often come after it
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The guesses of one pass for D depths, K for each, before they are refined."""
+    """The guesses of one pass for D depths, K for each. Those of the first depth are refined already."""
 
+    scores: (
+        Tensor  # [D, V] float32, of all tokens; times `factor` they are log-probabilities up to a constant
+    )
+    factor: float
     values: Tensor  # [D, K] float32 log-probabilities, the best first; minus infinity: there is none
     places: Tensor  # [D, K] int64 rows of the refinement
-    read: Tensor  # [D, U] float32: the part of a state that the pass makes
-    root: Tensor  # [U] float32: the part that the root's token makes
+    read: Tensor  # [D, U] float32: the part of a state that the pass makes; the first is not read
+    root: Tensor  # [U] float32: the root's state
     scale: float  # factor of corrections
 
 
@@ -53,39 +58,52 @@ def grow(
     """
     r, c = refinement, candidates
     tree, places = DraftTree(-1), [0]
-    states: list[Tensor | None] = []
-    waiting: list[Tensor] = []  # of each node, the scores of candidates below it; those in the tree are -inf
+    states: list[Tensor] = []  # of each node that can have children
+    below: list[tuple[Tensor, Tensor]] = []  # rows and scores of the candidates; -inf for those in the tree
+    nothing = c.places[0, :0], c.values[0, :0]
 
     def expand(node: int) -> None:
-        level, above = tree.depths[node], tree.parents[node]
+        level = tree.depths[node]
         if level >= min(depth, len(c.values)):
-            states.append(None)
-            waiting.append(torch.full_like(c.values[0], -math.inf))
-            return
-        state = c.read[level] + (r.tokens[places[node]].float() if node else c.root)
-        if node:
-            carried = states[above]
-            assert carried is not None
-            state = state + carried @ r.carry.float()
-        state = F.silu(state)
-        refined = c.values[level] + c.scale * (r.out[c.places[level]].float() @ state)
-        outside = (1 - c.values[level].exp().sum()).clamp(
-            min=0
-        )  # tokens that are no candidates are not refined
-        whole = torch.cat([refined, outside.log()[None]]).logsumexp(0)
-        states.append(state)
-        waiting.append(tree.scores[node] + (refined - whole).clamp(max=0))
+            states.append(c.root)
+            below.append(nothing)
+        elif node == 0:
+            states.append(c.root)
+            below.append((c.places[0], c.values[0].clone()))
+        else:
+            above = states[tree.parents[node]] @ r.carry.float()
+            states.append(F.silu(c.read[level] + r.tokens[places[node]].float() + above))
+            rows, log_probs = _refined(r, c, level, places[node], states[-1])
+            below.append((rows, tree.scores[node] + log_probs))
 
     expand(0)
     while len(tree) < nodes:
-        scores = torch.stack(waiting)
-        above, chosen = divmod(int(scores.argmax()), scores.shape[1])
-        best = float(scores[above, chosen])
-        if best < math.log(LEAST):
+        above = max(range(len(tree)), key=lambda node: _best(below[node][1]))
+        rows, scores = below[above]
+        score = _best(scores)
+        if score < math.log(LEAST):
             break
-        waiting[above][chosen] = -math.inf
-        places.append(int(c.places[tree.depths[above], chosen]))
-        # places stand for tokens, and siblings are distinct
-        tree.add(above, places[-1], best - tree.scores[above])
+        chosen = int(scores.argmax())
+        scores[chosen] = -math.inf
+        places.append(int(rows[chosen]))  # rows stand for tokens, so siblings are distinct
+        tree.add(above, places[-1], score - tree.scores[above])
         expand(len(tree) - 1)
     return places, tree.parents, tree.scores
+
+
+def _refined(r: Refinement, c: Candidates, level: int, row: int, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates below a node whose token has this row: their rows and refined log-probabilities."""
+    constant = c.factor * c.scores[level, c.places[level, 0]] - c.values[level, 0]
+    followers = r.followers[row]
+    more = c.factor * c.scores[level, followers] - constant
+    least = c.scores[level, c.places[level][c.values[level] > -math.inf]].min()
+    more = more.masked_fill(c.scores[level, followers] >= least, -math.inf)  # these are among the best
+    values, rows = torch.cat([c.values[level], more]), torch.cat([c.places[level], followers])
+    refined = values + c.scale * (r.out[rows].float() @ state)
+    outside = (1 - values.exp().sum()).clamp(min=0)  # tokens that are no candidates are not refined
+    whole = torch.cat([refined, outside.log()[None]]).logsumexp(0)
+    return rows, (refined - whole).clamp(max=0)
+
+
+def _best(scores: Tensor) -> float:
+    return float(scores.max()) if len(scores) else -math.inf

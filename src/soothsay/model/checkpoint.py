@@ -242,7 +242,7 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 def bundled_models() -> tuple[str, ...]:
     """Names of the models in the package."""
-    return tuple(sorted(entry.name for entry in _bundled().iterdir() if entry.is_dir()))
+    return tuple(sorted(entry.parent.name for entry in _bundled().glob("*/config.json")))
 
 
 def _bundled() -> Path:

@@ -293,10 +293,15 @@ class BlockRecipe(HeadRecipe):
 class RedrafterRecipe(HeadRecipe):
     """Trains a head of one look and a recurrent cell, which reads the tokens of the text.
 
-    The first draft token is learned after every token, deeper ones after a sample of them.
+    The first draft token is learned after every token, deeper ones after a sample of them. Deeper guesses are
+    taught before they are refined too, since they choose the candidates; `candidates` is the weight of this.
     """
 
     head: RedrafterHead
+
+    def __init__(self, *args: Any, candidates: float = 0.5, **options: Any):
+        super().__init__(*args, **options)
+        self.candidates = candidates
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
@@ -314,12 +319,20 @@ class RedrafterRecipe(HeadRecipe):
                     part.view(*columns.shape, -1)[:, some].flatten(0, 1) for part in (inner, passed, state)
                 )
                 columns = columns[:, some]
-            out = F.linear(inner, matrix).float() + passed
-            out = self.shared.kernels.norm(out, self.head.norm, torch.float32)
+            raw = F.linear(inner, matrix).float() + passed
+            raw = self.shared.kernels.norm(raw, self.head.norm, torch.float32)
             before = self._embedded(at(tokens, (columns + 1 + k).clamp(max=t - 1)))
-            out, state = self.head.refiner(out, before, state)
-            made.append(self.teach(seen, out.view(*columns.shape, -1), self.teacher_weight, columns + 2 + k))
+            out, state = self.head.refiner(raw, before, state)
+            taught = self._taught(seen, out, columns, k)
+            if k and self.candidates:
+                taught["loss"] = (
+                    taught["loss"] + self.candidates * self._taught(seen, raw, columns, k)["loss"]
+                )
+            made.append(taught)
         return made
+
+    def _taught(self, seen: Seen, out: Tensor, columns: Tensor, k: int) -> dict[str, Tensor]:
+        return self.teach(seen, out.view(*columns.shape, -1), self.teacher_weight, columns + 2 + k)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.head.embedded(tokens.flatten(), self.shared)

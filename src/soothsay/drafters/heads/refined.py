@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.core.params import MIN_TEMPERATURE
@@ -17,8 +18,11 @@ from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.template import draw_template, fill_drawn, score_rows
 
-CANDIDATES = 48
-"""Guesses of a depth that are refined."""
+CANDIDATES = 64
+"""Guesses of a depth that are refined below every node."""
+
+FOLLOWERS = 64
+"""Tokens that often follow a node's own, refined below it too: the guesses of a depth do not know it."""
 
 DRAWN_BRANCH = 8
 """Draws below a node, for verifiers that draw."""
@@ -52,6 +56,7 @@ class RefinedTrees:
                 tokens=torch.cat(tokens).bfloat16(),
                 carry=self.cell.carry(units).bfloat16().contiguous(),
                 out=corrections.t().bfloat16().contiguous(),
+                followers=_followers(torch.cat(tokens), corrections),
             )
 
     def trees(self, requests: Sequence[Request], outputs: Tensor, embedded: Tensor) -> list[DraftTree]:
@@ -63,21 +68,22 @@ class RefinedTrees:
             embedded: `[R, H]` normed, of the roots' tokens.
         """
         depths = outputs.shape[1]
-        rows = outputs.flatten(0, 1)
+        first, states = self.cell(outputs[:, 0], embedded, None)
+        rows = torch.cat([first[:, None], outputs[:, 1:]], dim=1).flatten(0, 1)
         logits = self.head.logits(rows, self.shared)
         if any(request.params.rule.guessing.draws for request in requests):
             return self._drawn(requests, logits, depths)
         factors = [SHARPNESS if request.params.temperature == 0 else 1.0 for request in requests]
-        values, places = self._candidates(requests, logits, depths, factors)
+        scores, values, places = self._candidates(requests, logits, depths, factors)
         read = cast(Tensor, self.cell.read(rows)).float()
-        roots = cast(Tensor, self.cell.token(embedded)).float()
         trees = []
         for i, request in enumerate(requests):
             own = slice(i * depths, (i + 1) * depths)
             scale = factors[i] / max(request.params.temperature or 1.0, MIN_TEMPERATURE)
-            trees.append(
-                self._tree(request, Candidates(values[own], places[own], read[own], roots[i], scale))
+            candidates = Candidates(
+                scores[own], factors[i], values[own], places[own], read[own], states[i], scale
             )
+            trees.append(self._tree(request, candidates))
         return trees
 
     def _tree(self, request: Request, candidates: Candidates) -> DraftTree:
@@ -89,14 +95,15 @@ class RefinedTrees:
 
     def _candidates(
         self, requests: Sequence[Request], logits: Tensor, depths: int, factors: Sequence[float]
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and places of each row's best tokens, `[R * D, K]`."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores `[R * D, V_short]`; log-probabilities and places of each row's best tokens, `[R * D, K]`."""
         if not all(_plain(request) for request in requests):
             logits = score_rows(requests, self._whole(logits), [depths] * len(requests), self.kernels)
             if self.head.shortlist is not None:
                 logits = logits.index_select(1, self.head.shortlist)
         sharp = [factor for factor in factors for _ in range(depths)]
-        return self.kernels.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
+        best = self.kernels.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
+        return logits, *best
 
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
         """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
@@ -111,6 +118,18 @@ class RefinedTrees:
 
     def _whole(self, logits: Tensor) -> Tensor:
         return self.head.whole(logits, self.shared.vocab_size)
+
+
+def _followers(tokens: Tensor, corrections: Tensor) -> Tensor:
+    """The tokens that a cell without context expects after each token, `[V_short, FOLLOWERS]` places.
+
+    Args:
+        tokens: `[V_short, U]`, their parts of a state.
+        corrections: `[U, V_short]`, of each unit.
+    """
+    count, matrix = min(FOLLOWERS, len(tokens)), corrections.bfloat16()
+    states = torch.split(F.silu(tokens.float()).bfloat16(), ROWS)
+    return torch.cat([(some @ matrix).topk(count).indices for some in states])
 
 
 def _plain(request: Request) -> bool:

@@ -23,9 +23,13 @@ class _Paths(Structure):
     """`soothsay_paths` of csrc/kernels.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("values", "places", "read", "root", "tokens", "carry", "out")),
-        ("scale", c_float),
-        *((name, c_int) for name in ("depths", "count", "units")),
+        *(
+            (name, c_void_p)
+            for name in ("values", "places", "read", "root", "tokens", "carry", "out", "scores", "followers")
+        ),
+        ("tokens_count", c_int64),
+        *((name, c_float) for name in ("scale", "factor")),
+        *((name, c_int) for name in ("depths", "count", "units", "following")),
     )
 
 
@@ -35,9 +39,10 @@ def grow(
     """See `soothsay.core.refinement.grow`."""
     function: Callable[..., int] = library.soothsay_grow_paths
     r, c = refinement, candidates
-    tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out]
+    tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out, c.scores, r.followers]
     assert all(tensor.is_contiguous() for tensor in tensors)
-    paths = _Paths(*(tensor.data_ptr() for tensor in tensors), c.scale, *c.values.shape, len(c.root))
+    numbers = len(r.tokens), c.scale, c.factor, *c.values.shape, len(c.root), r.followers.shape[1]
+    paths = _Paths(*(tensor.data_ptr() for tensor in tensors), *numbers)
     places, parents, scores = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
     size = function(byref(paths), nodes, depth, math.log(LEAST), places, parents, scores)
     return places[:size], parents[:size], scores[:size]
