@@ -20,7 +20,9 @@ class ShortlistHead(Head):
 
     def __init__(self, shortlist_size: int):
         super().__init__()
-        self.register_buffer("shortlist", torch.arange(shortlist_size) if shortlist_size else None)
+        # zeros: on the meta device, torch imports its compiler to count
+        known = torch.zeros(shortlist_size, dtype=torch.int64) if shortlist_size else None
+        self.register_buffer("shortlist", known)
         self.head: nn.Module | None = None
 
     @property
