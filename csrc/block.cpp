@@ -33,8 +33,8 @@ void attend(const soothsay_parts& b, const Pass& p, const void* inputs, int inpu
     const float* const* rope = p.ropes + 2 * b.is_local;
     const int64_t width = int64_t(b.queries + b.gate_heads + 2 * b.keys) * b.d;
     float* attended = (float*)((char*)p.second + (b.gate_heads ? rows * width * element : 0));
-    soothsay_rotate_store(p.second, half, rope[0], rope[1], b.q_norm, b.k_norm, p.slot, rows, b.queries, b.gate_heads, b.keys,
-                          b.d, p.slots, b.eps, b.scale, third, kv);
+    soothsay_rotate_store(p.second, half, rope[0], rope[1], b.q_norm, b.k_norm, nullptr, p.slot, rows, b.queries,
+                          b.gate_heads, b.keys, b.d, p.slots, b.eps, b.scale, third, kv);
     soothsay_attend(third, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared, p.num_paths, b.keys,
                     b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, b.sinks, attended);
     if (b.gate_heads) {

@@ -62,7 +62,10 @@ struct Router {
         take_best(worth.data(), r.count, r.each, taken, [&](int k, int place) {
             chosen[k] = place, shares[k] = weights[place], sum += shares[k];
         });
-        for (int k = 0; k < r.each; ++k) shares[k] = (r.normalize ? shares[k] / (sum + 1e-20f) : shares[k]) * r.scale;
+        for (int k = 0; k < r.each; ++k) {
+            shares[k] = (r.normalize ? shares[k] / (sum + 1e-20f) : shares[k]) * r.scale;
+            if (r.scales) shares[k] *= r.scales[chosen[k]];
+        }
     }
 };
 

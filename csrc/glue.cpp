@@ -60,7 +60,7 @@ struct Heads {
 
 template <class In, class Out>
 void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
-                  const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
+                  const float* v_norm, const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
     const int d = s.d, first = s.queries + s.gates, all = first + 2 * s.keys;
     parallel(rows, PIECE / (all * d), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
@@ -69,11 +69,11 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
                 const In* source = qkv + (r * all + h) * d;
                 const bool is_query = h < s.queries, is_value = h >= first + s.keys;
                 float head[1024], turned[1024];
-                const float* norm = is_query ? q_norm : k_norm;
-                float scale = norm && !is_value ? inverse_rms(source, d, s.eps) : 1.0f;
+                const float* norm = is_query ? q_norm : is_value ? v_norm : k_norm;
+                float scale = norm ? inverse_rms(source, d, s.eps) : 1.0f;
                 for (int j = 0; j < d; j += LANES) {
                     floats v = load(source + j);
-                    if (norm && !is_value) v = v * scale * load(norm + j);
+                    if (norm) v = v * scale * load(norm + j);
                     store(head + j, v);
                 }
                 if (!is_value) rotate(head, cos + r * d, sin + r * d, d, turned);
@@ -128,14 +128,14 @@ extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_i
 }
 
 extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
-                                      const float* q_norm, const float* k_norm, const int64_t* slot, int64_t rows,
-                                      int queries, int gates, int keys, int d, int64_t slots, float eps, float scale,
-                                      float* q, void* kv) {
+                                      const float* q_norm, const float* k_norm, const float* v_norm,
+                                      const int64_t* slot, int64_t rows, int queries, int gates, int keys, int d,
+                                      int64_t slots, float eps, float scale, float* q, void* kv) {
     Heads s{queries, gates, keys, d, slots, eps, scale};
     if (is_bf16)
-        rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (bf16*)kv);
+        rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, (bf16*)kv);
     else
-        rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, slot, rows, s, q, (float*)kv);
+        rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, (float*)kv);
 }
 
 extern "C" void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n) {

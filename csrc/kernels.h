@@ -17,10 +17,10 @@ void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, con
                        float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
 
 // qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, d], in the same
-// dtype as qkv; q_norm and k_norm [d] or null.
+// dtype as qkv; the three norms [d] or null.
 void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin, const float* q_norm,
-                           const float* k_norm, const int64_t* slot, int64_t rows, int queries, int gates, int keys,
-                           int d, int64_t slots, float eps, float scale, float* q, void* kv);
+                           const float* k_norm, const float* v_norm, const int64_t* slot, int64_t rows, int queries,
+                           int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv);
 
 // q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
 // in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
@@ -91,6 +91,7 @@ void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_
 // How a row's experts are chosen from `count` scores; see soothsay.model.feed_forward.route.
 struct soothsay_routing {
     const float* correction;  // [count], added for the choice alone; null: none
+    const float* scales;      // [count], factors of the experts' shares; null: none
     int count, each, sigmoid, normalize, groups, kept, best;
     float scale;
     int scales_inputs;  // experts read a row times its share; else their outputs are multiplied by it

@@ -7,7 +7,9 @@ the reason for its default.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
@@ -19,7 +21,7 @@ class RopeConfig:
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and its long-context scalings."""
 
     theta: float = 10_000.0
-    kind: str = "default"  # or linear, llama3, yarn, longrope, none (nothing rotates)
+    kind: str = "default"  # or linear, llama3, yarn, longrope, proportional, none (nothing rotates)
     factor: float = 1.0
     original_max_positions: int = 0  # llama3, yarn, longrope: the context of the first training
     low_freq_factor: float = 1.0  # llama3
@@ -33,6 +35,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies, one for each pair
     long_factors: tuple[float, ...] = ()
     context: int = 0  # longrope: the longest context that is served; it chooses between the factors
+    share: float = 1.0  # proportional: the share of the pairs that turn; their frequencies are those of all
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ class QueryGrowthConfig:
     span: int
     shift: int = 0
     unrotated: bool = False  # only in layers that do not rotate
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """The key-value heads of one layer's attention."""
+
+    count: int
+    size: int  # dimensions of each, and of query heads
+    keys_are_values: bool = False  # values are the keys before their norm and their rotation
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,7 @@ class ExpertsConfig:
     router_bias: bool = False
     shared_gate: bool = False  # the shared part is multiplied by the sigmoid of a score of its own
     scales_inputs: bool = False  # Llama 4: experts read a row times its weight
+    beside_dense: bool = False  # Gemma 4: layers have a dense part too, and each of the two norms of its own
 
 
 @dataclass(frozen=True)
@@ -153,6 +166,12 @@ class ModelConfig:
     qk_norm: bool = False
     qk_unit_norm: bool = False  # Llama 4: where a layer rotates, a norm of each head without weights
     qk_norm_over_heads: bool = False  # OLMo 2 and 3: a norm of all queries together, and one of all keys
+    value_norm: bool = False  # Gemma 4: values are normed, without weights
+    global_heads: HeadsConfig | None = None  # Gemma 4: of layers without a window; None: those of the others
+    num_shared_kv_layers: int = 0  # Gemma 4: the last layers, which read keys and values of layers before
+    wide_shared_kv_layers: bool = False  # the feed-forward parts of these layers have twice the size
+    layer_embedding_size: int | None = None  # Gemma 4: each layer reads an embedding of its own
+    layer_scalars: bool = False  # Gemma 4: each layer's output is multiplied by a number
     centred_norms: bool = False  # Cohere: a norm subtracts the mean first
     parallel: bool = False  # Cohere: attention and the feed-forward part read the same normed stream
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
@@ -172,10 +191,35 @@ class ModelConfig:
     delta: DeltaConfig | None = None  # some layers keep a state instead of keys and values
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate for each number
 
-    @property
+    @cached_property
     def group(self) -> int:
-        """Query heads that share one key-value head."""
-        return self.num_heads // self.num_kv_heads
+        """Query heads that share one key-value head. The greatest common divisor, if layers differ."""
+        return math.gcd(*(self.num_heads // self.heads(i).count for i in range(self.num_layers)))
+
+    def heads(self, layer: int) -> HeadsConfig:
+        """The key-value heads that a layer reads."""
+        if self.global_heads is not None and self.windows[layer] is None:
+            return self.global_heads
+        return HeadsConfig(self.num_kv_heads, self.head_dim)
+
+    @cached_property
+    def kv_layers(self) -> tuple[int, ...]:
+        """For each layer, the layer whose keys and values it reads: itself, or the last one of its kind that
+        has its own. Of a kind are layers with a window, and layers without."""
+        own, last = self.num_layers - self.num_shared_kv_layers, dict[bool, int]()
+        for layer, window in enumerate(self.windows[:own]):
+            last[window is None] = layer
+        shared = (last[window is None] for window in self.windows[own:])
+        return (*range(own), *shared)
+
+    def shares_kv(self, layer: int) -> bool:
+        """Whether a layer reads the keys and values of another one."""
+        return self.kv_layers[layer] != layer
+
+    def mlp_size(self, layer: int) -> int:
+        """`intermediate_size` of one layer's dense feed-forward part."""
+        is_wide = self.wide_shared_kv_layers and self.shares_kv(layer)
+        return self.intermediate_size * (2 if is_wide else 1)
 
     @property
     def has_common_blocks(self) -> bool:
@@ -188,21 +232,25 @@ class ModelConfig:
         special = (
             self.qk_norm_over_heads or self.query_growth is not None or self.centred_norms or self.parallel
         )
-        special = special or self.latent is not None
+        special = special or self.latent is not None or self.value_norm or self.global_heads is not None
+        special = special or self.num_shared_kv_layers > 0 or self.layer_embedding_size is not None
+        special = special or self.layer_scalars
         return self.pre_norms and not special
 
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model in matrices. Biases and norms are left out."""
-        attention = sum(map(self.attention_parameters, range(self.num_layers)))
-        dense, experts, mixture = self.num_layers, 0, self.experts
+        hidden, layers, mixture = self.hidden_size, range(self.num_layers), self.experts
+        total = self.vocab_size * hidden * (1 if self.tie_embeddings else 2)
+        total += sum(map(self.attention_parameters, layers))
         if mixture is not None:
-            dense -= len(mixture.layers)
             each = (3 * mixture.size + 1) * mixture.count + 3 * mixture.shared_size + mixture.shared_gate
-            experts = each * self.hidden_size * len(mixture.layers)
-        tables = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        feed_forward = 3 * self.hidden_size * self.intermediate_size * dense
-        return attention + feed_forward + experts + tables
+            total += each * hidden * len(mixture.layers)
+        dense = [i for i in layers if not self.is_sparse(i) or (mixture is not None and mixture.beside_dense)]
+        total += 3 * hidden * sum(self.mlp_size(layer) for layer in dense)
+        if self.layer_embedding_size is not None:  # a table, its projection, and two matrices in each layer
+            total += (self.vocab_size + 3 * hidden) * self.layer_embedding_size * self.num_layers
+        return total
 
     def attention_parameters(self, layer: int) -> int:
         """Weights of a layer's attention, or of what takes its place, in matrices."""
@@ -212,8 +260,9 @@ class ModelConfig:
             return products + d.taps * d.channels
         c = self.latent
         if c is None:
-            heads = (2 + self.gated_attention) * self.num_heads + 2 * self.num_kv_heads
-            return self.hidden_size * heads * self.head_dim
+            own = self.heads(layer)
+            keys = 0 if self.shares_kv(layer) else own.count * (1 if own.keys_are_values else 2)
+            return self.hidden_size * ((2 + self.gated_attention) * self.num_heads + keys) * own.size
         queries, hidden = self.num_heads * (c.plain + c.rotated), self.hidden_size
         q = hidden * queries if c.query_rank is None else c.query_rank * (hidden + queries)
         heads = self.num_heads * (c.rank * (c.plain + c.value) + c.value * hidden)
@@ -221,16 +270,15 @@ class ModelConfig:
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
-        """For each layer, the heads in the KV pool, those of keys and of values together, and their size.
+        """The heads in the KV pool, those of keys and of values together, and their size.
 
-        Layers that keep a state have no heads there.
+        Of each layer but the last ones, which share those of others. Layers that keep a state have no heads.
         """
         if self.latent is not None:
             return ((1, self.latent.rank + self.latent.rotated),) * self.num_layers
-        return tuple(
-            (0 if self.is_recurrent(layer) else 2 * self.num_kv_heads, self.head_dim)
-            for layer in range(self.num_layers)
-        )
+        own = range(self.num_layers - self.num_shared_kv_layers)
+        heads = ((0 if self.is_recurrent(layer) else 2, self.heads(layer)) for layer in own)
+        return tuple((parts * own.count, own.size) for parts, own in heads)
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state instead of keys and values."""

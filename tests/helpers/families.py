@@ -63,6 +63,23 @@ HYBRID_EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 9,
+    "final_logit_softcapping": 6.0,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}
+SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
+KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, its own settings
     "llama1": ("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 2}),
     "llama3": (
@@ -256,6 +273,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
             },
         },
+    ),
+    "gemma4": ("Gemma4", {**GEMMA4, **SHARED_KV, "hidden_size_per_layer_input": 32}),
+    "gemma4_keys_are_values": ("Gemma4", {**GEMMA4, **KEYS_ARE_VALUES}),
+    "gemma4_experts": ("Gemma4", {**GEMMA4, **EXPERTS, **KEYS_ARE_VALUES}),
+    "gemma4_all": (
+        "Gemma4",
+        {**GEMMA4, **SHARED_KV, **EXPERTS, **KEYS_ARE_VALUES, "hidden_size_per_layer_input": 32},
+    ),
+    "gemma4_unified": (
+        "Gemma4Unified",
+        {key: value for key, value in {**GEMMA4, **SHARED_KV}.items() if "per_layer" not in key},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 12}),
     "qwen3_moe": (
@@ -495,18 +523,22 @@ def random_oracle(name: str, **changes: Any) -> Any:
         whole = f"{family}ForConditionalGeneration"
     else:
         family, settings = CASES[name]
-        suffix = "TextConfig" if family in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe") else "Config"
+        text = family.startswith(("Gemma3", "Gemma4")) or family in ("Llama4", "Qwen3_5", "Qwen3_5Moe")
+        suffix = "TextConfig" if text else "Config"
         config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
         whole = f"{family}ForCausalLM"
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
+    factors = ("norm.weight", "norm_1.weight", "norm_2.weight", "scale")
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if key.endswith("norm.weight"):
-            zero = "Gemma" in family or (name in HYBRIDS and "linear_attn" not in key)
+        if key.endswith(factors):
+            zero = family in ("Gemma2", "Gemma3") or (name in HYBRIDS and "linear_attn" not in key)
             centre = 0.0 if zero else 1.0
             value = centre + 0.3 * noise
+            if family.startswith("Gemma4") and key.endswith("q_norm.weight"):
+                value *= 0.3  # nothing else scales its attention, and sharp attention enlarges rounding
         elif parameter.ndim == 1 or key.endswith("_bias"):  # a bias, or a stack of them
             value = 0.5 * noise
         elif family == "GptOss" and key.endswith("experts.gate_up_proj"):
@@ -521,6 +553,8 @@ def random_oracle(name: str, **changes: Any) -> Any:
     for key, buffer in oracle.named_buffers():
         if key.endswith("e_score_correction_bias"):
             buffer.copy_(0.5 * torch.randn(buffer.shape, generator=generator))
+        elif key.endswith("layer_scalar"):
+            buffer.fill_(0.5 + 0.5 * float(torch.rand(1, generator=generator)))
     return oracle.eval()
 
 

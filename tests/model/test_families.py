@@ -320,7 +320,11 @@ def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "name", ["llama1", "llama3", "qwen2_windows", "gemma2", "gemma3", "qwen3_moe", *FURTHER]
+    "name",
+    [
+        *("llama1", "llama3", "qwen2_windows", "gemma2", "gemma3", "gemma4", "gemma4_experts", "qwen3_moe"),
+        *FURTHER,
+    ],
 )
 def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype: Any) -> None:
     model = packed(pairs(name), dtype)
@@ -347,6 +351,9 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "qwen3_next",
         "llama4",
         "minimax_m2",
+        "gemma4",
+        "gemma4_experts",
+        "gemma4_all",
     ],
 )
 def test_bits_of_further_kinds_of_blocks(pairs: Pairs, name: str, dtype: Any) -> None:
@@ -416,7 +423,7 @@ def test_sharded_checkpoint(pairs: Pairs, name: str, tmp_path: Path) -> None:
     assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if "gemma4" not in name])  # which is newer
 def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_path: Path) -> None:
     newer = read_config(pairs(name).directory)
     rope = newer["rope_parameters"]

@@ -176,6 +176,16 @@ FIELDS: Mapping[str, Rule] = {
     "interleave_moe_layer_step": Whole(1, MAX_LAYERS),
     "moe_layers": Each(_LAYER),
     "swiglu_alpha": _POSITIVE,
+    # Gemma 4
+    "global_head_dim": Whole(2, 65_536),
+    "num_global_key_value_heads": Whole(1, 65_536),
+    "attention_k_eq_v": FLAG,
+    "num_kv_shared_layers": _LAYER,
+    "use_double_wide_mlp": FLAG,
+    "hidden_size_per_layer_input": Whole(0, 2**16),
+    "vocab_size_per_layer_input": Whole(0, 2**24),
+    "enable_moe_block": FLAG,
+    "top_k_experts": Whole(1, 65_536),
     # latent attention
     "kv_lora_rank": Whole(1, 65_536),
     "q_lora_rank": Whole(1, 65_536),

@@ -40,7 +40,8 @@ def parse_model_config(raw: Raw) -> ModelConfig:
     name = str(raw["model_type"])
     family = FAMILIES[name]
     try:
-        return _parse(name, family, family.rewritten({**family.defaults, **raw}))
+        raw = family.rewritten({**family.defaults, **raw})
+        return family.finished(raw, _parse(name, family, raw))
     except KeyError as error:
         raise ModelError(f"config.json of family {name!r} has no {error.args[0]!r}") from None
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
+from soothsay.model import gemma4_fields
 
 Raw = Mapping[str, Any]
 """The content of a `config.json`."""
@@ -77,6 +79,11 @@ def all_or_none(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
 def unchanged(raw: Raw) -> Raw:
     """The file's keys are the usual ones."""
     return raw
+
+
+def as_parsed(raw: Raw, config: ModelConfig) -> ModelConfig:
+    """The family has no fields of its own."""
+    return config
 
 
 def dense_hybrid(raw: Raw) -> Raw:
@@ -249,6 +256,9 @@ class Family:
     rewritten: Callable[[Raw], Raw] = unchanged
     """The file with the usual keys. Raises `ModelError` for a model that is not supported."""
 
+    finished: Callable[[Raw, ModelConfig], ModelConfig] = as_parsed
+    """The configuration with fields that few families have. Raises `ModelError`."""
+
     defaults: Raw = field(default_factory=dict)
     """Values that files of this family leave out."""
 
@@ -286,6 +296,19 @@ _GEMMA3_DEFAULTS = {  # Google's multimodal checkpoints leave out what equals tr
     "max_position_embeddings": 131_072,
     "query_pre_attn_scalar": 256,
 }
+
+_GEMMA4 = Family(
+    activation_key="hidden_activation",
+    default_activation="gelu_pytorch_tanh",
+    default_tied=True,
+    post_norms=True,
+    scaled_embedding=True,
+    qk_norm=True,
+    local_rope=True,
+    rewritten=gemma4_fields.with_layer_types,
+    finished=gemma4_fields.finished,
+    defaults=gemma4_fields.DEFAULTS,
+)
 
 _QWEN2 = Family(qkv_bias_only=True, windowed=last_layers, window_switch=True)
 _QWEN2_VL = replace(_QWEN2, default_theta=1e6, defaults={"max_window_layers": 80})
@@ -442,6 +465,8 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         states_scaled_context=True,
         defaults=_GEMMA3_DEFAULTS,
     ),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": replace(_GEMMA4, defaults=gemma4_fields.UNIFIED_DEFAULTS),
 }
 
 _SPARSE = "its attention reads keys that an indexer chooses"

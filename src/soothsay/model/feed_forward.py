@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.model.kernels import FusedExperts, Kernels
 from soothsay.model.linear import Dense
+from soothsay.model.norm import RMSNorm, Vector
 
 
 class FeedForward(nn.Module):
@@ -27,46 +28,47 @@ class FeedForward(nn.Module):
         return cast(Tensor, self.down(self.kernels.gated(self.gate_up(x), self.activation)))
 
 
-class Correction(nn.Module):
-    """What is added to the experts' weights for their choice alone (DeepSeek-V3, arXiv 2412.19437)."""
-
-    def __init__(self, count: int):
-        super().__init__()
-        self.e_score_correction_bias = nn.Parameter(torch.zeros(count))  # [experts], named as in checkpoints
-
-
 class Experts(nn.Module):
-    """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts."""
+    """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts.
+
+    `scaled`: the outputs of each expert are multiplied by a learned number.
+    """
 
     fused: FusedExperts | None = None
     """Does `mixed` in one call; see `soothsay.model.transformer.fuse`."""
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels):
+    def __init__(
+        self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels, *, scaled: bool = False
+    ):
         super().__init__()
         self.config, self.kernels = experts, kernels
+        self.scales = Vector("per_expert_scale", experts.count) if scaled else None
         self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
-        self.correction = Correction(experts.count) if experts.corrected else None
+        self.correction = Vector("e_score_correction_bias", experts.count) if experts.corrected else None
+        """Added to the experts' weights for their choice alone (DeepSeek-V3, arXiv 2412.19437)."""
         self.experts = nn.ModuleList(FeedForward(config, experts.size, kernels) for _ in range(experts.count))
         self.shared = FeedForward(config, experts.shared_size, kernels) if experts.shared_size else None
         gated = self.shared is not None and experts.shared_gate
         self.shared_gate: nn.Module | None = Dense.random(config.hidden_size, 1) if gated else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`."""
-        out = self.mixed(x) if self.fused is None else self.fused(x)
+    def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`. `routed` `[N, hidden]` is what the router reads; None: `x`."""
+        scores = None if routed is None else cast(Tensor, self.router(routed))
+        out = self.mixed(x, scores) if self.fused is None else self.fused(x, scores)
         if self.shared is None or self.shared_gate is None:
             return out
         # a whole vector of equal numbers for each row: an odd one out would be computed in another way
         gate = torch.sigmoid(cast(Tensor, self.shared_gate(x)).float().repeat(1, 32))[:, :1]
         return cast(Tensor, out + gate * self.shared(x))
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mixed(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
         """`[N, hidden] -> [N, hidden]`, without a gated shared part.
 
         A row's experts are added in order of rank, for row-invariance.
         """
-        correction = None if self.correction is None else self.correction.e_score_correction_bias
-        weights, chosen = self.kernels.route(self.router(x), self.config, correction)  # [N, k]
+        scores = self.router(x) if scores is None else scores
+        correction, scales = (None if v is None else v.value for v in (self.correction, self.scales))
+        weights, chosen = self.kernels.route(scores, self.config, correction, scales)  # [N, k]
         dtype = cast(torch.dtype, cast(FeedForward, self.experts[0]).down.dtype)
         out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype)  # [N, k, hidden]
         for index in sorted(set(chosen.flatten().tolist())):
@@ -81,8 +83,42 @@ class Experts(nn.Module):
         return mixed if self.shared is None or self.shared_gate is not None else mixed + self.shared(x)
 
 
+class DenseAndExperts(nn.Module):
+    """A dense part beside a mixture of experts (Gemma 4).
+
+    Both and the router read the residual stream, each by its own norm. Both outputs are normed as well.
+    """
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig, layer: int, kernels: Kernels):
+        super().__init__()
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.norm_eps)
+
+        self.kernels = kernels
+        self.dense = FeedForward(config, config.mlp_size(layer), kernels)
+        self.mixture = Experts(config, experts, kernels, scaled=True)
+        self.dense_norm, self.dense_post_norm = norm(), norm()
+        self.experts_norm, self.experts_post_norm = norm(), norm()
+        # published models multiply the router's inputs by 1 / sqrt(hidden)
+        self.router_norm = RMSNorm(
+            config.hidden_size, config.norm_eps, stored_as="scale", factor=config.hidden_size**-0.5
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, hidden]` float32, the residual stream -> `[N, hidden]` float32."""
+        kernels, dtype = self.kernels, cast(torch.dtype, self.dense.down.dtype)
+        dense: Tensor = self.dense(kernels.norm(x, self.dense_norm, dtype))
+        routed = kernels.norm(x, self.router_norm, dtype)
+        mixed: Tensor = self.mixture(kernels.norm(x, self.experts_norm, dtype), routed)
+        dense = kernels.norm(dense.float(), self.dense_post_norm, x.dtype)
+        return kernels.add(dense, mixed, self.experts_post_norm)
+
+
 def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:
-    """The feed-forward part of a layer: dense, or a mixture of experts."""
-    if config.experts is not None and config.is_sparse(layer):
-        return Experts(config, config.experts, kernels)
-    return FeedForward(config, config.intermediate_size, kernels)
+    """The feed-forward part of a layer: dense, a mixture of experts, or both."""
+    if config.experts is None or not config.is_sparse(layer):
+        return FeedForward(config, config.mlp_size(layer), kernels)
+    if config.experts.beside_dense:
+        return DenseAndExperts(config, config.experts, layer, kernels)
+    return Experts(config, config.experts, kernels)

@@ -73,8 +73,10 @@ FusedBlocks = Callable[
 `Blocks.forward`, then `inputs` of `Block.forward`."""
 
 
-FusedExperts = Callable[[Tensor], Tensor]
-"""A mixture of experts in one call, with the same bits: `[N, hidden]` to `[N, hidden]` float32."""
+FusedExperts = Callable[[Tensor, Tensor | None], Tensor]
+"""A mixture of experts in one call, with the same bits: `[N, hidden]` to `[N, hidden]` float32.
+
+The second argument are the router's scores `[N, experts]`; None: it computes them."""
 
 
 class Kernels(noise.SamplingKernels, Protocol):
@@ -107,6 +109,7 @@ class Kernels(noise.SamplingKernels, Protocol):
         scale: float,
         kv: Tensor,
         slots: Tensor,
+        value_norm: Norm | None = None,
     ) -> Tensor:
         """Rotate queries and keys, and write keys and values to the pool.
 
@@ -115,8 +118,9 @@ class Kernels(noise.SamplingKernels, Protocol):
             norms: of queries and keys, applied to each head before rotation.
             rope: cosines and sines, `[N, 1, d]` float32, as `Rope` returns them.
             scale: factor of the queries.
-            kv: `[2 * H_kv, S, d]`, in the dtype of `qkv`; written at `slots`.
+            kv: `[2 * H_kv, S, d]`, in the dtype of `qkv`; written at `slots`. It may have no heads.
             slots: `[N]` int64.
+            value_norm: of values, applied to each head.
 
         Returns:
             `[N, H_q, d]` float32 queries.
@@ -168,7 +172,11 @@ class Kernels(noise.SamplingKernels, Protocol):
         """
 
     def route(
-        self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
+        self,
+        scores: Tensor,
+        experts: ExpertsConfig,
+        correction: Tensor | None,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Choose the experts of each row; see `soothsay.model.routing.route`."""
 
@@ -248,6 +256,7 @@ class StockKernels:
         scale: float,
         kv: Tensor,
         slots: Tensor,
+        value_norm: Norm | None = None,
     ) -> Tensor:
         """See `Kernels`."""
         keys = kv.shape[0] // 2
@@ -261,6 +270,8 @@ class StockKernels:
                 self.norm(qk[:, queries:], k_norm, qk.dtype),
             )
             qk = torch.cat(normed, dim=1)
+        if value_norm is not None:
+            v = self.norm(v, value_norm, v.dtype)
         qk = rotate(qk, *rope)
         new = torch.cat([qk[:, queries:], v], dim=1).transpose(0, 1)  # [2 H_kv, N, d]
         kv.index_copy_(1, slots, new.to(kv.dtype))
@@ -300,10 +311,14 @@ class StockKernels:
         return clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
 
     def route(
-        self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
+        self,
+        scores: Tensor,
+        experts: ExpertsConfig,
+        correction: Tensor | None,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Kernels`."""
-        return route(scores, experts, correction)
+        return route(scores, experts, correction, scales)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""

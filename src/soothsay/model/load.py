@@ -19,7 +19,7 @@ from soothsay.heap import return_freed_memory
 from soothsay.machine import available_memory
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.delta_rule import Recurrence
-from soothsay.model.feed_forward import Correction
+from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.mxfp4 import MXFP4
@@ -30,7 +30,7 @@ from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.native.kernels import VARIANTS, NativeKernels, load_native
 from soothsay.model.native.linear import NativeLinear, PackedTable
-from soothsay.model.norm import RMSNorm
+from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.quantized import (
     Integers,
     Quantized,
@@ -41,7 +41,7 @@ from soothsay.model.quantized import (
     round_to_nearest,
 )
 from soothsay.model.tensor_names import TensorNames
-from soothsay.model.transformer import Embedding, IntegerEmbedding, Sinks, Transformer, fuse
+from soothsay.model.transformer import Sinks, Transformer, fuse
 from soothsay.model.unused import warn_of_unused
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -435,13 +435,13 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: _Source) -> 
             read = source.tensor(name, stored, shape).float()
             values = read[:, 0].t() if part == "taps" else read
             setattr(module, part, nn.Parameter(values.clone(memory_format=torch.contiguous_format)))
-    elif isinstance(module, Correction):
-        numbers = source.tensor(name, "e_score_correction_bias", module.e_score_correction_bias)
-        module.e_score_correction_bias = nn.Parameter(numbers.float().clone())
+    elif isinstance(module, Vector):
+        numbers = source.tensor(name, module.name, module.value)
+        module.register_parameter(module.name, nn.Parameter(numbers.float().clone()))
     elif isinstance(module, Sinks):
         module.sinks = nn.Parameter(source.tensor(name, "sinks", module.sinks).float().clone())
     elif isinstance(module, RMSNorm):
-        scale = source.tensor(name, "weight", module.weight).float()
+        scale = source.tensor(name, module.stored_as, module.weight).float() * module.factor
         module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
     elif isinstance(module, Embedding) and (rows := source.blocks(name)) is not None:
         model.set_submodule(name, IntegerEmbedding(rows, module.scale))

@@ -10,12 +10,22 @@ class RMSNorm(nn.Module):
     """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it.
 
     If it is `centred`, it is a layer norm without bias (Ba et al. 2016, arXiv 1607.06450).
+    In checkpoints its weights have the name `stored_as`, and are divided by `factor`.
     """
 
-    def __init__(self, size: int, eps: float, *, centred: bool = False):
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        centred: bool = False,
+        stored_as: str = "weight",
+        factor: float = 1.0,
+    ):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps, self.centred = eps, centred
+        self.stored_as, self.factor = stored_as, factor
 
 
 class UnitNorm(nn.Module):
@@ -28,3 +38,17 @@ class UnitNorm(nn.Module):
         self.register_buffer("weight", torch.ones(size, device="cpu"), persistent=False)
         self.weight: Tensor
         self.eps = eps
+
+
+class Vector(nn.Module):
+    """A learned vector, whose `name` in checkpoints is not `weight`. It has that name here too."""
+
+    def __init__(self, name: str, size: int):
+        super().__init__()
+        self.name = name
+        self.register_parameter(name, nn.Parameter(torch.ones(size)))
+
+    @property
+    def value(self) -> Tensor:
+        """`[size]` float32."""
+        return self.get_parameter(self.name)

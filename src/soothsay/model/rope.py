@@ -67,6 +67,9 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     if config.kind == "none":
         return torch.zeros(head_dim // 2, device="cpu")
     inverse = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
+    if config.kind == "proportional":  # Gemma 4: the slow pairs do not turn
+        turning = int(config.share * head_dim // 2)
+        return torch.where(torch.arange(head_dim // 2, device="cpu") < turning, inverse / config.factor, 0.0)
     if config.kind == "linear":  # Chen et al. 2023, arXiv 2306.15595
         return inverse / config.factor
     if config.kind == "llama3":  # Llama 3.1: stretch long waves, keep short ones, blend between

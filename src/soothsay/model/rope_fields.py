@@ -8,7 +8,7 @@ from typing import Any
 from soothsay.config import RopeConfig
 from soothsay.errors import ModelError
 
-KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 ALIASES = {"su": "longrope", "mrope": "default", "dynamic": "default"}
 """Kinds that compute what another one computes.
@@ -37,7 +37,7 @@ def parse_rope(
     if kind not in KINDS:
         known = ", ".join((*KINDS, *ALIASES))
         raise ModelError(f"rope_scaling type {kind!r} is not supported; known types: {known}")
-    if kind not in ("default", "longrope") and scaling.get("factor") is None:
+    if kind not in ("default", "longrope", "proportional") and scaling.get("factor") is None:
         raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
 
     def number(key: str, default: float) -> float:
@@ -61,6 +61,7 @@ def parse_rope(
         mscale=number("mscale", 0.0),
         mscale_all_dim=number("mscale_all_dim", 0.0),
         truncate=bool(scaling.get("truncate", True)),
+        share=number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0,
         **(_longrope(scaling, positions, original, dims) if kind == "longrope" else {}),
     )
 

@@ -8,13 +8,16 @@ from torch import Tensor
 from soothsay.config import ExpertsConfig
 
 
-def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    scores: Tensor, c: ExpertsConfig, correction: Tensor | None, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose the experts of each row.
 
     Args:
         scores: `[N, experts]`, the router's outputs.
         c: how to choose.
         correction: `[experts]` float32, added for the choice alone; None: nothing is.
+        scales: `[experts]` float32, factors of the experts' weights; None: there are none.
 
     Returns:
         Weights `[N, chosen]` float32, and numbers `[N, chosen]` int64 of the experts, the best first.
@@ -31,7 +34,8 @@ def route(scores: Tensor, c: ExpertsConfig, correction: Tensor | None) -> tuple[
     weights = weights.gather(1, chosen)
     if c.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * c.scale, chosen
+    weights = weights * c.scale
+    return weights if scales is None else weights * scales[chosen], chosen
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -42,6 +42,24 @@ _GEMMA_NAMES: Names = {
     "mlp_norm": ("pre_feedforward_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
 }
+_GEMMA4_NAMES: Names = {
+    **_GEMMA_NAMES,
+    "layer_input.gate": ("per_layer_input_gate",),
+    "layer_input.projection": ("per_layer_projection",),
+    "layer_input.post_norm": ("post_per_layer_input_norm",),
+    "scalar": ("",),
+    "mlp.dense.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.dense.down": ("mlp.down_proj",),
+    "mlp.dense_norm": ("pre_feedforward_layernorm",),
+    "mlp.dense_post_norm": ("post_feedforward_layernorm_1",),
+    "mlp.experts_norm": ("pre_feedforward_layernorm_2",),
+    "mlp.experts_post_norm": ("post_feedforward_layernorm_2",),
+    "mlp.router_norm": ("router",),
+    "mlp.mixture.router": ("router.proj",),
+    "mlp.mixture.scales": ("router",),
+    "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
+    "mlp.mixture.experts.down": ("experts.{}.down_proj",),
+}
 _OLMO_NAMES: Names = {
     "attention_post_norm": ("post_attention_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
@@ -56,6 +74,13 @@ _QWEN3_5_NAMES: Names = {
 }
 _RECURRENT_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
 """Of layers that keep a state, where they differ from other layers of their model."""
+OUTER_NAMES = {
+    "norm": "norm",
+    "layer_embeddings.table": "embed_tokens_per_layer",
+    "layer_embeddings.projection": "per_layer_model_projection",
+    "layer_embeddings.norm": "per_layer_projection_norm",
+}
+"""A module outside of the blocks -> the tensor."""
 
 FAMILY_NAMES: Mapping[str, Names] = {
     "qwen3_next": {
@@ -78,6 +103,8 @@ FAMILY_NAMES: Mapping[str, Names] = {
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
     "gpt_oss": {"mlp.router": ("mlp.router",)},
+    "gemma4_text": _GEMMA4_NAMES,
+    "gemma4_unified_text": _GEMMA4_NAMES,
     "llama4_text": {
         "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
         "mlp.down": ("feed_forward.down_proj",),
@@ -121,10 +148,19 @@ class TensorNames:
             return [f"{self.prefix}embed_tokens"]
         if module == "head":
             return [self._head()]
-        if module == "norm":
-            return [f"{self.prefix}norm"]
+        if module in OUTER_NAMES:
+            return [f"{self.prefix}{OUTER_NAMES[module]}"]
         _, layer, *rest = module.split(".")
-        return [f"{self.prefix}layers.{layer}.{name}" for name in self._in_block(".".join(rest), int(layer))]
+        names = self._in_block(".".join(rest), int(layer))
+        if module.endswith("attention.qkv") and len(names) == 3:
+            names = names[: self._projections(int(layer))]
+        return [f"{self.prefix}layers.{layer}.{name}".removesuffix(".") for name in names]
+
+    def _projections(self, layer: int) -> int:
+        """How many of queries, keys and values a layer computes by products of their own."""
+        if self.config.shares_kv(layer):
+            return 1
+        return 2 if self.config.heads(layer).keys_are_values else 3
 
     def _head(self) -> str:
         """The innermost `lm_head` among those beside the decoder and around it."""
@@ -138,8 +174,8 @@ class TensorNames:
             names |= _RECURRENT_NAMES
         if module in names:
             return list(names[module])
-        _, _, expert, part = module.split(".")  # mlp.experts.{e}.gate_up or .down
-        return [name.format(expert) for name in names[f"mlp.experts.{part}"]]
+        start, expert, part = module.rsplit(".", 2)  # mlp.experts.{e}.gate_up or .down
+        return [name.format(expert) for name in names[f"{start}.{part}"]]
 
     def require(self, module: str, suffix: str = "weight") -> list[str]:
         """Full tensor names of `module`. Raises `ModelError` if one is missing."""

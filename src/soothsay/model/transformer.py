@@ -7,7 +7,7 @@ Linear layers and the KV pool have the model's dtype.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,13 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
 from soothsay.model.delta_layer import Accepted, DeltaLayer
-from soothsay.model.feed_forward import Experts, feed_forward
+from soothsay.model.embedding import Embedding
+from soothsay.model.feed_forward import DenseAndExperts, Experts, feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Norm, Ropes, StockKernels
 from soothsay.model.latent_attention import LatentAttention
+from soothsay.model.layer_embeddings import LayerEmbeddings, LayerInput
 from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm, UnitNorm
+from soothsay.model.norm import RMSNorm, UnitNorm, Vector
 from soothsay.model.rope import QueryGrowth, Rope
 
 
@@ -36,7 +38,8 @@ class Sinks(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v in one product.
 
-    `in_features` is the size of its input rows; None: the configuration's hidden size.
+    A layer that reads the keys and values of another one computes queries only. `in_features` is the size of
+    its input rows; None: the configuration's hidden size.
     """
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
@@ -44,34 +47,46 @@ class Attention(nn.Module):
         self.config = c = config
         self.kernels = kernels
         self.window = config.windows[layer]
+        self.heads = heads = config.heads(layer)
+        self.shares = config.shares_kv(layer)
         self.gates = c.num_heads if c.gated_attention else 0
         """Gates of heads, whose rows come after those of the queries."""
-        width = (c.num_heads + self.gates + 2 * c.num_kv_heads) * c.head_dim
+        own = 0 if self.shares else heads.count * (1 if heads.keys_are_values else 2)
+        width = (c.num_heads + self.gates + own) * heads.size
         self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
-        self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
-        normed = (c.num_heads, c.num_kv_heads) if c.qk_norm_over_heads else (1, 1)  # heads
-        self.q_norm: Norm | None = RMSNorm(normed[0] * c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm: Norm | None = RMSNorm(normed[1] * c.head_dim, c.norm_eps) if c.qk_norm else None
-        if c.qk_unit_norm and not c.is_unrotated(layer):
-            self.q_norm, self.k_norm = UnitNorm(c.head_dim, c.norm_eps), UnitNorm(c.head_dim, c.norm_eps)
+        self.o: nn.Module = Dense.random(c.num_heads * heads.size, c.hidden_size, bias=c.o_bias)
+        normed = (c.num_heads, heads.count) if c.qk_norm_over_heads else (1, 1)  # heads
+        self.q_norm = self._norm(normed[0] * heads.size, layer)
+        self.k_norm = None if self.shares else self._norm(normed[1] * heads.size, layer)
+        self.v_norm = UnitNorm(heads.size, c.norm_eps) if c.value_norm and not self.shares else None
         grows = c.query_growth is not None and (c.is_unrotated(layer) or not c.query_growth.unrotated)
         self.growth = QueryGrowth(c.query_growth, c.max_positions) if c.query_growth and grows else None
         self.sinks = Sinks(c.num_heads) if c.sinks else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. First writes keys and values to `kv` `[2 * H_kv, S, d]`."""
+    def _norm(self, size: int, layer: int) -> Norm | None:
+        """The norm of queries or of keys, if there is one in this layer."""
         c = self.config
-        qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, c.head_dim)  # [N, H_q + 2 H_kv, d]
+        if c.qk_norm:
+            return RMSNorm(size, c.norm_eps)
+        return UnitNorm(size, c.norm_eps) if c.qk_unit_norm and not c.is_unrotated(layer) else None
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
+        """`[N, in] -> [N, hidden]`. First writes its keys and values, if any, to `kv` `[2 * H_kv, S, d]`."""
+        c = self.config
+        qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, self.heads.size)  # [N, H_q + 2 H_kv, d]
         gate = None
         if self.gates:
             q, gate, keys_values = torch.split(qkv, [c.num_heads, self.gates, 2 * c.num_kv_heads], dim=1)
             qkv = torch.cat([q, keys_values], dim=1)
         if kv is None:  # KV lives within the pass: row i in slot i
-            kv = qkv.new_empty(2 * c.num_kv_heads, x.shape[0], c.head_dim)
-        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+            kv = qkv.new_empty(2 * self.heads.count, x.shape[0], self.heads.size)
+        if self.heads.keys_are_values and not self.shares:
+            qkv = torch.cat([qkv, qkv[:, c.num_heads :]], dim=1)
+        norms = None if self.q_norm is None else (self.q_norm, self.k_norm or self.q_norm)
         if norms is not None and c.qk_norm_over_heads:
             qkv, norms = self._normed(qkv, *norms), None
-        q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, kv, batch.slots)
+        own = kv[:0] if self.shares else kv
+        q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, own, batch.slots, self.v_norm)
         if self.growth is not None:
             q = q * self.growth(batch.positions)
         sinks = None if self.sinks is None else self.sinks.sinks
@@ -126,9 +141,13 @@ class Block(nn.Module):
         self.mlp = feed_forward(config, layer, kernels)
         self.attention_norm = norm() if config.pre_norms and in_features is None else None
         self.parallel = config.parallel
-        self.mlp_norm = norm() if config.pre_norms and not config.parallel else None
+        normed_inside = config.parallel or isinstance(self.mlp, DenseAndExperts)
+        self.mlp_norm = norm() if config.pre_norms and not normed_inside else None
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
+        size = config.layer_embedding_size
+        self.layer_input = None if size is None else LayerInput(config, size, kernels)
+        self.scalar = Vector("layer_scalar", 1) if config.layer_scalars else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -142,8 +161,12 @@ class Block(nn.Module):
         batch: Batch,
         kv: LayerMemory | None,
         inputs: Tensor | None = None,
+        embedding: Tensor | None = None,
     ) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, float32. `inputs` `[N, in]` are for attention with `in_features`."""
+        """`[N, hidden] -> [N, hidden]`, float32.
+
+        `inputs` `[N, in]` are for attention with `in_features`, `embedding` `[N, size]` for `LayerInput`.
+        """
         if self.fused is not None:
             return self.fused(x, (rope, rope), batch, None if kv is None else (kv,), (0,), (), inputs)[1]
         dtype = self.dtype
@@ -156,7 +179,10 @@ class Block(nn.Module):
             normed = inputs if self.parallel else x
         else:
             x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
-        return self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
+        x = self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
+        if self.layer_input is not None:
+            x = self.layer_input(x, embedding)
+        return x if self.scalar is None else x * self.scalar.value
 
 
 class Blocks(nn.ModuleList):
@@ -173,6 +199,7 @@ class Blocks(nn.ModuleList):
         kv: Sequence[LayerMemory] | None,
         layers: Sequence[int],
         taps: Collection[int] = (),
+        embeddings: Tensor | None = None,
     ) -> dict[int, Tensor]:
         """One pass through some blocks.
 
@@ -183,6 +210,7 @@ class Blocks(nn.ModuleList):
             kv: `[2 * H_kv, S, d]`, or states, for each block of the decoder; None: they live within the pass.
             layers: the blocks to run, in order.
             taps: those of `layers` whose input is returned.
+            embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
 
         Returns:
             `[N, hidden]` float32 inputs by tap, and the last output by the number of blocks.
@@ -194,7 +222,9 @@ class Blocks(nn.ModuleList):
             if layer in taps:
                 streams[layer] = x
             block = cast(Block, self[layer])
-            x = block(x, ropes[block.rope_number], batch, None if kv is None else kv[layer])
+            own = None if kv is None else kv[layer]
+            embedding = None if embeddings is None else embeddings[layer]
+            x = block(x, ropes[block.rope_number], batch, own, None, embedding)
         return {**streams, len(self): x}
 
 
@@ -223,49 +253,6 @@ def unfuse(module: nn.Module) -> None:
             part.fused = None
 
 
-class Embedding(nn.Module):
-    """Token embeddings, scaled: float32 rows from a table in any dtype."""
-
-    def __init__(self, weight: Tensor, scale: float):
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
-        self.scale = scale
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`[N] -> [N, hidden]`."""
-        rows = self.weight.index_select(0, tokens).float()
-        return rows * self.scale if self.scale != 1.0 else rows
-
-
-class Table(Protocol):
-    """A table of which rows are had when they are needed."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """`[rows, size]`."""
-
-    def floats(self, rows: Tensor) -> Tensor:
-        """Some rows in float32: `[n]` int64, their numbers, to `[n, size]`."""
-
-
-class IntegerEmbedding(Embedding):
-    """Token embeddings from a table in integers."""
-
-    def __init__(self, table: Table, scale: float):
-        nn.Module.__init__(self)
-        self.table, self.scale = table, scale
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """A tensor of the table's shape, without values."""
-        return torch.empty(self.table.shape, device="meta")
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`[N] -> [N, hidden]`."""
-        rows = self.table.floats(tokens)
-        return rows * self.scale if self.scale != 1.0 else rows
-
-
 def finished_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
     """An output head's products `[M, V]` as logits: scaled, and bounded smoothly by `softcap`; float32."""
     logits = logits.float() if scale == 1.0 else logits.float() * scale
@@ -290,9 +277,11 @@ class Transformer(nn.Module):
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
-        sizes = config.head_dim, config.rotary_dim
-        self.rope = Rope(config.rope, *sizes)
-        self.second_rope = None if config.second_rope is None else Rope(config.second_rope, *sizes)
+        first = config.head_dim if config.global_heads is None else config.global_heads.size
+        self.rope, second = Rope(config.rope, first, config.rotary_dim), config.second_rope
+        self.second_rope = None if second is None else Rope(second, config.head_dim, config.rotary_dim)
+        size = config.layer_embedding_size
+        self.layer_embeddings = None if size is None else LayerEmbeddings(config, size, kernels)
         self.bits: int | None = None
         """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
 
@@ -337,8 +326,9 @@ class Transformer(nn.Module):
         x = self.enter(batch.tokens)
         rope, last = self.rope(batch.positions), len(self.blocks)
         ropes = rope, rope if self.second_rope is None else self.second_rope(batch.positions)
-        kv = None if cache is None else cache.layers
-        streams = self.blocks(x, ropes, batch, kv, range(last) if layers is None else layers, taps)
+        own = self._embeddings(batch.tokens, x)
+        layers = range(last) if layers is None else layers
+        streams = self.blocks(x, ropes, batch, self._kv(cache, len(x)), layers, taps, own)
         return self.leave(streams[last]), tuple(self._unscaled(streams[tap]) for tap in taps)
 
     def enter(self, tokens: Tensor) -> Tensor:
@@ -353,6 +343,17 @@ class Transformer(nn.Module):
     def leave(self, x: Tensor) -> Tensor:
         """The normed final states of the last block's output: `[N, hidden] -> [N, hidden]` float32."""
         return self.kernels.norm(self._unscaled(x), self.norm, x.dtype)
+
+    def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:
+        """The keys and values that each layer reads; None: within the pass, and no layer shares them."""
+        if cache is None and not self.config.num_shared_kv_layers:
+            return None
+        pool = self.new_cache(rows, 1) if cache is None else cache
+        return tuple(pool.layers[layer] for layer in self.config.kv_layers)
+
+    def _embeddings(self, tokens: Tensor, x: Tensor) -> Tensor | None:
+        """The layers' own embeddings, if they have some, of tokens whose usual embeddings are `x`."""
+        return None if self.layer_embeddings is None else self.layer_embeddings(tokens, x)
 
     def _unscaled(self, x: Tensor) -> Tensor:
         multiplier = self.config.residual_multiplier

@@ -128,6 +128,7 @@ class TrainingKernels(StockKernels):
         scale: float,
         kv: Tensor,
         slots: Tensor,
+        value_norm: Norm | None = None,
     ) -> Tensor:
         """See `Kernels`. Keys and values go to the last rows of `kv`; `slots` is not used."""
         keys = kv.shape[0] // 2
@@ -136,6 +137,8 @@ class TrainingKernels(StockKernels):
         if norms is not None:
             q, k = qk[:, :queries], qk[:, queries:]
             qk = torch.cat([self.norm(q, norms[0], q.dtype), self.norm(k, norms[1], k.dtype)], dim=1)
+        if value_norm is not None:
+            v = self.norm(v.float(), value_norm, v.dtype)
         qk = rotate(qk, *rope)
         own = kv[:, kv.shape[1] - len(qkv) :]
         own[:keys] = qk[:, queries:].transpose(0, 1)

@@ -16,12 +16,13 @@ from soothsay.config import DeltaConfig, ExpertsConfig, QueryGrowthConfig, RopeC
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.delta_layer import DeltaLayer
-from soothsay.model.feed_forward import Correction, Experts, FeedForward
+from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.linear import Dense
 from soothsay.model.load import NumericMode
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.linear import NativeLinear
+from soothsay.model.norm import Vector
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Block, Sinks, Transformer, fuse, unfuse
 
@@ -103,7 +104,7 @@ def pack(module: torch.nn.Module, kernels: NativeKernels, mode: NumericMode) -> 
             )
         elif not isinstance(part, Rope) and isinstance(weight := getattr(part, "weight", None), Tensor):
             weight.data.uniform_(0.5, 1.5)
-        elif isinstance(part, Correction):
+        elif isinstance(part, Vector):
             part.e_score_correction_bias.data.uniform_(-0.2, 0.2)
         elif isinstance(part, Sinks):
             part.sinks.data.normal_()

@@ -194,14 +194,16 @@ class SkipJudge:
         return self._model.logits(self._model(batch, self._cache, layers=layers)[0]).argmax(-1)
 
 
+def _width(c: ModelConfig, layer: int) -> int:
+    """Return the units of a layer's feed-forward part that a row runs through."""
+    if c.experts is None or not c.is_sparse(layer):
+        return c.mlp_size(layer)
+    dense = c.mlp_size(layer) if c.experts.beside_dense else 0
+    return dense + c.experts.chosen * c.experts.size + c.experts.shared_size
+
+
 def _cost(c: ModelConfig, skip: Sequence[int]) -> float:
     """Return the weights that a row reads without the layers `skip`, as a share of all that it reads."""
-    dense, sparse = c.intermediate_size, 0
-    if c.experts is not None:
-        sparse = c.experts.chosen * c.experts.size + c.experts.shared_size
-    layers = [
-        c.attention_parameters(layer) + 3 * c.hidden_size * (sparse if c.is_sparse(layer) else dense)
-        for layer in range(c.num_layers)
-    ]
+    layers = [c.attention_parameters(i) + 3 * c.hidden_size * _width(c, i) for i in range(c.num_layers)]
     head = c.hidden_size * c.vocab_size
     return (head + sum(layers) - sum(layers[layer] for layer in skip)) / (head + sum(layers))

@@ -1,8 +1,9 @@
 """Experts that a checkpoint of safetensors stacks in one tensor, as one matrix for each expert.
 
-gpt-oss, Llama 4, Qwen3-VL and Qwen3.5 stack the matrices of a layer's experts, gate and up as one matrix:
+gpt-oss, Llama 4, Qwen3-VL, Qwen3.5 and Gemma 4 stack the matrices of a layer's experts, gate and up as
+one matrix:
 
-    NAME.experts.gate_up_proj          [E, in, 2 * size], or [E, 2 * size, in] in Qwen3.5
+    NAME.experts.gate_up_proj          [E, in, 2 * size], or [E, 2 * size, in] in Qwen3.5 and Gemma 4
     NAME.experts.gate_up_proj_bias     [E, 2 * size]
     NAME.experts.gate_up_proj_blocks   [E, 2 * size, groups, 16], integers, which are not transposed
     NAME.experts.gate_up_proj_scales   [E, 2 * size, groups]
@@ -43,6 +44,7 @@ STACKINGS = {
     "gpt_oss": Stacking(interleaved=True),
     "llama4_text": Stacking(interleaved=False),
     "qwen3_vl_moe_text": Stacking(interleaved=False, transposed=None),
+    "gemma4_text": Stacking(interleaved=False, transposed=False),
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,
 }

@@ -20,17 +20,17 @@ class Routing(Structure):
     """`soothsay_routing` of csrc/kernels.h."""
 
     _fields_ = [
-        ("correction", c_void_p),
+        *((name, c_void_p) for name in ("correction", "scales")),
         *((name, c_int) for name in ("count", "each", "sigmoid", "normalize", "groups", "kept", "best")),
         ("scale", c_float),
         ("scales_inputs", c_int),
     ]
 
     @classmethod
-    def of(cls, c: ExpertsConfig, correction: Tensor | None) -> Routing:
-        """How `c` chooses experts. `correction` `[experts]` float32 has to outlive it."""
+    def of(cls, c: ExpertsConfig, correction: Tensor | None, scales: Tensor | None) -> Routing:
+        """How `c` chooses experts. `correction` and `scales` `[experts]` float32 have to outlive it."""
         return cls(
-            *(address(correction), c.count, c.chosen, c.sigmoid, c.normalize),
+            *(address(correction), address(scales), c.count, c.chosen, c.sigmoid, c.normalize),
             *(c.groups, c.groups_chosen, c.group_best, c.scale, c.scales_inputs),
         )
 
@@ -63,7 +63,7 @@ class Mixture:
         layers = [native_layers(part) for part in parts]
         whole = experts.shared is not None and experts.shared_gate is None
         shared = native_layers(cast(FeedForward, experts.shared)) if whole else None
-        correction = None if experts.correction is None else experts.correction.e_score_correction_bias
+        vectors = [None if v is None else v.value for v in (experts.correction, experts.scales)]
         router = experts.router if isinstance(experts.router, NativeLinear) else None
         each = (_Expert * len(layers))(*(_Expert.of(pair) for pair in layers))
         beside = None if shared is None else _Expert.of(shared)
@@ -71,10 +71,10 @@ class Mixture:
             None if router is None else router.address,
             addressof(each),
             None if beside is None else addressof(beside),
-            Routing.of(experts.config, correction),
+            Routing.of(experts.config, *vectors),
             *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
         )
-        self._held = layers, shared, correction, router, each, beside  # keeps alive what the library reads
+        self._held = layers, shared, vectors, router, each, beside  # keeps alive what the library reads
         self.address = addressof(self._struct)
 
     @staticmethod
@@ -100,10 +100,12 @@ class NativeExperts:
         self._run, self._mixture = run, Mixture(experts)
         self._router = None if is_native(experts.router) else experts.router
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, scores: Tensor | None) -> Tensor:
         """See `FusedExperts`."""
         x, out = x.contiguous(), torch.empty(x.shape)
-        scores = None if self._router is None else self._router(x).float().contiguous()
+        if scores is None and self._router is not None:
+            scores = self._router(x)
+        scores = None if scores is None else scores.float().contiguous()
         self._run(
             *(x.data_ptr(), x.dtype == torch.bfloat16, len(x)),
             *(address(scores), self._mixture.address, out.data_ptr()),

@@ -55,7 +55,7 @@ SIGNATURES = {
         *(c_void_p, c_void_p, c_int),  # total, normed, normed_is_bf16
     ],
     "soothsay_rotate_store": [
-        *(c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),  # qkv, ..., slot
+        *(c_void_p, c_int, *[c_void_p] * 6),  # qkv, is_bf16, ..., slot
         *(c_int64, c_int, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
         *(c_void_p, c_void_p),  # q, kv
     ],
@@ -132,8 +132,10 @@ class NativeKernels:
     def fit(config: ModelConfig) -> bool:
         """Whether the kernels can compute a model of these sizes."""
         experts = (0, 0) if config.experts is None else (config.experts.size, config.experts.shared_size)
-        sizes = (config.hidden_size, config.intermediate_size, *experts, config.head_dim // 2)
-        fits = not any(size % LANES for size in sizes) and config.head_dim <= 1024
+        own = config.layer_embedding_size or 0
+        heads = config.head_dim, 0 if config.global_heads is None else config.global_heads.size
+        sizes = (config.hidden_size, config.intermediate_size, *experts, own, *(size // 2 for size in heads))
+        fits = not any(size % LANES for size in sizes) and max(heads) <= 1024
         if (latent := config.latent) is not None:
             row = latent.rank + latent.rotated
             odd = row % (2 * LANES) or latent.rank % LANES or (latent.query_rank or 0) % LANES
@@ -196,6 +198,7 @@ class NativeKernels:
         scale: float,
         kv: Tensor,
         slots: Tensor,
+        value_norm: Norm | None = None,
     ) -> Tensor:
         """See `Kernels`."""
         rows, heads, d = qkv.shape
@@ -208,9 +211,10 @@ class NativeKernels:
             rope[1].data_ptr(),
             None if norms is None else norms[0].weight.data_ptr(),
             None if norms is None else norms[1].weight.data_ptr(),
+            None if value_norm is None else value_norm.weight.data_ptr(),
             slots.data_ptr(),
             *(rows, heads - 2 * keys, 0, keys, d, kv.shape[1]),
-            0.0 if norms is None else norms[0].eps,
+            0.0 if norms is None else norms[0].eps,  # the norm of values has the same
             scale,
             q.data_ptr(),
             kv.data_ptr(),
@@ -284,10 +288,14 @@ class NativeKernels:
         return out
 
     def route(
-        self, scores: Tensor, experts: ExpertsConfig, correction: Tensor | None
+        self,
+        scores: Tensor,
+        experts: ExpertsConfig,
+        correction: Tensor | None,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Kernels`."""
-        scores, routing = scores.contiguous(), Routing.of(experts, correction)
+        scores, routing = scores.contiguous(), Routing.of(experts, correction, scales)
         shape = len(scores), experts.chosen
         shares, chosen = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
         self._library.soothsay_route(

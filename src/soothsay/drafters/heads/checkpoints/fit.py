@@ -14,8 +14,8 @@ from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.views import read_view
 from soothsay.drafters.heads.serving import FeatureView, kernels_for
 from soothsay.errors import DrafterError
+from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
-from soothsay.model.transformer import Embedding
 
 PADDING = 1024
 """Two vocabularies are the same, with other padding, if their sizes differ by fewer rows than this. (Qwen has

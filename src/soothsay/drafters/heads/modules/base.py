@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
+from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.norm import RMSNorm
-from soothsay.model.transformer import Embedding, Transformer, finished_logits
+from soothsay.model.transformer import Transformer, finished_logits
 
 HEAD_ROWS = 64
 """Inputs of an output head whose weights are read at a time."""

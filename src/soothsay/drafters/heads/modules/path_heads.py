@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.model.embedding import Embedding
 from soothsay.model.linear import Dense, normal
-from soothsay.model.transformer import Embedding
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 

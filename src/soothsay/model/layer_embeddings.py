@@ -1,0 +1,53 @@
+"""Per-layer embeddings (Gemma 3n, 2025; Gemma 4): each layer reads an embedding of its own for each token.
+
+All layers' embeddings of a token are one row of a table. A projection of the token's usual embedding is added
+to it once a pass. A layer gates its part by its own output, and adds the result to the residual stream.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.model.embedding import Embedding
+from soothsay.model.kernels import Kernels
+from soothsay.model.linear import Dense, normal
+from soothsay.model.norm import RMSNorm
+
+
+class LayerEmbeddings(nn.Module):
+    """What the layers read of each token. `size` is that of one layer's embedding."""
+
+    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+        super().__init__()
+        self.kernels, self.size, width = kernels, size, config.num_layers * size
+        self.table = Embedding(normal(config.vocab_size, width, std=0.02), size**0.5)
+        self.projection: nn.Module = Dense.random(config.hidden_size, width)
+        # published models divide projections by sqrt(hidden), which their norm undoes except for `eps`
+        self.norm = RMSNorm(size, config.norm_eps * config.hidden_size)
+
+    def forward(self, tokens: Tensor, embedded: Tensor) -> Tensor:
+        """`[N]` tokens and their usual embeddings `[N, hidden]`, scaled -> `[layers, N, size]` float32."""
+        rows = len(tokens)
+        projected = self.projection(embedded).float().reshape(-1, self.size)
+        normed = self.kernels.norm(projected, self.norm, torch.float32).view(rows, -1, self.size)
+        mixed: Tensor = (normed + self.table(tokens).view(normed.shape)) * 0.5**0.5
+        return mixed.transpose(0, 1).contiguous()
+
+
+class LayerInput(nn.Module):
+    """A layer's last part: its embedding of each token, gated by the stream and added to it."""
+
+    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+        super().__init__()
+        self.kernels, self.activation = kernels, config.activation
+        self.gate: nn.Module = Dense.random(config.hidden_size, size)
+        self.projection: nn.Module = Dense.random(size, config.hidden_size)
+        self.post_norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """`[N, hidden]` float32 and the layer's `[N, size]` -> `[N, hidden]` float32."""
+        gate: Tensor = self.gate(x)
+        gated = self.kernels.gated(torch.cat([gate, embedding.to(gate.dtype)], dim=-1), self.activation)
+        return self.kernels.add(x, self.projection(gated), self.post_norm)
