@@ -8,6 +8,7 @@ the reason for its default.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -205,12 +206,16 @@ class ModelConfig:
     @cached_property
     def kv_layers(self) -> tuple[int, ...]:
         """For each layer, the layer whose keys and values it reads: itself, or the last one of its kind that
-        has its own. Of a kind are layers with a window, and layers without."""
-        own, last = self.num_layers - self.num_shared_kv_layers, dict[bool, int]()
-        for layer, window in enumerate(self.windows[:own]):
-            last[window is None] = layer
-        shared = (last[window is None] for window in self.windows[own:])
+        has its own. Of a kind are layers with a window, and layers without. -1: another model's."""
+        own, last = self.num_layers - self.num_shared_kv_layers, self.last_kv_layers
+        shared = (last.get(window is None, -1) for window in self.windows[own:])
         return (*range(own), *shared)
+
+    @cached_property
+    def last_kv_layers(self) -> Mapping[bool, int]:
+        """The last layers with keys and values of their own. True: without a window. False: with one."""
+        own = self.num_layers - self.num_shared_kv_layers
+        return {window is None: layer for layer, window in enumerate(self.windows[:own])}
 
     def shares_kv(self, layer: int) -> bool:
         """Whether a layer reads the keys and values of another one."""

@@ -12,6 +12,7 @@ from soothsay import REGISTRY
 
 OPTIONS = {
     "rest": "store=STORE",
+    "assistant": "model=UNTRAINED",
     "dflash": "model=DFLASH",
     "peagle": "model=PEAGLE",
     "redrafter": "model=UNTRAINED",

@@ -9,11 +9,14 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors.torch import save_file
 
+from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.blocks import hf_config
 from soothsay.drafters.heads.checkpoints.dflash import dflash_names
 from soothsay.drafters.heads.checkpoints.directory import write_head
@@ -93,6 +96,49 @@ def random_peagle(target: str = "sibyl") -> Path:
 SOME = [Example(np.arange(40), np.arange(40) > 9)]
 
 
+def write_assistant(target: ModelConfig, directory: Path, **settings: Any) -> Any:
+    """Write a random assistant of two layers for a target; returns transformers' model of it.
+
+    Its layers have windows where layers of the target have some.
+    """
+    last = {is_global: target.heads(layer) for is_global, layer in target.last_kv_layers.items()}
+    wide, narrow = last[True], last.get(False, last[True])
+    kinds = ["sliding_attention" if False in last else "full_attention", "full_attention"]
+    text = transformers.Gemma4TextConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2 * wide.count * narrow.count,
+        num_key_value_heads=narrow.count,
+        head_dim=narrow.size,
+        global_head_dim=wide.size,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=wide.count,
+        layer_types=kinds,
+        sliding_window=next((window for window in target.windows if window is not None), 512),
+        max_position_embeddings=target.max_positions,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+        num_kv_shared_layers=2,
+    )
+    config = transformers.Gemma4AssistantConfig(
+        text_config=text, backbone_hidden_size=target.hidden_size, **settings
+    )
+    model = transformers.Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(1)
+    for key, value in model.state_dict().items():  # parameters and layer_scalar
+        noise = torch.randn(value.shape, generator=generator)
+        if "token_ordering" in key:
+            value.copy_(torch.randperm(len(value), generator=generator))
+        elif value.ndim == 1:
+            value.copy_(1 + 0.3 * noise)
+        else:
+            value.copy_(noise * value.shape[-1] ** -0.5)
+    model.save_pretrained(directory)
+    return model
+
+
 @cache
 def untrained(name: str, target: str = "sibyl") -> Path:
     """Write a checkpoint for drafter `name`. Its directory is removed when the process ends."""
@@ -100,5 +146,8 @@ def untrained(name: str, target: str = "sibyl") -> Path:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     torch.manual_seed(0)
     model = load_model(open_checkpoint(target), "float32", kernels=TrainingKernels())
+    if name == "assistant":
+        write_assistant(model.config, directory / name)
+        return directory / name
     write_head(MAKERS[name](model), directory / name, target)
     return directory / name

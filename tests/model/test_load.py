@@ -234,7 +234,7 @@ def test_wrong_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
         ({"model_type": "mamba"}, "mamba"),
         ({"model_type": None, "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
-        ({"rope_parameters": {"rope_type": "proportional", "factor": 2.0}}, "proportional"),
+        ({"rope_parameters": {"rope_type": "axial", "factor": 2.0}}, "axial"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"hidden_act": "relu2"}, "relu2"),
         ({"use_qk_norm": True}, "Command R+"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.dflash import DFlash
 from soothsay.drafters.heads.eagle import Eagle, Eagle2
@@ -43,6 +44,7 @@ DrafterSpec = str | Callable[[Target], Drafter] | Drafter
 
 TRAINED = {
     "mtp": "mtp",
+    "assistant": "assistant",
     "dflash": "dflash",
     "eagle3": "eagle3",
     "peagle": "peagle",
@@ -89,6 +91,7 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "eagle2": Eagle2,
     "eagle3": Eagle3,
     "mtp": MTP,
+    "assistant": Assistant,
     "medusa": Medusa,
     "hydra": Hydra,
     "block": BlockDrafter,

@@ -262,6 +262,10 @@ FIELDS: Mapping[str, Rule] = {
     "selector_top_k": _SIZE,
     "xpress_rank": _SIZE,
     "speculative_tokens": _SIZE,
+    "backbone_hidden_size": _SIZE,
+    "use_ordered_embeddings": FLAG,
+    "num_centroids": Whole(1, 2**24),
+    "centroid_intermediate_top_k": Whole(1, 2**24),
 }
 """Rules by key. A key that is not here is not read, or is checked where it is read."""
 

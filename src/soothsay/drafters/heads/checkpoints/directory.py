@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from soothsay.drafters.base import Target
+from soothsay.drafters.heads.checkpoints.assistant import is_assistant, open_assistant
 from soothsay.drafters.heads.checkpoints.dflash import is_dflash, open_dflash
 from soothsay.drafters.heads.checkpoints.eagle import (
     is_eagle,
@@ -64,6 +65,7 @@ SPECULATORS: dict[str, Opened] = {
 """Readers by `speculators_model_type` in config.json."""
 
 READERS: tuple[tuple[Callable[[DrafterFiles], bool], Opened], ...] = (
+    (is_assistant, open_assistant),
     (is_dflash, open_dflash),
     (is_peagle, open_peagle),
     (is_eagle3, open_eagle3),
@@ -75,7 +77,10 @@ READERS: tuple[tuple[Callable[[DrafterFiles], bool], Opened], ...] = (
 
 FILL_MASKS = (open_dflash, open_peagle)
 
-SUPPORTED = "EAGLE-1, EAGLE-3 and P-EAGLE, Medusa, MTP, DFlash and its kin, and what 'soothsay train' writes"
+SUPPORTED = (
+    "EAGLE-1, EAGLE-3 and P-EAGLE, Medusa, MTP, Gemma 4's assistants, DFlash and its kin, and what "
+    "'soothsay train' writes"
+)
 
 
 def read_head(path: str | Path, target: Target) -> Head:
