@@ -17,7 +17,7 @@ import pytest
 import torch
 from every_drafter import DRAFTERS, OPTIONS, resolve
 from families import load, random_oracle
-from heads import MAKERS
+from heads import MAKERS, write_assistant
 from mxfp4_models import quantized_oracle
 
 from soothsay import LLM, REGISTRY, Grammar, Result, SamplingParams, Stream
@@ -301,13 +301,14 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
     twin = Transformer(replace(config, windows=(None,) * config.num_layers, **plain), TrainingKernels())
     for name, make_head in MAKERS.items():
         write_head(make_head(twin), directory / "heads" / name, str(directory))
+    write_assistant(config, directory / "heads" / "assistant")
     return directory
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_sinks_and_experts_in_integers(gpt_oss: Path, dtype: Any) -> None:
     """As above, with every drafter."""
-    options = {name: f"model={gpt_oss / 'heads' / name}" for name in MAKERS}
+    options = {name: f"model={gpt_oss / 'heads' / name}" for name in (*MAKERS, "assistant")}
     options |= {"rest": OPTIONS["rest"], "draft-model": f"model={gpt_oss}"}
     drafters = [resolve(f"{name}({options[name]})") if name in options else name for name in REGISTRY]
     assert_answers_stay(load(gpt_oss, dtype), drafters)
@@ -325,6 +326,30 @@ def test_sinks_in_chunks_of_any_size(gpt_oss: Path, dtype: Any) -> None:
         same(result, whole)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gemma4", "float32"), ("gemma4", "bfloat16"), ("gemma4", "int8"), ("gemma4_all", "bfloat16")],
+)
+def test_shared_keys_and_values(name: str, dtype: Any, tmp_path: Path) -> None:
+    """As above, with an assistant that reads the target's keys and values. Chunks have several sizes."""
+    random_oracle(name, max_position_embeddings=128).save_pretrained(tmp_path)
+    trained = load_model(open_checkpoint(tmp_path), "float32", kernels=TrainingKernels())
+    write_head(medusa(trained, heads=2), tmp_path / "medusa", str(tmp_path))
+    write_assistant(trained.config, tmp_path / "assistant")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a machine without fast bfloat16
+        model = load(tmp_path, dtype)
+    heads = [f"{name}(model={tmp_path / name})" for name in ("medusa", "assistant")]
+    models = f"draft-model(model={tmp_path})", *heads, f"suffix + {heads[1]}"
+    assert_answers_stay(model, ("suffix", "recycling", "lookahead", "layer-skip(exit=1)", *models))
+    prompt, modes = [*range(20, 32)] * 7, [replace(GREEDY, max_tokens=8), replace(SAMPLED, max_tokens=8)]
+    expected = LLM(model, drafter="none", kv_tokens=512).generate([prompt] * 2, modes)
+    for rows in (1, 7, 64, 512):
+        chunked = LLM(model, drafter=heads[1], kv_tokens=512, max_rows=rows, max_tree=min(rows, 8))
+        for result, reference in zip(chunked.generate([prompt] * 2, modes), expected, strict=True):
+            same(result, reference)
+
+
 def assert_answers_stay(model: Transformer, drafters: Sequence[str]) -> None:
     """Assert equal answers alone, and together with drafters, in chunks, with preemption and prefix hits."""
     repeated = [*range(20, 32)] * 4
@@ -337,7 +362,7 @@ def assert_answers_stay(model: Transformer, drafters: Sequence[str]) -> None:
         results = together.generate(asked, modes, drafter=drafter)
         for result, reference in zip(results, expected, strict=True):
             same(result, reference)
-        drafts = drafter.startswith(("suffix", "draft-model", "medusa"))
+        drafts = drafter.startswith(("suffix", "draft-model", "medusa", "assistant"))
         assert not drafts or sum(result.stats.drafted for result in results) > 0
 
 
