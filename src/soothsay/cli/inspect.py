@@ -164,6 +164,11 @@ def _architecture(c: ModelConfig) -> Rows:
             f"{len(d.layers)} of {c.num_layers} layers, {d.value_heads} heads with states of "
             f"{d.key_size} x {d.value_size}",
         )
+    if c.global_heads is not None:
+        heads, values = c.global_heads, ", values are keys" if c.global_heads.keys_are_values else ""
+        yield "", f"{heads.count} heads of {heads.size} for keys{values}, in layers without a window"
+    if c.num_shared_kv_layers:
+        yield "shared KV", f"the last {c.num_shared_kv_layers} layers read that of layers before them"
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
     yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
     yield "context", f"{c.max_positions:,} tokens"
