@@ -479,7 +479,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
     "falcon_h1": _RECURRENT,
-    "gemma4_text": "its heads differ in size from layer to layer, and some layers share keys and values",
     "glm_moe_dsa": _SPARSE,
     "jamba": _RECURRENT,
     "kimi_linear": "it has layers of Kimi Delta Attention",

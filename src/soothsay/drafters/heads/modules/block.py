@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
-from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.errors import DrafterError
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
@@ -53,20 +54,16 @@ class BlockConfig:
             )
 
 
-class BlockHead(Head):
+class BlockHead(ShortlistHead):
     """Decoder blocks over a root's row and learned rows after it, all in one pass.
 
     The root's row makes guess 1, the k-th learned row makes guess k + 1.
-
-    `shortlist` `[V_short]` int64 are the tokens that can be guessed, in order, or None: all. For a shortlist,
-    `borrow` gives the rows of the target's output head that it needs, so that the rest is not read.
     """
 
     method = "block"
-    shortlist: Tensor | None
 
     def __init__(self, config: BlockConfig, kernels: Kernels):
-        super().__init__()
+        super().__init__(config.shortlist_size)
         c = config.block
         self.config, self.kernels, self.taps = config, kernels, config.taps
         self.fc: nn.Module = Dense.random(len(config.taps) * config.target_hidden_size, c.hidden_size)
@@ -77,13 +74,10 @@ class BlockHead(Head):
         self.norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.rope = Rope(c.rope, c.head_dim)
         self.queries = nn.Parameter(normal(config.size - 1, 2, c.hidden_size, std=1.0))
-        short = config.shortlist_size
-        self.register_buffer("shortlist", torch.arange(short) if short else None)
-        self.head: nn.Module | None = None
         self.markov_in: Embedding | None = None
         self.markov_out: nn.Module | None = None
         if config.markov_rank:
-            tokens = short or c.vocab_size
+            tokens = config.shortlist_size or c.vocab_size
             self.markov_in = Embedding(normal(tokens, config.markov_rank, std=0.02), 1.0)
             self.markov_out = Dense(torch.zeros(tokens, config.markov_rank))
 
@@ -122,15 +116,6 @@ class BlockHead(Head):
         x = self.blocks(x, (rope, rope), batch, kv, range(last))[last]
         return self.kernels.norm(x, self.norm, torch.float32)
 
-    def borrow(self, shared: TargetEnds) -> None:
-        """Take the rows of the target's output head that belong to the shortlist. They are not trained."""
-        if self.shortlist is not None:
-            self.head = Dense(shared.head_rows(self.shortlist)).requires_grad_(False)
-
-    def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
-        """Logits before `correct`: normed outputs `[M, H]` -> `[M, V]`, or `[M, V_short]`; float32."""
-        return shared.logits(hidden) if self.head is None else shared.finished(self.head(hidden))
-
     def correct(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Correct logits, as `logits` returns them, by the tokens `[M]` before the guesses.
 
@@ -149,15 +134,3 @@ class BlockHead(Head):
         places = torch.searchsorted(self.shortlist, tokens).clamp(max=len(self.shortlist) - 1)
         known = self.shortlist[places] == tokens
         return cast(Tensor, self.markov_in(places)) * known[:, None]
-
-    def whole(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """Logits of all tokens: minus infinity for those that cannot be guessed. `[M, V]` float32."""
-        if self.shortlist is None:
-            return logits
-        full = logits.new_full((len(logits), vocab_size), -torch.inf)
-        return full.index_copy_(1, self.shortlist, logits)
-
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """See `Head`."""
-        return self.config.shortlist_size or None
