@@ -43,6 +43,9 @@ def test_trees_are_the_best_by_the_formula(stress: str, tiny: Make) -> None:
         features = torch.cat(taps_of(target, guess.tokens[:-1], HEAD.taps), -1)[-1]
         outputs = redrafter_outputs(HEAD, target, features, guess.tokens[-1])
         before = redrafter_logits(HEAD, target, outputs)
+        before[0] = redrafter_path(
+            HEAD, target, outputs, guess.tokens[-1:]
+        )  # before penalties and truncation
         scores, tree = log_probs(guess, before), guess.tree
         temperature = guess.request.params.temperature
         factor = 1.0 if temperature else 2.0
