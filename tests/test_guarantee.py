@@ -307,10 +307,11 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_sinks_and_experts_in_integers(gpt_oss: Path, dtype: Any) -> None:
-    """As above, with every drafter."""
+    """As above, with every drafter that reads such a target."""
     options = {name: f"model={gpt_oss / 'heads' / name}" for name in (*MAKERS, "assistant")}
     options |= {"rest": OPTIONS["rest"], "draft-model": f"model={gpt_oss}"}
-    drafters = [resolve(f"{name}({options[name]})") if name in options else name for name in REGISTRY]
+    names = [name for name in REGISTRY if name not in ("dflash", "peagle")]  # no such heads for this target
+    drafters = [resolve(f"{name}({options[name]})") if name in options else name for name in names]
     assert_answers_stay(load(gpt_oss, dtype), drafters)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -140,3 +141,9 @@ def test_one_import_in_the_wrong_direction_is_found(name: str, line: str, where:
     if name == "soothsay.config":
         modules["soothsay.corpus"] += "\nimport soothsay.config\n"
     assert len(defects(modules)) > len(before)
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports two files of one name as one module, and fails in one of them."""
+    files = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in files.items() if count > 1] == []

@@ -161,7 +161,7 @@ def test_what_is_refused_is_not_charged(guarded: Guarded) -> None:
     key, bill = guarded.billed("wrong")
     headers = {"Authorization": f"Bearer {key}"}
     url = f"{guarded.running.url}/v1/completions"
-    assert httpx.post(url, json={**COMPLETION, "max_tokens": -1}, headers=headers).status_code == 400
+    assert httpx.post(url, json={**COMPLETION, "max_tokens": -2}, headers=headers).status_code == 400
     assert httpx.post(url, json={**COMPLETION, "prompt": [10**9]}, headers=headers).status_code == 400
     assert sum(bill.charges) == 0
 

@@ -114,7 +114,7 @@ def test_a_key_has_a_limit_of_answers_at_once(guarded: Running, file: Path) -> N
         assert refusal(reply)[:2] == (429, "rate_limit_exceeded")
         assert reply.headers["retry-after"] == "1"
     guarded.wait_until(lambda: guarded.free)
-    for change in ({"max_tokens": -1}, {"prompt": [10**9]}, {"prompt": ""}, {"guided_regex": "("}):
+    for change in ({"max_tokens": -2}, {"prompt": [10**9]}, {"prompt": ""}, {"guided_regex": "("}):
         assert post(guarded, key, {**BODY, **change}).status_code == 400
     assert post(guarded, key, {**BODY, "n": 2}).status_code == 200  # no answer is counted any more
 

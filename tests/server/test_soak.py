@@ -186,7 +186,7 @@ def test_everybody_gets_their_answer(clients: int, seconds: float, kill_at: floa
     print(outcome.counts)
     assert outcome.wrong == []
     assert outcome.counts["right"] > clients
-    assert outcome.counts["cut by the kill"] > 0
+    assert outcome.counts["cut by the kill"] < clients // 2  # answers go on at the new engine
     if seconds < 60:
         return
     for name, points in outcome.memory.items():
