@@ -7,20 +7,16 @@ from pathlib import Path
 from soothsay.drafters.base import Target
 from soothsay.errors import DrafterError
 from soothsay.files import user_path
-from soothsay.model.packaged import shipped_with
 
 
 def drafters_beside(target: Target) -> Path | None:
     """The directory for a target's drafters, which may not be there. None if the target has no path.
 
-    A target that is one file, as GGUF models are, has its drafters in the folder of this file. Some models
-    have drafters in this package, which serve where that folder is not there.
+    A target that is one file, as GGUF models are, has its drafters in the folder of this file.
     """
     if target.path is None:
         return None
-    beside = (target.path.parent if target.path.is_file() else target.path) / "drafters"
-    shipped = None if beside.is_dir() else shipped_with(target.path)
-    return beside if shipped is None else shipped / "drafters"
+    return (target.path.parent if target.path.is_file() else target.path) / "drafters"
 
 
 def drafter_directory(method: str, model: str, target: Target) -> Path:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,17 +73,6 @@ def pulled(name: str) -> Path | None:
     """The file of a packaged model, if it has been pulled."""
     path = _place(name)
     return path if path is not None and path.is_file() else None
-
-
-def shipped_with(path: Path) -> Path | None:
-    """The folder of this package for what belongs to a packaged model, if the file at `path` is one.
-
-    It is recognised by its name and its size, wherever it lies.
-    """
-    for name, model in PACKAGED.items():
-        if path.name == model.file and path.is_file() and path.stat().st_size == model.num_bytes:
-            return Path(str(resources.files("soothsay"))) / "bundled" / name
-    return None
 
 
 def pull(name: str) -> Path:
