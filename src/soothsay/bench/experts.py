@@ -40,7 +40,7 @@ class ExpertsTime:
     """Median over rounds of the time over that of the dense model in the same round."""
 
     bytes: int
-    """Of the experts that run, and of all other weights of the blocks."""
+    """Bytes of the experts that run, and of all other weights of the blocks."""
 
     of_reading: float
     """Median over rounds of the time over that of reading so many bytes, at the rate of the same round."""

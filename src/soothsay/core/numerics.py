@@ -30,4 +30,4 @@ class Numerics:
 
 
 UNKNOWN = Numerics("", 0, "")
-"""Of an engine that has not said."""
+"""The numeric mode of an engine that has not named one."""

@@ -73,7 +73,7 @@ _QWEN3_5_NAMES: Names = {
     "mlp.shared_gate": ("mlp.shared_expert_gate",),
 }
 _RECURRENT_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
-"""Of layers that keep a state, where they differ from other layers of their model."""
+"""Names in layers that keep a state, where they differ from those of other layers."""
 OUTER_NAMES = {
     "norm": "norm",
     "layer_embeddings.table": "embed_tokens_per_layer",

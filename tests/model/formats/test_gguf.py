@@ -942,7 +942,7 @@ class TestByteLevel:
 
 
 def test_tokens_of_all_families_end_answers() -> None:
-    """Of gpt-oss, `<|end|>` ends a message, and two others the answer."""
+    """In gpt-oss, `<|end|>` ends a message, and two other tokens end the answer."""
     tokens = ["a", "<|end|>", "<|call|>", "<|return|>", "<turn|>", "b"]
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 3}
     assert stop_ids(metadata) == (3, 2, 4)

@@ -75,7 +75,7 @@ def test_equal_to_stock_operations(
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_sink_is_a_key_without_a_value(softcap: float | None) -> None:
-    """Of float64 sums over each row's own keys."""
+    """The result of float64 sums over each row's own keys."""
     torch.manual_seed(0)
     chunk, group = Rows(np.arange(90), 0, np.arange(40)), 3
     batch = pack([chunk], group)

@@ -31,7 +31,7 @@ NAME = 16
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Where to call, as whom, and the key for it."""
+    """What a caller needs: the address, its own name, and the key."""
 
     host: str
     port: int

@@ -72,7 +72,7 @@ class Flight(Generic[E]):
 
     @property
     def number(self) -> int:
-        """Of the job."""
+        """The id of the job."""
         return self.submit.job
 
     @property

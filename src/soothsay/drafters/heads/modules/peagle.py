@@ -25,7 +25,7 @@ class PEagleConfig:
     """Configuration of P-EAGLE's head."""
 
     first: Eagle3Config
-    """Of EAGLE-3's part. Its `block.num_layers` is the number of all decoder blocks."""
+    """Configuration of EAGLE-3's part. Its `block.num_layers` is the number of all decoder blocks."""
 
     mask: int
     """The token of the rows after the root."""
