@@ -149,13 +149,11 @@ class ProductOf : public Product {
             return;
         }
 #endif
-        thread_local Partial<typename F::Sums> partial;  // kept, since allocating takes as long as a small product
-        partial.sums.resize(rows * COLUMNS);
-        if (INTEGER) partial.totals.resize(rows * COLUMNS);
+        thread_local Partial partial;  // kept, since allocating takes as long as a small product
+        partial.totals.resize(rows * COLUMNS);
         for (int panel = int(begin); panel < end; ++panel) {
             sum_panel<F>(w, inputs, panel, rows, partial);
-            if constexpr (INTEGER) write_panel(w, panel, 0, rows, partial.totals.data(), out);
-            else write_panel(w, panel, 0, rows, partial.sums.data(), out);
+            write_panel(w, panel, 0, rows, partial.totals.data(), out);
         }
     }
 };

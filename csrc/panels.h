@@ -20,7 +20,6 @@ inline ints bytes(const uint8_t* p) {
     return v;
 }
 
-inline ints splat(int32_t x) { return ints{} + x; }
 
 // Four bytes of x in every lane.
 inline ints splat(const int8_t* x) {
@@ -112,43 +111,40 @@ struct GroupFactors {
     }
 };
 
-// A thread's sums for a panel: of the current group, and totals of the groups before.
-template <class Sums>
+// A thread's sums for a panel.
 struct Partial {
-    std::vector<Sums> sums;      // [rows, COLUMNS]
     std::vector<floats> totals;  // [rows, COLUMNS]
-    GroupFactors factors;        // of the groups that end in the current chunk
+    GroupFactors factors;        // of the groups of the current chunk
 };
 
-// Adds the scaled sums of group g to the totals; the first group sets them. `scales` and `beside` are those of the group.
-template <Beside KIND, int R, int C>
+// Adds the scaled sums of group g to the totals. `scales` and `beside` are those of the group. From CENTERED sums, a zero that
+// is the same everywhere was taken before.
+template <Beside KIND, bool CENTERED, int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g,
                                                        const floats* scales, const floats* beside, const ints (*sums)[C],
-                                                       floats* totals) {
+                                                       floats (*totals)[C]) {
     for (int r = 0; r < R; ++r) {
         const int64_t group = (row + r) * w.groups() + g;
-        const int32_t sum = x.sums[group];
-        const floats factor = splat(x.scales[group]), weighted = splat(x.scales[group] * float(sum));
-        const ints offset = splat(w.zero * sum);
-        floats* into = totals + r * COLUMNS;
+        const floats factor = splat(x.scales[group]);
+        const ints sum = splat(x.sums[group]);
         for (int c = 0; c < C; ++c) {
             ints exact = sums[r][c];
-            if constexpr (KIND == Beside::ZERO) exact -= offset;
+            if constexpr (KIND == Beside::ZERO && !CENTERED) exact -= sum * w.zero;
             if constexpr (KIND == Beside::ZEROS) exact -= __builtin_convertvector(beside[c], ints) * sum;
-            floats total = g ? into[c] : floats{};
-            if constexpr (KIND == Beside::MINIMUMS) total = fused(beside[c], weighted, total);
-            into[c] = fused(__builtin_convertvector(exact, floats), scales[c] * factor, total);
+            floats total = totals[r][c];
+            if constexpr (KIND == Beside::MINIMUMS) total = fused(beside[c], factor * __builtin_convertvector(sum, floats), total);
+            totals[r][c] = fused(__builtin_convertvector(exact, floats), scales[c] * factor, total);
         }
     }
 }
 
-template <int R, int C>
+template <bool CENTERED, int R, int C>
 inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g,
                                                        const floats* scales, const floats* beside, const ints (*sums)[C],
-                                                       floats* totals) {
-    if (w.minimums.values) scale_group<Beside::MINIMUMS, R, C>(w, x, row, g, scales, beside, sums, totals);
-    else if (w.zeros) scale_group<Beside::ZEROS, R, C>(w, x, row, g, scales, beside, sums, totals);
-    else scale_group<Beside::ZERO, R, C>(w, x, row, g, scales, beside, sums, totals);
+                                                       floats (*totals)[C]) {
+    if (w.minimums.values) scale_group<Beside::MINIMUMS, CENTERED, R, C>(w, x, row, g, scales, beside, sums, totals);
+    else if (w.zeros) scale_group<Beside::ZEROS, CENTERED, R, C>(w, x, row, g, scales, beside, sums, totals);
+    else scale_group<Beside::ZERO, CENTERED, R, C>(w, x, row, g, scales, beside, sums, totals);
 }
 
 }  // namespace

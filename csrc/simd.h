@@ -132,7 +132,17 @@ inline void keep(int8_t* p, ints v) {
 #endif
 }
 
-inline floats splat(float x) { return floats{} + x; }
+inline ints splat(int32_t x) { return ints{} + x; }
+
+inline floats splat(float x) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_set1_ps(x);
+#elif defined(__AVX__)
+    return (floats)_mm256_set1_ps(x);
+#else
+    return floats{x, x, x, x};
+#endif
+}
 
 // a * b + c, rounded once if the processor can. All other products are rounded before they are added: a compiler that may
 // choose would choose differently for one row and for four.

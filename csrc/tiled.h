@@ -108,6 +108,7 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
     const int64_t lines = (left + passes - 1) / passes;
     for (int64_t first = 0; first < t.rows; first += most) {
         const int64_t together = std::min(most, t.rows - first);
+        if constexpr (GROUPED) std::fill_n(place.totals, together * COLUMNS, floats{});
         for (int begin = 0, end; begin < steps; begin = end) {
             end = begin / group * group + group;
             if (PAIRS && t.chunked) end = std::min(end, begin + TILED_CHUNK);
@@ -135,16 +136,16 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
                 if constexpr (GROUPED)
                     if (end % group == 0) {
                         const auto* at = reinterpret_cast<const ints(*)[COLUMNS]>(sums);
-                        floats* totals = place.totals + row * COLUMNS;
+                        auto* totals = reinterpret_cast<floats(*)[COLUMNS]>(place.totals + row * COLUMNS);
                         const int64_t count = std::min(each, together - row), from = first + row;
                         const int g = begin / group;
                         if (!row) place.factors.read(w, panel, g, g + 1);
                         const floats *scales = place.factors.scales.data(), *beside = place.factors.beside.data();
                         int64_t r = 0;
                         for (; r + 4 <= count; r += 4)
-                            scale_group<4, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r * COLUMNS);
+                            scale_group<false, 4, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r);
                         for (; r < count; ++r)
-                            scale_group<1, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r * COLUMNS);
+                            scale_group<false, 1, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r);
                     }
             }
         }

@@ -1,6 +1,7 @@
 // A few rows times a panel in vector registers.
 #pragma once
 #include "panels.h"
+#include <algorithm>
 
 namespace {
 
@@ -160,44 +161,85 @@ struct Bf16 {
 };
 #endif
 
+// Asks for lines that follow each other, `each` at a time.
+struct Prefetch {
+    const uint8_t* ahead;
+    int each;
+
+    Prefetch(const Chunk& chunk) : ahead(chunk.ahead) {
+        const int units = chunk.end - chunk.begin;
+        each = (chunk.lines + units - 1) / units;
+    }
+
+    void operator()() {
+        for (int i = each; i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, NEARNESS);
+    }
+};
+
+// U units that follow each other. The compiler would not unroll them, and each turn of a loop costs as much as ten products.
+template <class F, int U, int R, int C>
+inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], const uint8_t* w, const Table& table,
+                                                 const typename F::Input* x, int64_t stride, Prefetch& prefetch) {
+    if constexpr (U > 1) units<F, U - 1, R, C>(sums, w, table, x, stride, prefetch);
+    prefetch();
+    F::template unit<R, C>(sums, w + (U - 1) * F::STEPS * STEP, table, x + (U - 1) * F::INPUTS, stride);
+}
+
+// A chunk of whole groups for R rows and C registers of outputs. A group is a multiple of U units. It is a function of its
+// own, so that its registers do not depend on what surrounds it.
+template <class F, int U, int R, int C>
+__attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t>& x, const Chunk& chunk, int64_t row,
+                                           int column, Partial& partial) {
+    const Table table(w.table);
+    const int group = w.group / F::INPUTS, zero = w.zeros ? 0 : w.zero;
+    const uint8_t* data = chunk.data + column * LANES * 4;
+    const int8_t* input = x.data + row * w.inputs + chunk.begin * F::INPUTS;
+    Prefetch prefetch(chunk);
+    floats totals[R][C], *kept = &partial.totals[row * COLUMNS + column];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) totals[r][c] = kept[r * COLUMNS + c];
+    floats *scales = partial.factors.scales.data() + column, *beside = partial.factors.beside.data() + column;
+    for (int g = chunk.begin / group; g < chunk.end / group; ++g, scales += COLUMNS, beside += COLUMNS) {
+        ints sums[R][C];
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < C; ++c) sums[r][c] = splat(x.sums[(row + r) * w.groups() + g]) * -zero;
+        for (int u = 0; u < group; u += U, data += U * F::STEPS * STEP, input += U * F::INPUTS) {
+            units<F, U, R, C>(sums, data, table, input, w.inputs, prefetch);
+        }
+        scale_group<true, R, C>(w, x, row, g, scales, beside, sums, totals);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = totals[r][c];
+}
+
 // A chunk for R rows and C registers of outputs.
 template <class F, int R, int C>
 void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chunk, int64_t row, int column,
-          Partial<typename F::Sums>& partial) {
-    constexpr bool GROUPED = F::INPUTS > 2;
-    const Table table(w.table);
-    const int group = (GROUPED ? w.group : w.inputs) / F::INPUTS, length = chunk.end - chunk.begin;
-    const int each = chunk.lines / length, more = chunk.begin + chunk.lines % length;
-    const uint8_t *data = chunk.data + column * LANES * 4, *ahead = chunk.ahead;
-    const auto* input = x.data + row * w.inputs;
-    auto* kept = &partial.sums[row * COLUMNS + column];
-    typename F::Sums sums[R][C];
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
-    for (int s = chunk.begin; s < chunk.end;) {
-        const int border = (s / group + 1) * group, stop = border < chunk.end ? border : chunk.end;
-        for (; s < stop; ++s, data += F::STEPS * STEP) {
-            for (int i = each + (s < more); i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, NEARNESS);
-            F::template unit<R, C>(sums, data, table, input + s * F::INPUTS, w.inputs);
+          Partial& partial) {
+    if constexpr (F::INPUTS > 2) {
+        constexpr int WIDE = 32 / F::INPUTS, NARROW = WIDE > 1 ? WIDE / 2 : 1;
+        if (w.group % 32 == 0) tile_groups<F, WIDE, R, C>(w, x, chunk, row, column, partial);
+        else tile_groups<F, NARROW, R, C>(w, x, chunk, row, column, partial);
+    } else {
+        const uint8_t* data = chunk.data + column * LANES * 4;
+        auto* kept = &partial.totals[row * COLUMNS + column];
+        Prefetch prefetch(chunk);
+        floats sums[R][C];
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
+        for (int s = chunk.begin; s < chunk.end; ++s, data += STEP) {
+            prefetch();
+            F::template unit<R, C>(sums, data, Table(nullptr), x.data + row * w.inputs + s * F::INPUTS, w.inputs);
         }
-        if constexpr (GROUPED)
-            if (stop == border) {
-                const int g = border / group - 1;
-                const int64_t at = (g - chunk.begin / group) * COLUMNS + column;
-                scale_group<R, C>(w, x, row, g, &partial.factors.scales[at], partial.factors.beside.data() + at, sums,
-                                  &partial.totals[row * COLUMNS + column]);
-                for (auto& of_row : sums)
-                    for (auto& sum : of_row) sum = ints{};
-            }
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];
     }
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];
 }
 
 // All registers of outputs for `count` rows, at most R.
 template <class F, int R>
 void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, Chunk chunk, int64_t row,
-               Partial<typename F::Sums>& partial) {
+               Partial& partial) {
     if constexpr (R > 1)
         if (count < R) return tile_rows<F, R - 1>(count, w, x, chunk, row, partial);
     for (int column = 0; column < COLUMNS; column += WIDTH<R>, chunk.lines = 0)
@@ -207,7 +249,7 @@ void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, 
 // A chunk for all rows. Each tile of rows prefetches a part of `next`.
 template <class F>
 void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_t rows, Chunk chunk, int64_t tiles,
-                    Partial<typename F::Sums>& partial) {
+                    Partial& partial) {
     const uint8_t* next = chunk.ahead;
     const int64_t lines = chunk.lines;
     if constexpr (F::INPUTS > 2) {
@@ -225,15 +267,15 @@ void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_
 // All chunks of a panel, for all rows.
 template <class F>
 void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
-               Partial<typename F::Sums>& partial) {
-    std::fill(partial.sums.begin(), partial.sums.end(), typename F::Sums{});
+               Partial& partial) {
+    std::fill(partial.totals.begin(), partial.totals.end(), floats{});
     constexpr int64_t UNIT = F::STEPS * STEP;
-    constexpr int LENGTH = CHUNK / F::STEPS;
-    const int units = w.inputs / F::INPUTS;
+    const int units = w.inputs / F::INPUTS, group = F::INPUTS > 2 ? w.group / F::INPUTS : 1;
+    const int length = std::max(1, CHUNK / F::STEPS / group) * group;  // whole groups
     const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are divided evenly among them
     const uint8_t* data = w.data + int64_t(panel) * units * UNIT;
-    for (int begin = 0; begin < units; begin += LENGTH) {
-        const int end = begin + LENGTH < units ? begin + LENGTH : units, lines = int((end - begin) * UNIT / 64);
+    for (int begin = 0; begin < units; begin += length) {
+        const int end = std::min(begin + length, units), lines = int((end - begin) * UNIT / 64);
         const Chunk chunk{panel, begin, end, data + begin * UNIT, data + end * UNIT, lines};
         multiply_chunk<F>(w, x, rows, chunk, tiles, partial);
     }
