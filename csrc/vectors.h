@@ -40,15 +40,30 @@ inline ints pairs(shorts a, shorts b) {
     return ((ints)a << 16 >> 16) * ((ints)b << 16 >> 16) + ((ints)a >> 16) * ((ints)b >> 16);
 #endif
 }
+
+#if defined(__AVX2__)
+// Sums of two products of bytes, unsigned a and signed b. Exact if a is below 128: then 16 bits hold a sum.
+inline shorts byte_pairs(ints a, ints b) {
+#if defined(__AVX512BW__)
+    return (shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+#else
+    return (shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+#endif
 #endif
 
-// acc + the sum of four products of bytes, unsigned w and signed x. Exact.
+// acc + the sum of four products of bytes, unsigned w of BITS bits and signed x. Exact.
+template <int BITS>
 inline ints dot(ints acc, ints w, ints x) {
 #if defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 #elif defined(__AVXVNNI__)
     return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #else
+#if defined(__AVX2__)
+    if constexpr (BITS < 8) return acc + pairs(byte_pairs(w, x), shorts{} + 1);
+#endif
     shorts even = (shorts)((ushorts)w & 0xff), odd = (shorts)((ushorts)w >> 8);
     return acc + pairs(even, (shorts)x << 8 >> 8) + pairs(odd, (shorts)x >> 8);
 #endif
@@ -138,7 +153,7 @@ struct Int : Integers<B> {
         for (int c = 0; c < C; ++c) v[c] = four<I>(w + 4 * LANES * c, table);
         for (int r = 0; r < R; ++r) {
             const ints inputs = splat(x + r * stride + 4 * I);
-            for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], v[c], inputs);
+            for (int c = 0; c < C; ++c) sums[r][c] = dot<TABLE ? 8 : B>(sums[r][c], v[c], inputs);
         }
         if constexpr (4 * (I + 1) < INPUTS) unit<R, C, I + 1>(sums, w, table, x, stride);
     }
