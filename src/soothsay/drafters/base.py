@@ -108,7 +108,8 @@ class SignalingDrafter(Drafter):
     def signal(self, request: Request) -> int:
         """The kind of the next draft, as a small integer, in some tens of microseconds.
 
-        The values have no meaning beyond being different. Few values give the controller more drafts of each.
+        0 means that it would have no nodes. Other values have no meaning beyond being different. Few values
+        give the controller more drafts of each.
         """
 
 

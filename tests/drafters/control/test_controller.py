@@ -51,7 +51,7 @@ def test_never_much_slower_than_plain_or_than_the_best_drafter(
     assert auto > 0.95 * max(alone)
 
 
-@pytest.mark.parametrize(("second", "steps"), [(1.0, 20), (0.0005, 1000)])
+@pytest.mark.parametrize(("second", "steps"), [(1.0, 20), (0.0005, 3000)])
 def test_the_times_of_passes_are_followed(second: float, steps: int) -> None:
     """Each long pass is compared. Short passes are compared once in `FOLLOW_INTERVAL`."""
     curve = [[1.0 * second, 1.1 * second]]
@@ -106,7 +106,7 @@ class Knowing(Scripted, SignalingDrafter):
         self.looks += 1
         self.places += self.knows(request)
         self.world.now += self.look
-        return int(self.tells and self.knows(request))
+        return 1 + int(self.tells and self.knows(request))
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -123,9 +123,27 @@ def test_a_drafter_that_says_when_it_knows_something_is_asked_then(count: int) -
     assert rate[False] > 0.97 * plain
     assert rate[True] > 1.2 * max(plain, rate[False])
     assert 0.9 < asked[True] < 1.3
-    of = {signal: auto.shared_forecasts[EVERYBODY][0, signal, False] for signal in (0, 1)}
-    assert of[0].calibration.probability(-0.2) < 0.5
-    assert of[1].calibration.probability(-0.2) > 0.9
+    of = {signal: auto.shared_forecasts[EVERYBODY][0, signal, False] for signal in (1, 2)}
+    assert of[1].calibration.probability(-0.2) < 0.5
+    assert of[2].calibration.probability(-0.2) > 0.9
+
+
+def test_a_drafter_that_says_that_it_knows_nothing_is_not_asked() -> None:
+    asked: list[bool] = []
+
+    class Silent(Knowing):
+        def signal(self, request: Request) -> int:
+            return int(self.knows(request))
+
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            asked.extend(map(self.knows, requests))
+            return super().propose(requests)
+
+    world = World(FLAT)
+    part = Silent(world, lambda _: 0.95, cost=4.0)
+    run(world, Controller(TARGET, [part], FLAT, world.clock), 1, 1200)
+    assert len(asked) > 40
+    assert all(asked)
 
 
 @pytest.mark.parametrize("count", [1, 4])

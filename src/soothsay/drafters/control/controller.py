@@ -13,12 +13,18 @@ from collections.abc import Callable, Sequence
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, SignalingDrafter, Target
 from soothsay.drafters.control.asking import AskingPolicy, AskingRound
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.control.cost import CostModel
-from soothsay.drafters.control.forecast import NO_GAIN, Forecast, SharedForecast, start_gains
+from soothsay.drafters.control.forecast import (
+    NO_GAIN,
+    Forecast,
+    SharedForecast,
+    forecast_of_nothing,
+    start_gains,
+)
 from soothsay.drafters.control.polling import SignalPolling
 from soothsay.drafters.control.request_state import RequestState
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
@@ -127,6 +133,8 @@ class Controller(Composite):
 
     def _new_forecast(self, request: Request, drafter: int, signal: int) -> Forecast:
         """The first forecast of a request for a drafter and a signal."""
+        if signal == 0 and isinstance(self.parts[drafter], SignalingDrafter):
+            return forecast_of_nothing()
         kind = drafter, signal, request.params.temperature > 0
         known = self.shared_forecasts[request.tenant]
         shared = known.get(kind)

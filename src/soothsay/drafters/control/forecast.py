@@ -125,6 +125,11 @@ class Forecast:
         self.added = 0.0
 
 
+def forecast_of_nothing() -> Forecast:
+    """The forecast for a drafter that would propose nothing: it is not asked until its signal changes."""
+    return Forecast(SharedForecast([0.0]), [0.0], ProbeSchedule(NEVER - 1, NEVER))
+
+
 def start_gains(size: int) -> list[float]:
     """Gains of 0, 1, ... `size - 1` nodes that are forecast for a drafter that was never asked."""
     return [START_GAIN * (1 - START_MISS**k) for k in range(size)]
