@@ -461,10 +461,18 @@ def test_peers_get_the_same_prompts(plan: PeerPlan) -> None:
     assert bench.context >= max(CONTEXT + plan.tokens + 1, PROMPT + 1)
 
 
-def test_peers_need_a_directory_and_known_names(tmp_path: Path) -> None:
+def test_peers_need_weights_that_they_can_read_and_known_names(tmp_path: Path) -> None:
     write_gguf(RandomCheckpoint(SHAPE), tmp_path / "model.gguf", "F32")
-    with pytest.raises(ModelError, match="no Hugging Face directory"):
-        PeerBench(PeerPlan(str(tmp_path / "model.gguf"), tmp_path, 1))
+    file = str(tmp_path / "model.gguf")
+    with pytest.raises(SoothsayError, match="a GGUF file as it is, and not in bfloat16"):
+        PeerBench(PeerPlan(file, tmp_path, 1))
+    assert PeerBench(PeerPlan(file, tmp_path, 1, dtypes=["auto"], draft_model=file)).is_file
+    with pytest.raises(SoothsayError, match="at equal weights; name their element type"):
+        PeerBench(PeerPlan("sibyl", tmp_path, 1, dtypes=["auto"]))
+    with pytest.raises(
+        SoothsayError, match=r"a draft model is a GGUF file beside another one; other\.gguf is"
+    ):
+        PeerBench(PeerPlan(file, tmp_path, 1, dtypes=["auto"], draft_model="other.gguf"))
     with pytest.raises(SoothsayError, match="no peer is named vllm; there are transformers, openvino"):
         PeerBench(PeerPlan("sibyl", tmp_path, 1, peers=["vllm"]))
     with pytest.raises(SoothsayError, match="no peer is named jax"):
@@ -505,6 +513,6 @@ def test_command(plan: PeerPlan, tmp_path: Path) -> None:
 
 
 def test_command_refuses() -> None:
-    assert "name what they are" in run("sibyl", "--dtype", "auto").stderr
+    assert "name their element type" in run("sibyl", "--dtype", "auto").stderr
     assert "choose from auto, float32" in run("sibyl", "--dtype", "int3").stderr
     assert "no peer is named vllm" in run("sibyl", "--peer", "vllm").stderr

@@ -46,10 +46,11 @@ class PeerPlan:
     """What to compare.
 
     Args:
-        model: a Hugging Face directory, or a name that leads to one.
+        model: a Hugging Face directory, a GGUF file, or a name that leads to one.
         work: directory for exported models, which are used again, and logs.
         threads: threads of each engine.
-        dtypes: element types of the weights, one after the other.
+        dtypes: element types of the weights, one after the other. For a GGUF file "auto": all engines run the
+            file as it is.
         peers: names from `PEERS`.
         pythons: the Python interpreter of each peer; "" stands for all peers without one.
         tokens: tokens decoded in a round.
@@ -59,6 +60,7 @@ class PeerPlan:
         max_tokens: tokens of an answer; end tokens are ignored.
         drafter: the drafter of our engine.
         lookup_tokens: draft tokens of the peers' prompt lookup; 0: as their makers recommend.
+        draft_model: a GGUF file with which peers also speculate on another one. "": they do not.
     """
 
     model: str
@@ -74,6 +76,7 @@ class PeerPlan:
     max_tokens: int = 128
     drafter: str = "auto"
     lookup_tokens: int = 0
+    draft_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,8 @@ class PeerBench:
         progress: see `Progress`.
 
     Raises:
-        SoothsayError: a peer is unknown, the model is not a directory, the file is of another run, or an
-            engine fails.
+        SoothsayError: a peer is unknown, the plan does not fit the kind of model, the file is of another run,
+            or an engine fails.
     """
 
     def __init__(self, plan: PeerPlan, path: Path | None = None, progress: Progress = lambda *_: None):
@@ -105,8 +108,8 @@ class PeerBench:
                 f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
             )
         self.checkpoint = open_checkpoint(plan.model)
-        if not self.checkpoint.path.is_dir():
-            raise ModelError(f"{self.checkpoint.path} is no Hugging Face directory, which the peers need")
+        self.is_file = self.checkpoint.path.suffix == ".gguf"
+        self._check_kind()
         config, tokenizer = parse_model_config(self.checkpoint.config), self.checkpoint.tokenizer()
         text = tokenizer.encode(f"{QUESTION} {PASSAGE}") if tokenizer else range(1, config.vocab_size)
         self.ids = list(islice(cycle(text), PROMPT))
@@ -130,8 +133,24 @@ class PeerBench:
             "tokens": plan.tokens,
             "max_tokens": plan.max_tokens,
             "lookup_tokens": plan.lookup_tokens,
+            **({"draft_model": plan.draft_model} if plan.draft_model else {}),
         }
         self.results = PeerResults(Journal(conditions, path))
+
+    def _check_kind(self) -> None:
+        """Raise `SoothsayError` if the plan asks for what there is only for the other kind of model."""
+        path, plan = self.checkpoint.path, self.plan
+        if self.is_file:
+            if other := [dtype for dtype in plan.dtypes if dtype != "auto"]:
+                raise SoothsayError(
+                    f"{path}: engines run a GGUF file as it is, and not in {', '.join(other)}"
+                )
+        elif not path.is_dir():
+            raise ModelError(f"{path} is no Hugging Face directory and no GGUF file, which the peers need")
+        elif "auto" in plan.dtypes:
+            raise SoothsayError("engines are compared at equal weights; name their element type")
+        if plan.draft_model and not (self.is_file and Path(plan.draft_model).is_file()):
+            raise SoothsayError(f"a draft model is a GGUF file beside another one; {plan.draft_model} is not")
 
     def run(self) -> PeerResults:
         """Measure what is not in the file yet."""
@@ -163,15 +182,18 @@ class PeerBench:
             export=str(self._export(name, dtype)),
             lookup_tokens=self.plan.lookup_tokens,
             drafter=self.plan.drafter,
+            draft_model=self.plan.draft_model and str(Path(self.plan.draft_model).resolve()),
         )
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
     def _export(self, name: str, dtype: str) -> Path:
+        if self.is_file and name == "llama.cpp":
+            return self.checkpoint.path.resolve()
         suffix = ".gguf" if name == "llama.cpp" else ""
         return self.folder.resolve() / f"{name}-{dtype}{suffix}"
 
     def _load(self, engine: PeerProcess, dtype: str) -> None:
-        if engine.name == "llama.cpp":
+        if engine.name == "llama.cpp" and not self.is_file:
             if dtype not in GGUF_KINDS:
                 raise UnavailableError(f"llama.cpp has no {dtype}; it has {', '.join(GGUF_KINDS)}")
             path = self._export(engine.name, dtype)
@@ -263,6 +285,7 @@ def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerProm
 
 def _digest(checkpoint: Checkpoint) -> str:
     """Return a hash of a checkpoint's path and files, so that a changed model gets another export."""
-    files = sorted(file for file in checkpoint.path.iterdir() if file.suffix in (".json", ".safetensors"))
+    every = checkpoint.path.iterdir() if checkpoint.path.is_dir() else [checkpoint.path]
+    files = sorted(file for file in every if file.suffix in (".json", ".safetensors", ".gguf"))
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.blake2b(repr((str(checkpoint.path.resolve()), facts)).encode(), digest_size=4).hexdigest()

@@ -26,7 +26,9 @@ SUSPICIOUS = 8
 
 
 def peers(
-    model: Annotated[str, typer.Argument(help="A Hugging Face directory, or a name that leads to one.")],
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory, a GGUF file, or a name that leads to one.")
+    ],
     dtype: DTypesOption = None,
     peer: Annotated[
         list[str] | None,
@@ -63,6 +65,14 @@ def peers(
         int,
         typer.Option(min=0, help="Draft tokens of the peers' prompt lookup; 0: as their makers recommend."),
     ] = 0,
+    draft_model: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A GGUF file with which llama.cpp and openvino also speculate on another one.",
+            show_default="(none)",
+        ),
+    ] = "",
     work: Annotated[
         Path,
         typer.Option(file_okay=False, help="Directory for exported models, which are used again, and logs."),
@@ -83,11 +93,10 @@ def peers(
     """Compare engines that run the same weights. Each has its own process, and they take turns.
 
     It measures decoding, passes of 4, 8 and 16 rows after a context of 128 tokens, and a prompt of 512. With
-    --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup.
+    --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup. All
+    engines run a GGUF file as it is; other weights are exported for them.
     """
-    dtypes = known_dtypes(dtype)
-    if "auto" in dtypes:
-        raise typer.BadParameter("--dtype auto: engines are compared at equal weights; name what they are")
+    dtypes = known_dtypes(dtype or (["auto"] if model.endswith(".gguf") else None))
     import torch
 
     from soothsay.bench.peers.peer_bench import PEERS, PeerBench, PeerPlan
@@ -111,6 +120,7 @@ def peers(
         max_tokens=max_tokens,
         drafter=drafter,
         lookup_tokens=lookup_tokens,
+        draft_model=draft_model,
     )
     console = Console(highlight=False)
     with _Bars() as bars:

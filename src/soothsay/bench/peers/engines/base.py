@@ -27,13 +27,14 @@ class UnavailableError(Exception):
 class Setup:
     """The model to load, and the conditions to run it under."""
 
-    model: str  # a Hugging Face directory; for transformers and soothsay also a GGUF file
-    dtype: str  # of the weights
+    model: str  # a Hugging Face directory or a GGUF file
+    dtype: str  # of the weights; for a GGUF file "auto"
     threads: int
     context: int  # maximum number of tokens of a prompt with its answer
     export: str = ""  # path of the model in the engine's own format; exported if it does not exist
     lookup_tokens: int = 0  # draft tokens of prompt lookup; 0: as the engine's makers recommend
     drafter: str = "auto"  # for soothsay only
+    draft_model: str = ""  # for the speculation of openvino and llama.cpp; of the kind that `model` is
 
 
 class Peer(Protocol):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .base import Peer, Setup, need, timed
+
+DRAFT_TOKENS = 3
+"""Draft tokens of a draft model, as llama.cpp's own programs have by default."""
 
 
 class LlamaCpp(Peer):
@@ -16,7 +20,7 @@ class LlamaCpp(Peer):
         self.np = need("numpy")
         self.c = need("llama_cpp", "llama-cpp-python")
         self.version = self.c.__version__
-        self.modes = ("plain", "prompt lookup")
+        self.modes = ("plain", "prompt lookup", *(("draft model",) if setup.draft_model else ()))
         speculative = need("llama_cpp.llama_speculative", "llama-cpp-python")
         self.lookup = speculative.LlamaPromptLookupDecoding(
             max_ngram_size=2,
@@ -26,15 +30,83 @@ class LlamaCpp(Peer):
 
     def load(self) -> None:
         """See `Peer`."""
-        c, setup = self.c, self.setup
-        c.llama_backend_init()
-        self.logged = c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
-        c.llama_log_set(self.logged, None)
+        self.c.llama_backend_init()
+        self.logged = self.c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
+        self.c.llama_log_set(self.logged, None)
+        self.target = _Model(self.c, self.np, self.setup.export, self.setup)
+        drafts = [self.setup.draft_model] if self.setup.draft_model else []
+        self.drafters = [_Model(self.c, self.np, path, self.setup) for path in drafts]
+
+    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        tokens = self.target.start(ids)
+
+        def run() -> None:
+            for _ in range(count):
+                tokens.extend(self.target.forward(tokens[-1:]))
+
+        return timed(run)[0], tokens
+
+    def prompt(self, ids: list[int]) -> float:
+        """See `Peer`."""
+        return timed(lambda: self.target.start(ids))[0]
+
+    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
+        """See `Peer`."""
+        self.target.start(ids)
+
+        def once() -> float:
+            self.target.forget(len(ids))
+            return timed(lambda: self.target.forward(ids[:rows], rows))[0]
+
+        return [once() for _ in range(1 + times)][1:]
+
+    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        if mode == "prompt lookup":
+            return timed(lambda: self._speculate(ids, count, self._look_up))
+        if mode == "draft model":
+            return timed(lambda: self._speculate(ids, count, self._draft))
+        return timed(lambda: self._speculate(ids, count, lambda tokens: []))
+
+    def _speculate(self, ids: list[int], count: int, guess: Callable[[list[int]], list[int]]) -> list[int]:
+        """Each step adds the accepted ones of the guesses, and the token after them."""
+        tokens = [*ids, *self.target.start(ids)]
+        for model in self.drafters:
+            model.start([])
+        while len(tokens) < len(ids) + count:
+            guesses = guess(tokens)[: len(ids) + count - len(tokens) - 1]
+            own = self.target.forward([tokens[-1], *guesses], 1 + len(guesses))
+            right = 0
+            while right < len(guesses) and guesses[right] == own[right]:
+                right += 1
+            for model in (self.target, *self.drafters):
+                model.forget(len(tokens) + right)
+            tokens += own[: right + 1]
+        return tokens[len(ids) :]
+
+    def _look_up(self, tokens: list[int]) -> list[int]:
+        guesses: list[int] = self.lookup(self.np.array(tokens, dtype=self.np.intc)).tolist()
+        return guesses
+
+    def _draft(self, tokens: list[int]) -> list[int]:
+        [model] = self.drafters
+        guesses = model.forward(tokens[model.past :])
+        while len(guesses) < DRAFT_TOKENS:
+            guesses += model.forward(guesses[-1:])
+        return guesses
+
+
+class _Model:
+    """A model with a context of its own. `past` is the number of tokens in it."""
+
+    def __init__(self, c: Any, np: Any, path: str, setup: Setup):
+        self.c, self.np, self.past = c, np, 0
         of_model, of_context = c.llama_model_default_params(), c.llama_context_default_params()
         of_model.use_mmap = False
-        self.model = c.llama_model_load_from_file(setup.export.encode(), of_model)
+        self.model = c.llama_model_load_from_file(path.encode(), of_model)
         if not self.model:
-            raise RuntimeError(f"llama.cpp does not load {setup.export}")
+            raise RuntimeError(f"llama.cpp does not load {path}")
         of_context.n_ctx = of_context.n_batch = setup.context + 64
         of_context.n_threads = of_context.n_threads_batch = setup.threads
         of_context.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -44,76 +116,28 @@ class LlamaCpp(Peer):
         self.vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
         self.batch = c.llama_batch_init(of_context.n_batch, 0, 1)
 
-    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        tokens = self._start(ids)
-
-        def run() -> None:
-            for past in range(len(ids), len(ids) + count):
-                tokens.extend(self._forward(tokens[-1:], past))
-
-        return timed(run)[0], tokens
-
-    def prompt(self, ids: list[int]) -> float:
-        """See `Peer`."""
-        return timed(lambda: self._start(ids))[0]
-
-    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """See `Peer`."""
-        self._start(ids)
-
-        def once() -> float:
-            self._forget(len(ids))
-            return timed(lambda: self._forward(ids[:rows], len(ids), rows))[0]
-
-        return [once() for _ in range(1 + times)][1:]
-
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        if mode != "plain":
-            return timed(lambda: self._speculate(ids, count))
-
-        def run() -> list[int]:
-            tokens = self._start(ids)
-            while len(tokens) < count:
-                tokens += self._forward(tokens[-1:], len(ids) + len(tokens) - 1)
-            return tokens
-
-        return timed(run)
-
-    def _speculate(self, ids: list[int], count: int) -> list[int]:
-        """Decode with prompt lookup: each step adds the accepted draft tokens and the token after them."""
-        tokens = [*ids, *self._start(ids)]
-        while len(tokens) < len(ids) + count:
-            past = len(tokens) - 1
-            room = len(ids) + count - len(tokens) - 1
-            guesses = self.lookup(self.np.array(tokens, dtype=self.np.intc)).tolist()[:room]
-            own = self._forward([tokens[-1], *guesses], past, 1 + len(guesses))
-            right = 0
-            while right < len(guesses) and guesses[right] == own[right]:
-                right += 1
-            tokens += own[: right + 1]
-            self._forget(past + 1 + right)
-        return tokens[len(ids) :]
-
-    def _start(self, ids: list[int]) -> list[int]:
+    def start(self, ids: list[int]) -> list[int]:
         """Clear the KV cache and read a prompt. Returns the likeliest token after it, as a list."""
         self.c.llama_memory_clear(self.memory, True)
-        return self._forward(ids, 0)
+        self.past = 0
+        return self.forward(ids) if ids else []
 
-    def _forget(self, past: int) -> None:
+    def forget(self, past: int) -> None:
         """Drop the keys and values at position `past` and after it."""
-        self.c.llama_memory_seq_rm(self.memory, 0, past, -1)
+        if past < self.past:
+            self.c.llama_memory_seq_rm(self.memory, 0, past, -1)
+            self.past = past
 
-    def _forward(self, ids: Sequence[int], past: int, keep: int = 1) -> list[int]:
+    def forward(self, ids: Sequence[int], keep: int = 1) -> list[int]:
         """Run one pass. Returns the likeliest next token after each of the last `keep` tokens."""
         batch, count = self.batch, len(ids)
         batch.n_tokens = count
         for i, token in enumerate(ids):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, past + i, 1
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, self.past + i, 1
             batch.seq_id[i][0], batch.logits[i] = 0, i >= count - keep
         if self.c.llama_decode(self.context, batch):
-            raise RuntimeError(f"llama.cpp does not decode {count} tokens after {past}")
+            raise RuntimeError(f"llama.cpp does not decode {count} tokens after {self.past}")
+        self.past += count
         rows = (self.c.llama_get_logits_ith(self.context, i) for i in range(count - keep, count))
         return [int(self.np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
 

@@ -1,4 +1,4 @@
-"""The engine OpenVINO GenAI, on a model that optimum-intel exports."""
+"""The engine OpenVINO GenAI, on a model that optimum-intel exports, or on a GGUF file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class OpenVINO(Peer):
         self.np = need("numpy")
         self.openvino = need("openvino", "openvino-genai")
         self.genai = need("openvino_genai", "openvino-genai")
-        if setup.dtype not in self.FORMATS:
+        self.is_file = setup.model.endswith(".gguf")
+        if not self.is_file and setup.dtype not in self.FORMATS:
             raise UnavailableError(f"OpenVINO has no {setup.dtype}; it has {', '.join(self.FORMATS)}")
         self.version = self.genai.__version__
-        self.modes = ("plain", "prompt lookup")
+        self.modes = ("plain", "prompt lookup", *(("draft model",) if setup.draft_model else ()))
         self.lookup = setup.lookup_tokens or 5  # as in OpenVINO's sample, with n-grams of up to 3
         self.setup = setup
         self.folder = Path(setup.export)
@@ -53,8 +54,9 @@ class OpenVINO(Peer):
 
     def load(self) -> None:
         """See `Peer`."""
-        if not self.folder.is_dir():
-            self._export()
+        self._export(self.setup.model, self.folder)
+        if self.setup.draft_model:
+            self._export(self.setup.draft_model, self._draft_folder)
         self._pipeline("plain")
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
@@ -90,8 +92,10 @@ class OpenVINO(Peer):
         config = self.genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
         config.apply_chat_template = False
-        if mode != "plain":
+        if mode == "prompt lookup":
             config.num_assistant_tokens, config.max_ngram_size = self.lookup, 3
+        elif mode == "draft model":
+            config.num_assistant_tokens = self.lookup
         inputs = self.openvino.Tensor(self.np.array([ids], dtype=self.np.int64))
         return self._pipeline(mode).generate(inputs, config)
 
@@ -102,7 +106,11 @@ class OpenVINO(Peer):
             scheduler.enable_prefix_caching = False  # else prompts of earlier rounds would be in the cache
             scheduler.max_num_batched_tokens = 1 << 16  # so that any prompt is one pass
             scheduler.cache_size = 1  # GB
-            options = {**self.options, **({"prompt_lookup": True} if mode != "plain" else {})}
+            options = dict(self.options)
+            if mode == "prompt lookup":
+                options["prompt_lookup"] = True
+            elif mode == "draft model":
+                options["draft_model"] = self.genai.draft_model(str(self._draft_folder), "CPU")
             self.pipelines[mode] = self.genai.LLMPipeline(
                 str(self.folder), "CPU", scheduler_config=scheduler, **options
             )
@@ -119,14 +127,30 @@ class OpenVINO(Peer):
             }
         )
 
-    def _export(self) -> None:
-        """Export the model in a separate process, so that its memory is freed.
+    @property
+    def _draft_folder(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}-draft")
+
+    def _export(self, model: str, folder: Path) -> None:
+        """Export a model, if that was not done before.
 
         The export goes to another name and is renamed when complete, so `folder` is never partial.
         """
-        need("optimum.intel", "optimum-intel[openvino,nncf]")
-        unfinished = self.folder.with_suffix(".unfinished")
-        command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", self.setup.model]
-        task = ["--task", "text-generation-with-past", *self.FORMATS[self.setup.dtype], str(unfinished)]
-        subprocess.run([sys.executable, *command, *task], check=True, stdout=sys.stderr)
-        unfinished.rename(self.folder)
+        if folder.is_dir():
+            return
+        unfinished = folder.with_suffix(".unfinished")
+        if model.endswith(".gguf"):
+            unfinished.mkdir(exist_ok=True)
+            link = unfinished / "model.gguf"  # OpenVINO writes what it makes of a file beside the file
+            link.unlink(missing_ok=True)
+            link.symlink_to(Path(model).resolve())
+            try:
+                self.genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
+            except RuntimeError as error:  # types of blocks, or a family, that it does not read
+                raise UnavailableError(f"OpenVINO does not read {model}: {error}") from error
+        else:
+            need("optimum.intel", "optimum-intel[openvino,nncf]")
+            command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", model]
+            task = ["--task", "text-generation-with-past", *self.FORMATS[self.setup.dtype], str(unfinished)]
+            subprocess.run([sys.executable, *command, *task], check=True, stdout=sys.stderr)
+        unfinished.rename(folder)
