@@ -17,6 +17,10 @@ class DrafterError(SoothsayError, ValueError):
     """A drafter is unknown, has wrong options, or does not fit its target."""
 
 
+class MissingDrafterError(DrafterError):
+    """A drafter's files are not there."""
+
+
 class TrainingError(SoothsayError):
     """A training cannot start, continue or be saved: because of its data, its checkpoint or its numbers."""
 

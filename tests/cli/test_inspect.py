@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -122,3 +123,17 @@ def test_heads_that_fill_masks() -> None:
     assert told["drafter"] == "peagle: P-EAGLE (original)"
     assert told["can say"] == "2,000 of 8,192 tokens"
     assert told["drafters"] == f"✓ fits: --drafter 'peagle(model={peagle})'"
+
+
+@pytest.mark.filterwarnings("ignore:drafter auto goes without")
+def test_drafters_that_fit_are_in_one_line(tmp_path: Path) -> None:
+    told = facts(inspect("sibyl"))
+    assert told["drafters"].startswith("✓ auto, none, ")
+    assert "eagle3" in told["drafters"]
+    assert told["drafters, more"].startswith("- no files beside the model: rest, ")
+    model = tmp_path / "model"
+    copytree(open_checkpoint("sibyl").path, model, ignore=lambda *_: ["drafters"])
+    (model / "drafters" / "medusa").mkdir(parents=True)
+    told = facts(inspect(str(model)))
+    assert "medusa" not in told["drafters"]
+    assert re.match("✗ medusa: .*medusa has no config.json", told["drafters, more"])

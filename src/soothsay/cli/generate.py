@@ -95,6 +95,8 @@ def generate(
     if stats or (stats is None and console.is_terminal):
         ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if params.temperature else "")
         console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
+    if not choice.text and not chat and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
+        console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -18,7 +18,7 @@ from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.config import DType, EngineConfig, ModelConfig
-from soothsay.errors import DrafterError, ModelError
+from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 
 if TYPE_CHECKING:
@@ -253,14 +253,22 @@ def _drafters(target: Target, asked: str | None) -> Rows:
     if asked and asked not in REGISTRY and user_path(asked).is_dir():
         yield from _trained(target, asked)
         return
-    built = {asked: build_drafter(asked, target)} if asked else try_drafters(target)
-    lines = []
-    for name, drafter in built.items():
-        if isinstance(drafter, DrafterError):
-            lines.append(f"✗ {drafter}")
-        else:
-            nodes = min(drafter.max_nodes, EngineConfig.max_tree)
-            lines.append(f"✓ {name}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"))
+    if asked:
+        nodes = min(build_drafter(asked, target).max_nodes, EngineConfig.max_tree)
+        yield (
+            "drafters",
+            f"✓ {asked}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"),
+        )
+        return
+    built = try_drafters(target)
+    fitting = [name for name, drafter in built.items() if not isinstance(drafter, DrafterError)]
+    missing = [name for name, drafter in built.items() if isinstance(drafter, MissingDrafterError)]
+    lines = [f"✓ {', '.join(fitting)}"] if fitting else []
+    lines += [f"✗ {name}: {built[name]}" for name in built if name not in (*fitting, *missing)]
+    if missing:
+        lines.append(
+            f"- no files beside the model: {', '.join(missing)}. 'soothsay train' makes some of them"
+        )
     yield "drafters", "\n".join(lines)
 
 

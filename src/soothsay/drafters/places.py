@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from soothsay.drafters.base import Target
-from soothsay.errors import DrafterError
+from soothsay.errors import MissingDrafterError
 from soothsay.files import user_path
 
 
@@ -29,20 +29,20 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
         target: the model to draft for.
 
     Raises:
-        DrafterError: no path is named and there is no drafter beside the target.
+        MissingDrafterError: no path is named and there is no drafter beside the target.
     """
     if model:
         return user_path(model)
     drafters = drafters_beside(target)
     if drafters is None:
-        raise DrafterError(
+        raise MissingDrafterError(
             f"no model is named for {method}, and the target has no directory to look in: write "
             f"{method}(model=...)"
         )
     if (drafters / method).is_dir():
         return drafters / method
-    if method == "mtp":
+    if method == "mtp" and (drafters.parent / "config.json").is_file():
         return drafters.parent
-    raise DrafterError(
+    raise MissingDrafterError(
         f"there is no drafter at {drafters / method}: train one, or name one, {method}(model=...)"
     )

@@ -17,7 +17,7 @@ from soothsay.drafters.base import Drafter, Target
 from soothsay.drafters.lookup.backoff import LEAST
 from soothsay.drafters.lookup.datastore import SORTED_BY, Datastore, check_tokenizer
 from soothsay.drafters.places import drafters_beside
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, MissingDrafterError
 from soothsay.files import user_path
 
 WEIGHTS = tuple(2.0**length for length in range(9))
@@ -120,7 +120,8 @@ def grow_likeliest(tree: DraftTree, said: Sequence[Sequence[int]], lengths: Sequ
 def open_store(store: str | Path, target: Target) -> Datastore:
     """The datastore at `store`; if empty, `drafters/rest.store` beside the target's weights.
 
-    Raises `DrafterError` if there is none, if it is damaged, or if it was built for another tokenizer.
+    Raises `DrafterError` if there is none (`MissingDrafterError`), if it is damaged, or if it was built for
+    another tokenizer.
     """
     beside = drafters_beside(target)
     if store:
@@ -128,12 +129,12 @@ def open_store(store: str | Path, target: Target) -> Datastore:
     elif beside is not None:
         path = beside / "rest.store"
     else:
-        raise DrafterError(
+        raise MissingDrafterError(
             "no store is named for rest, and the target has no directory to look in: write rest(store=...); "
             "'soothsay datastore build MODEL FILES... --out FILE' makes one"
         )
     if not path.is_file():
-        raise DrafterError(
+        raise MissingDrafterError(
             f"there is no datastore at {path}: build one with 'soothsay datastore build "
             f"{target.path or 'MODEL'} FILES... --out {path}', or name one, rest(store=...)"
         )

@@ -44,7 +44,7 @@ from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPHead
 from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.drafters.heads.serving import FeatureView
-from soothsay.errors import DrafterError, ModelError
+from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 from soothsay.model.writing import writing
 
@@ -174,7 +174,7 @@ def _opener(files: DrafterFiles, own: bool) -> Opened:
         if found(files):
             return _unmasked(files, opened)
     if own:
-        raise DrafterError(
+        raise MissingDrafterError(
             f"{files.path} has no MTP modules in its checkpoint, and no drafters/mtp beside it: train some, "
             "or name some, mtp(model=...)"
         )
