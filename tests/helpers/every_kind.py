@@ -1,0 +1,68 @@
+"""One random model of each kind of architecture, with every drafter of the registry for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from families import VOCAB, load, random_oracle
+from heads import makers, random_dflash, random_peagle, write_assistant
+from mxfp4_models import quantized_oracle
+
+from soothsay import REGISTRY
+from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.lookup.datastore import write_datastore
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.load import load_model
+from soothsay.train.sequences import TrainingKernels
+
+POSITIONS = 256
+KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
+    "hybrid": ("qwen3_5", "bfloat16"),
+    "shared KV": ("gemma4", "int8"),
+    "sinks": ("gpt_oss", "auto"),
+    "latent": ("deepseek_v3", "bfloat16"),
+    "experts": ("qwen3_moe", "int8"),
+}
+
+SIZES = {
+    "hybrid": {"num_hidden_layers": 8},  # two of them have attention
+    "experts": {"moe_intermediate_size": 64},  # which native kernels multiply
+}
+
+
+def make_kind(kind: str, directory: Path) -> dict[str, str]:
+    """Save a random model to `directory`, and heads, a draft model and a datastore below it.
+
+    Returns:
+        The specification of each drafter of the registry.
+    """
+    case, _ = KINDS[kind]
+    if kind == "sinks":
+        quantized_oracle(directory, intermediate_size=96, max_position_embeddings=POSITIONS)
+    else:
+        random_oracle(case, max_position_embeddings=POSITIONS, **SIZES.get(kind, {})).save_pretrained(
+            directory
+        )
+    config, own = load(directory).config, directory / "drafters"
+    plain = directory / "plain"  # a Llama of the same sizes, which heads are made from
+    layers = {"num_hidden_layers": config.num_layers}
+    random_oracle("llama1", max_position_embeddings=POSITIONS, **layers).save_pretrained(plain)
+    torch.manual_seed(0)
+    twin = load_model(open_checkpoint(plain), "float32", kernels=TrainingKernels())
+    for name, make_head in makers(range(0, VOCAB, 3)).items():
+        write_head(make_head(twin), own / name, str(directory))
+    if config.latent is None:  # whose keys and values an assistant cannot read
+        write_assistant(config, own / "assistant")
+    texts = [np.array([*range(first, first + 20)] * 2) for first in (0, 20, 40)]
+    tokenizer = open_checkpoint("sibyl").tokenizer()
+    assert tokenizer is not None
+    write_datastore(own / "rest.store", texts, tokenizer)
+    models = {name: own / name for name in (*makers(range(1)), "assistant")}
+    models |= {"dflash": random_dflash(target=str(plain)), "peagle": random_peagle(target=str(plain))}
+    models["draft-model"] = plain if kind == "hybrid" else directory  # a hybrid cannot draft
+    options = {name: f"model={path}" for name, path in models.items()} | {
+        "rest": f"store={own / 'rest.store'}"
+    }
+    return {name: f"{name}({options[name]})" if name in options else name for name in REGISTRY}
