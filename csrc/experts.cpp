@@ -140,8 +140,10 @@ void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* o
     const std::unique_ptr<T[]> wide(new T[std::max(2 * (all * size + rows * beside), (all + rows) * hidden)]);
     const std::unique_ptr<T[]> inner(new T[all * size + rows * beside]);
     Products up, down;
+    *m.ran = 0;
     for (int e = 0; e < routing.count; ++e) {
         const int64_t first = sorted.begin[e], count = sorted.begin[e + 1] - first;
+        *m.ran += count > 0;
         const Rows own = own_inputs ? Rows{&own_inputs[first * hidden], 0, count} : Rows{x.data, x.are_bf16, count, &sorted.rows[first]};
         add_products(own, m.experts[e].gate_up, &wide[2 * first * size], is_bf16, up);
         add_products({&inner[first * size], is_bf16, count}, m.experts[e].down, &wide[first * hidden], is_bf16, down);

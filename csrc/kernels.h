@@ -113,6 +113,7 @@ struct soothsay_mixture {
     const soothsay_expert* shared;  // or null
     soothsay_routing routing;
     int activation, is_bf16;  // see soothsay_gated; of layers' outputs
+    int64_t* ran;             // soothsay_mix writes here how many experts had rows
 };
 
 // x [rows, hidden] -> out [rows, hidden]. A row's outputs, times their shares, are added in order. `scores` [rows, count] are

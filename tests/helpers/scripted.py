@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from verifying import match
@@ -16,7 +17,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.model.pass_times import PassTimes
 
-TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
+TARGET = Target(SimpleNamespace(experts_run=None), None, EngineConfig(), 0)  # type: ignore[arg-type]
 
 FLAT = PassTimes([1, 16, 32, 1024], [0], [[10.0, 11.0, 12.0, 300.0]])
 """Memory-bound, as large models are at small batches: 16 rows cost little more than one."""
@@ -30,6 +31,7 @@ class World:
 
     def __init__(self, times: PassTimes, seed: int = 0):
         self.times, self.now = times, 0.0
+        self.rows = 0  # of the last pass
         self.random = random.Random(seed)
 
     def clock(self) -> float:
@@ -96,7 +98,8 @@ def run(
         trees = drafter.propose(requests)
         trees = [tree.prune(request.max_nodes, 100) for tree, request in zip(trees, requests, strict=True)]
         context = sum(len(request.tokens) for request in requests) / count
-        world.now += world.times(sum(map(len, trees)), context)
+        world.rows = sum(map(len, trees))
+        world.now += world.times(world.rows, context)
         seen = []
         for request, tree in zip(requests, trees, strict=True):
             here = len(request.tokens)

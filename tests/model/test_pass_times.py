@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from soothsay.config import ExpertsConfig
 from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.model import pass_times as timing
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.pass_times import ROWS, PassTimes, VerifyPass
+from soothsay.model.pass_times import ROWS, PassTimes, VerifyPass, parse_measurements
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -53,6 +54,31 @@ def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> No
     assert measured == [pytest.approx(times) for times in first.seconds]
     PassTimes.of(tiny(num_layers=1, windows=(None,)), 512)
     assert len(list(cache.glob("*.json"))) == 2
+
+
+def test_measured_passes_count_the_experts_that_they_run(tiny: Make, cache: Path) -> None:
+    model = tiny(experts=ExpertsConfig(16, 2, 32, layers=(0, 1)))
+    first = PassTimes.of(model, 512)
+    assert first.experts is not None
+    assert first.experts.experts[0] == 2
+    assert 4 < first.experts.experts[3] <= first.experts.experts[-1] <= 16
+    (file,) = cache.glob("*.json")
+    (known,) = parse_measurements(json.loads(file.read_text()))
+    assert known.experts is not None
+    assert known.experts.experts == first.experts.experts
+
+
+def test_rows_that_share_experts_count_as_fewer_rows() -> None:
+    rows, experts = [1, 2, 4, 8, 16], [4.0, 7.0, 14.0, 24.0, 30.0]
+    times = PassTimes(rows, [0], [[1.0, 2.0, 4.0, 8.0, 16.0]], experts)
+    assert times.experts is not None
+    for _ in range(200):
+        times.follow(7, 0, 4.0, experts=14.0)  # as 4 rows of unrelated tokens
+    assert times.experts.each == pytest.approx(0.5)
+    assert times(7) == pytest.approx(4.0, rel=1e-3)
+    for _ in range(200):
+        times.follow(16, 0, 8.5, experts=30.0)  # nearly all experts whatever the tokens are
+    assert times.experts.each == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("factor", [0.02, 50.0])
@@ -123,6 +149,9 @@ ANEW = "the times of passes are measured anew"
         '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, null]]]}',
         '{"rows": [1, 2], "contexts": [64], "measured": [[["a", "b"]]]}',
         '{"rows": [1, 2], "contexts": [64], "measured": [{"0": [0.1, 0.2]}]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]], "experts": [2.0]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]], "experts": [0.5, NaN]}',
+        '{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]], "experts": {"1": 2.0}}',
         "[" * 50_000,
         '{"rows": ' * 5000,
         " " * 100_000,

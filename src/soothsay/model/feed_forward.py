@@ -42,6 +42,8 @@ class Experts(nn.Module):
     ):
         super().__init__()
         self.config, self.kernels = experts, kernels
+        self.ran = torch.zeros(1, dtype=torch.int64)
+        """Number of experts that had rows in the last pass. Kernels write it, so it stays on the CPU."""
         self.scales = Vector("per_expert_scale", experts.count) if scaled else None
         self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
         self.correction = Vector("e_score_correction_bias", experts.count) if experts.corrected else None
@@ -71,7 +73,9 @@ class Experts(nn.Module):
         weights, chosen = self.kernels.route(scores, self.config, correction, scales)  # [N, k]
         dtype = cast(torch.dtype, cast(FeedForward, self.experts[0]).down.dtype)
         out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype)  # [N, k, hidden]
-        for index in sorted(set(chosen.flatten().tolist())):
+        ran = sorted(set(chosen.flatten().tolist()))
+        self.ran.fill_(len(ran))
+        for index in ran:
             rows, rank = (chosen == index).nonzero(as_tuple=True)
             own = x[rows] * weights[rows, rank, None] if self.config.scales_inputs else x[rows]
             out[rows, rank] = self.experts[index](own)

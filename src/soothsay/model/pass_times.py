@@ -31,6 +31,7 @@ from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
 from soothsay.files import write_json
 from soothsay.machine import cache_directory, processor_name
+from soothsay.model.expert_rows import ExpertRows
 from soothsay.model.transformer import Transformer
 from soothsay.processors import granted_processors
 
@@ -140,13 +141,21 @@ class PassTimes:
         rows: numbers of rows at which T was measured, rising.
         contexts: numbers of context tokens at which T was measured, rising; one or more.
         seconds: `[context][row]`.
+        experts: `[row]`, how many experts a layer of these passes ran on average; None: the model has none.
     """
 
-    def __init__(self, rows: Sequence[int], contexts: Sequence[int], seconds: Sequence[Sequence[float]]):
+    def __init__(
+        self,
+        rows: Sequence[int],
+        contexts: Sequence[int],
+        seconds: Sequence[Sequence[float]],
+        experts: Sequence[float] | None = None,
+    ):
         self.rows, self.contexts = list(rows), list(contexts)
         self.seconds = [_rising(times) for times in seconds]
         self._rows, self._known = np.array(self.rows), np.array(self.seconds)
         self._scales: FloatArray | None = None  # [rows]: seconds of real passes / measured seconds
+        self.experts = None if experts is None else ExpertRows(rows, experts)
 
     @property
     def total(self) -> float:
@@ -159,7 +168,7 @@ class PassTimes:
 
     def span(self, rows: int, more: int, context: float) -> FloatArray:
         """`[more + 1]` seconds of passes of `rows`, `rows + 1`, ..., `rows + more` rows."""
-        asked = np.arange(rows, rows + more + 1)
+        asked = self._counted(np.arange(rows, rows + more + 1, dtype=np.float64))
         seconds, longest = self._known[0], self._known[-1]
         if len(self.contexts) > 1:
             share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0])
@@ -168,17 +177,25 @@ class PassTimes:
             seconds = seconds * self._scales
         return np.maximum(_interpolate(self._rows, seconds, asked), MIN_SECONDS)
 
-    def follow(self, rows: int, context: float, seconds: float) -> None:
+    def _counted(self, rows: FloatArray) -> FloatArray:
+        """Rows as the measured passes count them, whose tokens are unrelated."""
+        return rows if self.experts is None else self.experts(rows)
+
+    def follow(self, rows: int, context: float, seconds: float, experts: float | None = None) -> None:
         """Learn from a pass that the engine ran. `seconds` includes sampling and moving the accepted KV.
 
-        A pass that the machine delayed counts at most `MAX_JUMP` times the known time.
+        A pass that the machine delayed counts at most `MAX_JUMP` times the known time. `experts` is how many
+        experts a layer ran on average.
         """
+        if self.experts is not None and experts is not None:
+            self.experts.follow(rows, experts)
         ratio = seconds / self(rows, context)
         if self._scales is None:
             self._scales = np.full(len(self.rows), ratio)
             return
         places = np.arange(len(self.rows))
-        distance = np.abs(places - np.interp(rows, self.rows, places))
+        counted = self._counted(np.array([rows], dtype=np.float64))
+        distance = np.abs(places - np.interp(counted, self.rows, places))
         weights = SCALE_WEIGHT + ROW_SCALE_WEIGHT * np.clip(1 - distance, 0, 1)
         self._scales *= 1 + weights * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
 
@@ -224,7 +241,9 @@ class PassTimes:
         seconds = np.stack([times._known for times in several])  # [measurement, context, rows]
         totals = seconds.sum((1, 2), keepdims=True)
         median = np.median(seconds / totals, axis=0) * totals[-1]
-        return cls(several[-1].rows, several[-1].contexts, median.tolist())
+        newest = several[-1]
+        experts = None if newest.experts is None else newest.experts.experts
+        return cls(newest.rows, newest.contexts, median.tolist(), experts)
 
     @classmethod
     def measure(cls, model: Transformer, context: int, repeats: int = 2) -> PassTimes:
@@ -234,7 +253,13 @@ class PassTimes:
         cache = filled_cache(model, contexts[-1], rows[-1])
         passes = [[VerifyPass(model, cache, r, c) for r in rows] for c in contexts]
         seconds: list[list[list[float]]] = [[[] for _ in rows] for _ in contexts]
-        passes[0][0]()  # the first pass sets up memory and kernels, which is not part of its time
+        experts: list[float] = []
+        for run in passes[0]:  # the first passes set up memory and kernels, which is not part of their time
+            run()
+            if model.experts_run is not None:
+                experts.append(model.experts_run)
+            else:
+                break
         begin = time.perf_counter()
         for _ in range(repeats):
             for own, known in zip(passes, seconds, strict=True):
@@ -242,7 +267,7 @@ class PassTimes:
                     times += _measured(run, model.device)
             if time.perf_counter() - begin > MEASURING_TIME:
                 break
-        return cls(rows, contexts, [[median(times) for times in own] for own in seconds])
+        return cls(rows, contexts, [[median(times) for times in own] for own in seconds], experts or None)
 
 
 def _rising(times: Sequence[float]) -> list[float]:
@@ -253,7 +278,7 @@ def _rising(times: Sequence[float]) -> list[float]:
     return rising
 
 
-def _interpolate(xs: IntArray, ys: FloatArray, x: IntArray) -> FloatArray:
+def _interpolate(xs: IntArray, ys: FloatArray, x: FloatArray) -> FloatArray:
     """Straight lines between the points, and beyond the last two. `x` rises."""
     if len(xs) == 1:
         line: FloatArray = ys[0] * np.maximum(x, xs[0]) / xs[0]
@@ -321,8 +346,10 @@ def _read(file: Path) -> list[PassTimes]:
 
 def measurements_as_json(measured: Sequence[PassTimes]) -> dict[str, Any]:
     """Several measurements of the same passes, at least one, as a value for JSON."""
-    rows, contexts = measured[-1].rows, measured[-1].contexts
-    return {"rows": rows, "contexts": contexts, "measured": [times.seconds for times in measured]}
+    newest = measured[-1]
+    seconds = [times.seconds for times in measured]
+    content = {"rows": newest.rows, "contexts": newest.contexts, "measured": seconds}
+    return content if newest.experts is None else {**content, "experts": newest.experts.experts}
 
 
 def parse_measurements(content: object) -> list[PassTimes]:
@@ -333,7 +360,15 @@ def parse_measurements(content: object) -> list[PassTimes]:
         raise ValueError("it has no measurements")
     shape = (len(measured), len(contexts), len(rows))
     times = [_seconds(one, shape[1:]) for one in measured[-KEPT_MEASUREMENTS:]]
-    return [PassTimes(rows, contexts, seconds) for seconds in times]
+    experts = fields.get("experts")
+    if experts is not None and not (_are_counts(experts) and len(experts) == len(rows)):
+        raise ValueError(f"it has not {len(rows)} numbers of experts")
+    return [PassTimes(rows, contexts, seconds, experts) for seconds in times]
+
+
+def _are_counts(numbers: object) -> TypeGuard[list[float]]:
+    """Whether something is a list of numbers from 1 on."""
+    return isinstance(numbers, list) and all(type(n) is float and 1 <= n <= MAX_NUMBER for n in numbers)
 
 
 def _is_rising(numbers: object) -> TypeGuard[list[int]]:

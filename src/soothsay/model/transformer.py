@@ -282,6 +282,7 @@ class Transformer(nn.Module):
         self.second_rope = None if second is None else Rope(second, config.head_dim, config.rotary_dim)
         size = config.layer_embedding_size
         self.layer_embeddings = None if size is None else LayerEmbeddings(config, size, kernels)
+        self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
         self.bits: int | None = None
         """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
 
@@ -294,6 +295,12 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         """Element type of linear layers' outputs and of the KV pool."""
         return cast(Block, self.blocks[0]).dtype
+
+    @property
+    def experts_run(self) -> float | None:
+        """Mean number of experts that a layer ran in the last pass; None: no layer has experts."""
+        mixtures = self._mixtures
+        return sum(int(mixture.ran) for mixture in mixtures) / len(mixtures) if mixtures else None
 
     def forward(
         self,

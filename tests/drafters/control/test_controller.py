@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from scripted import FLAT, STEEP, TARGET, Scripted, World, future, run
 
@@ -61,6 +63,35 @@ def test_the_times_of_passes_are_followed(second: float, steps: int) -> None:
     world.times = PassTimes([1, 16], [0], [[2 * second, 2.2 * second]])
     run(world, auto, 1, steps)
     assert auto.times(1) == pytest.approx(2 * second, rel=0.05)
+
+
+def test_trees_grow_where_rows_share_experts() -> None:
+    """Two models whose layers have 64 experts, 4 for each row. Only the experts that run take time."""
+    rows = [1, 2, 4, 8, 16, 32, 1024]
+    experts = [64 * (1 - (1 - 4 / 64) ** n) for n in rows]
+
+    def times(each: float) -> PassTimes:
+        made = PassTimes(rows, [0], [[1 + 0.25 * count for count in experts]], experts)
+        assert made.experts is not None
+        made.experts.each = each
+        return made
+
+    def mean_rows(each: float) -> float:
+        world, seen = World(times(each)), []
+
+        class Mixture:
+            @property
+            def experts_run(self) -> float:
+                seen.append(world.rows)
+                return float(np.interp(1 + (world.rows - 1) * each, rows, experts))
+
+        target = replace(TARGET, model=Mixture())  # type: ignore[arg-type]
+        part = Scripted(world, lambda _: 0.75, cost=0.01, depth=12)
+        run(world, Controller(target, [part], times(1.0), world.clock), 1, 400)
+        return float(np.mean(seen[100:]))
+
+    distinct, shared = mean_rows(1.0), mean_rows(0.1)
+    assert distinct < 0.6 * shared
 
 
 def test_a_drafter_that_becomes_good_is_found_again() -> None:

@@ -135,6 +135,7 @@ def test_bits_are_the_same(
     model = Transformer(tiny(1, **COMMON | FAMILIES[family]).config, kernels)
     pack(model, kernels, MODES[mode])
     routed = [part.mlp for part in model.blocks if isinstance(part.mlp, Experts)]
+    ran = []
     native = [
         (isinstance(part.mlp, FeedForward) or isinstance(part.mlp.router, NativeLinear))
         and (not isinstance(part.attention, DeltaLayer) or isinstance(part.attention.gates, NativeLinear))
@@ -153,10 +154,13 @@ def test_bits_are_the_same(
             part.zero_()
         hidden, taps = model(batch(model, pooled=True), pool, taps=(1, 2))
         alone, _ = model(batch(model, pooled=False))
+        ran.append(model.experts_run)
         results.append((hidden, *taps, *memory, alone))
     for expected, result in zip(*results, strict=True):
         assert torch.equal(expected, result)
         assert expected.isfinite().all()
+    assert ran[0] == ran[1]
+    assert not routed or ran[0] >= routed[0].config.chosen
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -97,7 +97,7 @@ class Controller(Composite):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Time the step, show it to the drafters that were asked, and keep its features for the others."""
-        self.costs.follow_pass(observations)
+        self.costs.follow_pass(observations, self.target.model.experts_run)
         for drafter, part in enumerate(self.parts):
             asked = [seen for seen in observations if self._was_asked(drafter, seen.request)]
             if part.taps and len(asked) < len(observations):

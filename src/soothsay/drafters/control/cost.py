@@ -163,13 +163,16 @@ class CostModel:
         self.drafting[drafter].record(requests, seconds)
         self._proposing[drafter] = 0.0
 
-    def follow_pass(self, observations: Sequence[Observation]) -> None:
-        """Compare the time of this step's pass with `times`, if it is this step's turn."""
+    def follow_pass(self, observations: Sequence[Observation], experts: float | None) -> None:
+        """Compare the time of this step's pass with `times`, if it is this step's turn.
+
+        `experts` is how many experts a layer ran on average; None: no layer has experts.
+        """
         now = self._clock()
         if self._followed != self._begin or any(seen.verdict is None for seen in observations):
             return  # rows of prompt chunks are not in `rows`
         context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
-        self.times.follow(self.rows, context, max(now - self._end, 1e-9))
+        self.times.follow(self.rows, context, max(now - self._end, 1e-9), experts)
 
     def end_step(self, observations: Sequence[Observation]) -> None:
         """Count the tokens per second of this step."""

@@ -52,6 +52,7 @@ class _Mixture(Structure):
         *((name, c_void_p) for name in ("router", "experts", "shared")),
         ("routing", Routing),
         *((name, c_int) for name in ("activation", "is_bf16")),
+        ("ran", c_void_p),
     ]
 
 
@@ -73,8 +74,17 @@ class Mixture:
             None if beside is None else addressof(beside),
             Routing.of(experts.config, *vectors),
             *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
+            experts.ran.data_ptr(),
         )
-        self._held = layers, shared, vectors, router, each, beside  # keeps alive what the library reads
+        self._held = (
+            layers,
+            shared,
+            vectors,
+            router,
+            each,
+            beside,
+            experts.ran,
+        )  # keeps alive what the library reads
         self.address = addressof(self._struct)
 
     @staticmethod
