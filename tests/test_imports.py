@@ -34,7 +34,7 @@ STRANGERS = {("bench", "server"), ("bench", "train"), ("train", "server")}
 """Pairs of layers that are side by side: the first must not import the second, although it is above."""
 
 WINGS = (
-    ("watch", "spec", "base", "places", "proxy"),
+    ("watch", "spec", "base", "places", "proxy", "learned"),
     ("trees",),
     ("lookup", "heads", "models"),
     ("control",),

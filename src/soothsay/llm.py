@@ -15,10 +15,11 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
+from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
-from soothsay.errors import RequestError
+from soothsay.errors import DrafterError, RequestError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
@@ -47,11 +48,13 @@ class LLM:
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
         kernels: "auto", the fastest that run here; or an instruction set such as "avx2" or "portable"; or
             "stock", PyTorch's own operations. Bits of logits depend on them.
+        keep: a directory for what drafters learn. What is there from earlier runs is used; `save_learned`
+            writes it. None: everything is forgotten at the end.
         config: the engine's numbers. Keywords such as `max_context=4096` set single ones.
 
     Raises:
         ModelError: the model cannot be loaded.
-        DrafterError: the drafter is unknown, or does not fit the model.
+        DrafterError: the drafter is unknown, or does not fit the model, or `keep` cannot be a directory.
 
     Example:
         >>> from soothsay import LLM, SamplingParams
@@ -70,6 +73,7 @@ class LLM:
         device: str = "cpu",
         generation_config: str | os.PathLike[str] = "auto",
         kernels: str = "auto",
+        keep: str | os.PathLike[str] | None = None,
         config: EngineConfig | None = None,
         **engine_options: Any,
     ):
@@ -93,7 +97,8 @@ class LLM:
             self.model = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
         self.tokenizer = tokenizer
         self.config = complete_config(config, self.model)
-        self.engine = Engine(self.model, tokenizer, self.config, path)
+        kept = None if keep is None else LearnedFiles(keep)
+        self.engine = Engine(self.model, tokenizer, self.config, path, kept)
         self._builder = RequestBuilder(self.model.config, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter = drafter
@@ -212,6 +217,17 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError(f"{NO_TOKENIZER}. Give token ids to generate instead")
         return self.tokenizer.encode_chat(messages, **variables)
+
+    def save_learned(self) -> int:
+        """Write what drafters have learned to the directory `keep`. Returns the number of files.
+
+        Raises `DrafterError` if there is no such directory, or something cannot be written.
+        """
+        if self.engine.kept is None:
+            raise DrafterError(
+                "there is no directory for what drafters learn; make the LLM with keep=DIRECTORY"
+            )
+        return self.engine.save_learned()
 
     def requests(
         self,

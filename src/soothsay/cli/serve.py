@@ -60,6 +60,16 @@ def serve(
     max_context: MaxContextOption = None,
     generation_config: GenerationConfigOption = "auto",
     kv_tokens: KvTokensOption = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep",
+            file_okay=False,
+            show_default="forget it at the end",
+            help="A directory that keeps what drafters learn across restarts, apart for each tenant. It "
+            "holds what users wrote, readable to this user alone.",
+        ),
+    ] = None,
     split_reasoning: Annotated[
         bool,
         typer.Option(
@@ -283,6 +293,7 @@ def serve(
                 max_requests=max_running,
                 max_stall=max_stall,
                 generation_config=generation_config,
+                keep=keep,
             )
             environment = PORTABLE if portable else {}
             make: Callable[[], Engine] = partial(EngineProcess, factory, environment)

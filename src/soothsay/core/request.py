@@ -20,6 +20,7 @@ from soothsay.core.answer import (
 )
 from soothsay.core.digest import block_digest
 from soothsay.core.grammar import Constraint
+from soothsay.core.learned import Learned
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
@@ -256,3 +257,5 @@ class RequestDrafter(Protocol):
     def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]: ...  # noqa: D102
 
     def release(self, request: Request) -> None: ...  # noqa: D102
+
+    def learned(self) -> Sequence[Learned]: ...  # noqa: D102

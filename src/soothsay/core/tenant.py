@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -49,14 +49,22 @@ class PerTenant(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._values)
+
+    def __contains__(self, tenant: object) -> bool:
+        return tenant in self._values
+
     def __getitem__(self, tenant: Tenant) -> T:
-        if tenant in self._values:
-            self._values.move_to_end(tenant)
-        else:
-            if len(self._values) >= MAX_TENANTS:
-                self._drop_one()
-            self._values[tenant] = self._make()
+        if tenant not in self._values:
+            self[tenant] = self._make()
+        self._values.move_to_end(tenant)
         return self._values[tenant]
+
+    def __setitem__(self, tenant: Tenant, value: T) -> None:
+        if tenant not in self._values and len(self._values) >= MAX_TENANTS:
+            self._drop_one()
+        self._values[tenant] = value
 
     def _drop_one(self) -> None:
         counts = Counter(tenant.name for tenant in self._values)

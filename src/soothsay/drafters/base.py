@@ -14,6 +14,7 @@ from pathlib import Path
 
 from soothsay.config import EngineConfig
 from soothsay.core.cache import KVPool
+from soothsay.core.learned import Learned
 from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
 from soothsay.errors import DrafterError
@@ -43,6 +44,13 @@ class Target:
     path: Path | None = None  # of the model; drafters that were trained for it are looked for there
     cache: KVPool | None = None  # the model's own keys and values; None where nothing is served
     times: Callable[[], PassTimes] | None = None  # of the model's passes; the first call measures them
+
+    @property
+    def vocabulary(self) -> str:
+        """A string that identifies the vocabulary."""
+        if self.tokenizer is None:
+            return f"{self.model.config.vocab_size} tokens"
+        return self.tokenizer.fingerprint.hex()
 
 
 class Drafter(ABC):
@@ -96,6 +104,10 @@ class Drafter(ABC):
 
     def reset(self) -> None:  # noqa: B027
         """Forget what was learned from other requests. Never called while a request runs."""
+
+    def learned(self) -> Sequence[Learned]:
+        """What it learns from requests and can be kept across restarts. Most drafters: nothing."""
+        return ()
 
 
 class SignalingDrafter(Drafter):

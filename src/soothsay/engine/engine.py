@@ -21,6 +21,7 @@ from soothsay.core.request import Observation, Request, RequestDrafter
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
+from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.watch import Watch
 from soothsay.engine.recovery import Recovery
 from soothsay.engine.scheduler import Scheduler
@@ -51,6 +52,7 @@ class Engine:
         tokenizer: for drafters that read text; None: there is none.
         config: with `kv_tokens` and `max_context` filled in.
         path: the directory that the model was loaded from, where its drafters are looked for.
+        kept: files of what drafters have learned; None: it is not kept across restarts.
 
     Raises:
         ValueError: `config` has no `kv_tokens` or `max_context`.
@@ -62,11 +64,12 @@ class Engine:
         tokenizer: Tokenizer | None,
         config: EngineConfig,
         path: Path | None = None,
+        kept: LearnedFiles | None = None,
     ):
         if config.kv_tokens is None or config.max_context is None:
             raise ValueError("an engine needs a configuration with kv_tokens and max_context filled in")
         self.model = model
-        self.config = config
+        self.config, self.kept = config, kept
         num_blocks = config.kv_tokens // config.block_size
         self.allocator = BlockAllocator(num_blocks, config.block_size, share=config.prefix_caching)
         self.cache = model.new_cache(
@@ -99,7 +102,17 @@ class Engine:
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
         with self._lock:
+            if self.kept is not None:
+                self.kept.recall(request.drafter, request.tenant)
             self.scheduler.add(request)
+
+    def save_learned(self) -> int:
+        """Write what drafters have learned, and return the number of files; 0 if nothing is kept.
+
+        Raises `DrafterError` if something cannot be written.
+        """
+        with self._lock:
+            return 0 if self.kept is None else self.kept.save()
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request with its current text, and free its blocks. Does nothing if it has ended."""

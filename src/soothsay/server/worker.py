@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from soothsay.core.answer import FinishReason
 from soothsay.core.load import EngineLoad
@@ -23,6 +23,7 @@ from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.llm import LLM
 from soothsay.server.api_errors import ApiError, internal_error
+from soothsay.server.idle_work import IdleWork
 from soothsay.server.log import log_to_stderr
 from soothsay.server.messages import (
     Admitted,
@@ -49,7 +50,11 @@ class Prepared:
     error: ApiError | None
 
 
-Inbox = SimpleQueue[Incoming | Prepared]
+Inbox = SimpleQueue[Incoming | Prepared | None]
+"""Messages to a worker. None: the server needs it no more."""
+
+LAST_SAVE = 4.0
+"""Seconds that a worker has to finish its step and to save what drafters have learned, before it ends."""
 
 
 def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
@@ -59,7 +64,8 @@ def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
     """
     log_to_stderr()
     inbox: Inbox = SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, inbox), name="listen", daemon=True).start()
+    saves = threading.Event()
+    threading.Thread(target=_listen, args=(pipe, inbox, saves), name="listen", daemon=True).start()
     try:
         llm = factory()
     except SoothsayError as error:
@@ -67,7 +73,10 @@ def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
         return
     try:
         pipe.send(_model(llm))
+        if llm.engine.kept is not None:
+            saves.set()
         Worker(llm, pipe.send, inbox).run()
+        os._exit(0)
     except BrokenPipeError:  # the server's process has ended
         os._exit(0)
     except BaseException:
@@ -75,11 +84,17 @@ def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
         os._exit(1)  # do not wait for other threads
 
 
-def _listen(pipe: Connection, inbox: Inbox) -> None:
-    """Put messages of the server into the inbox, and end the process after the last one."""
+def _listen(pipe: Connection, inbox: Inbox, saves: threading.Event) -> None:
+    """Put messages of the server into the inbox, and end the process after the last one.
+
+    If `saves` is set, the worker has some time to end it itself.
+    """
     try:
         while (message := pipe.recv()) is not None:
             inbox.put(message)
+        if saves.is_set():
+            inbox.put(None)
+            time.sleep(LAST_SAVE)
     except (EOFError, OSError):
         pass
     finally:
@@ -121,16 +136,30 @@ class Worker:
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
         self._decisions: Counter[str] = Counter()  # as last reported
         self._tidied = time.monotonic()
+        self._idle_work = IdleWork(llm.engine)
 
     def run(self) -> None:
-        """Read messages and step, for ever."""
+        """Read messages and step, until a message is None. Then save what drafters have learned."""
         while True:
             while not self._inbox.empty() or not self._engine.has_work:
                 if self._inbox.empty():  # before waiting, report that the engine is idle now
                     self._report()
-                self._act(self._inbox.get())
+                message = self._next_message()
+                if message is None:
+                    self._idle_work.save()
+                    return
+                self._act(message)
             self._report(failed=not self._step())
+            self._idle_work.after_step()
             self._tidy()
+
+    def _next_message(self) -> Incoming | Prepared | None:
+        """Wait for a message. The time is used for what is due."""
+        while True:
+            try:
+                return self._inbox.get(timeout=self._idle_work.seconds_to_next())
+            except Empty:
+                self._idle_work.run()
 
     def _act(self, message: Incoming | Prepared) -> None:
         match message:

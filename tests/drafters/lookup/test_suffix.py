@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kernels import FASTEST
-from safetensors.numpy import load_file, save_file
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import EngineConfig
@@ -22,7 +21,7 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.lookup.suffix import FORMAT, PIECE, Suffix
+from soothsay.drafters.lookup.suffix import PIECE, Suffix
 from soothsay.drafters.registry import build_drafter
 
 VOCABULARY = 1000
@@ -287,7 +286,7 @@ class TestStore:
 
     def test_a_file_that_is_not_there_or_cut_short_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "store"
-        with pytest.raises(DrafterError, match=r"store .* cannot be read .* save\(\) has written"):
+        with pytest.raises(DrafterError, match="cannot be read: it is missing"):
             Suffix(TARGET, store=path)
         drafter = Suffix(TARGET)
         hear(drafter, range(100))
@@ -300,41 +299,6 @@ class TestStore:
         path.write_bytes(b"\xff" * 400)
         with pytest.raises(DrafterError, match="cannot be read"):
             Suffix(TARGET, store=path)
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"format": "another"}, "is not a store"),
-            ({"vocabulary": "another"}, "another vocabulary"),
-            ({"tokens": np.array([1, 2, VOCABULARY], np.int32)}, "tokens that do not exist"),
-            ({"tokens": np.array([1, -2, 3], np.int32)}, "tokens that do not exist"),
-            ({"tokens": np.array([1, 2], np.int32)}, "do not have the stated lengths"),
-            ({"tokens": np.array([1.0, 2.0, 3.0], np.float32)}, "is not a store"),
-            ({"tokens": np.array([[1], [2], [3]], np.int32)}, "do not have the stated lengths"),
-            ({"lengths": np.array([4, -1], np.int64)}, "do not have the stated lengths"),
-            ({"lengths": np.array([2, 2], np.int64)}, "do not have the stated lengths"),
-            ({"lengths": None}, "cannot be read"),
-        ],
-    )
-    def test_a_file_that_is_something_else_is_refused(
-        self, tmp_path: Path, change: dict[str, object], message: str
-    ) -> None:
-        path = tmp_path / "store"
-        drafter = Suffix(TARGET)
-        hear(drafter, [1, 2, 3])
-        drafter.save(path)
-        about = {"format": FORMAT, "vocabulary": f"{VOCABULARY} tokens"}
-        tensors = load_file(path)
-        Suffix(TARGET, store=path)
-        changed = {**tensors, **about, **change}
-        save_file(
-            {name: changed[name] for name in tensors if changed[name] is not None},
-            path,
-            {name: changed[name] for name in about},
-        )
-        with pytest.raises(DrafterError, match=message):
-            drafter.load(path)
-        assert says(propose(drafter, 1, 2)) == [[3]], "and what was there is as it was"
 
     def test_another_tokenizer_is_another_vocabulary(self, tmp_path: Path, sibyl: LLM) -> None:
         target = sibyl.engine.target

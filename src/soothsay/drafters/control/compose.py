@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from soothsay.core.learned import Learned
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
@@ -66,6 +67,10 @@ class Composite(Drafter):
         """Forget what was learned from other requests."""
         for part in self.parts:
             part.reset()
+
+    def learned(self) -> Sequence[Learned]:
+        """What all parts have learned."""
+        return [learned for part in self.parts for learned in part.learned()]
 
     def _ask(self, index: int, requests: Sequence[Request]) -> list[DraftTree]:
         """The trees of one part. They are kept until the step is observed."""

@@ -8,18 +8,24 @@ absolute discounting (Ney, Essen and Kneser 1994).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import islice
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
+from soothsay.core.learned import Learned, State
 from soothsay.core.request import Request
-from soothsay.core.tenant import PerTenant
+from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, grow
 from soothsay.errors import DrafterError
 
 Tokens = tuple[int, ...]
+
+_NONE = np.empty(0)
 
 DOUBT = 2.0
 """Context length at which half of a lone count is believed. Between 0.5 and 4, sibyl's tokens a step differ
@@ -59,6 +65,52 @@ class Counts(Source[Tokens]):
                     followers.move_to_end(context)
             while len(followers) > self._memory:
                 followers.popitem(last=False)
+
+    def state(self) -> State:
+        """The counts as arrays. A context's first `WIDEST` followers are kept.
+
+        Returns:
+            `contexts` `[n, order - 1]` int32, the least recently seen first, filled up with -1; `sizes` `[n]`
+            int64, their numbers of followers; `followers` and `counts` `[sum of sizes]` int32.
+        """
+        contexts = np.full((len(self._followers), self._order - 1), -1, dtype=np.int32)
+        sizes, pairs = np.empty(len(contexts), dtype=np.int64), list[tuple[int, int]]()
+        for row, (context, counts) in enumerate(self._followers.items()):
+            contexts[row, : len(context)] = context
+            kept = [*islice(counts.items(), WIDEST)]
+            sizes[row] = len(kept)
+            pairs += kept
+        followers = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+        return {"contexts": contexts, "sizes": sizes, "followers": followers[:, 0], "counts": followers[:, 1]}
+
+    @classmethod
+    def restored(cls, order: int, memory: int, state: State, vocab_size: int) -> Counts:
+        """The inverse of `state`. Raises `DrafterError` if the arrays are impossible."""
+        contexts, sizes = state.get("contexts", _NONE), state.get("sizes", _NONE)
+        followers, counts = state.get("followers", _NONE), state.get("counts", _NONE)
+        shaped = (contexts.ndim, sizes.ndim, followers.ndim, counts.ndim) == (2, 1, 1, 1)
+        types = [array.dtype.name for array in (contexts, sizes, followers, counts)]
+        typed = types == ["int32", "int64", "int32", "int32"]
+        if not shaped or not typed or contexts.shape != (len(sizes), order - 1):
+            raise DrafterError(f"ngram: what was kept is damaged, or is not of order {order}")
+        contexts, followers = contexts.astype(np.int64), followers.astype(np.int64)
+        sizes, counts = sizes.astype(np.int64), counts.astype(np.int64)
+        bounded = not len(sizes) or 1 <= sizes.min() <= sizes.max() <= WIDEST
+        if not bounded or not sizes.sum() == len(followers) == len(counts):
+            raise DrafterError(
+                "ngram: what was kept is damaged: its contexts do not have the stated followers"
+            )
+        tokens = np.concatenate([contexts[:, :1].ravel(), followers])
+        if len(tokens) and not (tokens.min() >= 0 and contexts.min() >= -1 and counts.min() >= 1):
+            raise DrafterError("ngram: what was kept is damaged: it has impossible numbers")
+        if len(tokens) and max(tokens.max(), contexts.max()) >= vocab_size:
+            raise DrafterError("ngram: what was kept is damaged: it has tokens that do not exist")
+        made, ends = cls(order, memory), np.cumsum(sizes)
+        for row in range(max(len(sizes) - memory, 0), len(sizes)):
+            own = slice(int(ends[row] - sizes[row]), int(ends[row]))
+            context = tuple(token for token in contexts[row].tolist() if token >= 0)
+            made._followers[context] = dict(zip(followers[own].tolist(), counts[own].tolist(), strict=True))
+        return made
 
     def followers(self, context: Tokens) -> Followers:
         """The followers of a context. The doubt falls with its length."""
@@ -117,6 +169,30 @@ class NGram(Drafter):
         """Forget all counts."""
         self._learnt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # tokens learnt from each request
         self.counts = PerTenant(lambda: Counts(self.order, self.memory))
+
+    kind = "ngram"
+
+    @cached_property
+    def identity(self) -> str:
+        """The vocabulary and the order; see `Learned`."""
+        return f"{self.target.vocabulary} {self.order}"
+
+    def learned(self) -> Sequence[Learned]:
+        """The counts."""
+        return (self,)
+
+    def tenants(self) -> Iterable[Tenant]:
+        """See `Learned`."""
+        return self.counts
+
+    def state(self, tenant: Tenant) -> State:
+        """See `Counts.state`."""
+        return self.counts[tenant].state()
+
+    def restore(self, tenant: Tenant, state: State) -> None:
+        """See `Learned`."""
+        size = self.target.model.config.vocab_size
+        self.counts[tenant] = Counts.restored(self.order, self.memory, state, size)
 
     def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(int(request.tokens[-1]))

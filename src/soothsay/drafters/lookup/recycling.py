@@ -7,12 +7,14 @@ accepted and rejected nodes. Drafting walks it from the last token on, without a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from soothsay.core.learned import Learned, State
 from soothsay.core.noise import gumbel, noise_key
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
@@ -25,6 +27,8 @@ from soothsay.errors import DrafterError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+
+_NONE = np.empty(0)
 
 READ = math.log(0.3)
 """Log-probability of a successor that was read in a text, while the target's logits are unknown."""
@@ -86,7 +90,7 @@ class Recycling(Drafter):
         check_at_least_one("recycling", branch=branch, depth=depth, nodes=nodes)
         if tree not in TREE_KINDS:
             raise DrafterError(f"recycling(tree={tree!r}) is not known; choose {', '.join(TREE_KINDS)}")
-        self.kernels = target.model.kernels
+        self.target, self.kernels = target, target.model.kernels
         self.vocab_size = target.model.config.vocab_size
         self.branch, self.depth, self.nodes, self.tree = min(branch, self.vocab_size), depth, nodes, tree
         self.max_nodes = 1 + nodes
@@ -129,6 +133,40 @@ class Recycling(Drafter):
     def release(self, request: Request) -> None:
         """Forget a request, and keep what was learnt from it."""
         self._read.pop(request, None)
+
+    kind = "recycling"
+
+    @cached_property
+    def identity(self) -> str:
+        """The vocabulary and the number of successors; see `Learned`."""
+        return f"{self.target.vocabulary} {self.branch}"
+
+    def learned(self) -> Sequence[Learned]:
+        """The successors."""
+        return (self,)
+
+    def tenants(self) -> Iterable[Tenant]:
+        """See `Learned`."""
+        return self.successors
+
+    def state(self, tenant: Tenant) -> State:
+        """`tokens` int32 and `log_probs` float16, `[V, branch]` each. See `Learned`."""
+        known = self.successors[tenant]
+        return {"tokens": known.tokens, "log_probs": known.log_probs}
+
+    def restore(self, tenant: Tenant, state: State) -> None:
+        """See `Learned`. Measured rates of acceptance are not kept."""
+        fresh = Successors(self.vocab_size, self.branch, self.depth)
+        tokens, log_probs = state.get("tokens", _NONE), state.get("log_probs", _NONE)
+        for given, own in ((tokens, fresh.tokens), (log_probs, fresh.log_probs)):
+            if (given.shape, given.dtype) != (own.shape, own.dtype):
+                raise DrafterError("recycling: what was kept is damaged: a matrix has another shape")
+        fresh.tokens, fresh.log_probs = tokens.astype(np.int32), log_probs.astype(np.float16)
+        if not 0 <= fresh.tokens.min() <= fresh.tokens.max() < self.vocab_size:
+            raise DrafterError("recycling: what was kept is damaged: it has tokens that do not exist")
+        if not (fresh.log_probs <= 0).all():  # false for NaN too
+            raise DrafterError("recycling: what was kept is damaged: it has impossible probabilities")
+        self.successors[tenant] = fresh
 
     def _read_new(self, request: Request) -> None:
         """Store successors of new tokens whose rows are empty."""

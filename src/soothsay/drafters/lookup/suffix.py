@@ -10,25 +10,23 @@ other, as with agents.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from soothsay.core.automaton import NOWHERE, Automaton, Place, Reading, Start
+from soothsay.core.learned import Learned, State
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
+from soothsay.drafters.learned import read_learned, write_learned
 from soothsay.drafters.lookup.stock_automaton import new_automaton
 from soothsay.errors import DrafterError
-from soothsay.files import replacing
-
-FORMAT = "soothsay suffix store 1"
 
 OWN_DOUBT, STORE_DOUBT = 2.0, 8.0
 """Match lengths at which half of a lone occurrence is believed, in a request's own text and in the texts of
@@ -206,18 +204,12 @@ class Suffix(SignalingDrafter):
             self.load(self.store)
 
     def save(self, path: str | Path, tenant: Tenant = EVERYBODY) -> None:
-        """Write what is stored to a safetensors file with `tokens` and `lengths`.
+        """Write what is stored to a file: the texts that were loaded, and one tenant's ended requests.
 
-        These are the texts that were loaded, and those of one tenant's ended requests.
+        Raises `DrafterError` if the file cannot be written.
         """
         generations = [*self._stored, *self.memories[tenant].generations]
-        texts = [text for generation in generations for text in generation.texts]
-        tensors = {
-            "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts]),  # [sum of lengths]
-            "lengths": np.array([len(text) for text in texts], dtype=np.int64),  # [texts], the oldest first
-        }
-        with replacing(Path(path)) as temporary:
-            save_file(tensors, temporary, {"format": FORMAT, "vocabulary": self._vocabulary()})
+        write_learned(Path(path), self.kind, self.identity, _texts_as_arrays(generations))
 
     def load(self, path: str | Path) -> None:
         """Use the texts of a file written by `save` for all tenants, in place of those loaded before.
@@ -226,33 +218,48 @@ class Suffix(SignalingDrafter):
 
         Raises `DrafterError` if the file is missing or damaged, or was written for another vocabulary.
         """
-        try:
-            with safe_open(path, framework="numpy") as file:
-                about = file.metadata() or {}
-                tokens, lengths = file.get_tensor("tokens"), file.get_tensor("lengths")
-        except (OSError, SafetensorError) as error:
-            raise DrafterError(
-                f"suffix: the store {path} cannot be read ({error}); name a file that save() has written"
-            ) from None
-        if about.get("format") != FORMAT or (tokens.dtype, lengths.dtype) != (np.int32, np.int64):
-            raise DrafterError(f"suffix: {path} is not a store that save() has written")
-        if about.get("vocabulary") != self._vocabulary():
-            raise DrafterError(
-                f"suffix: the store {path} was made with another vocabulary; its tokens mean something else "
-                "here. Begin without it, and save a new one"
-            )
-        if tokens.ndim != 1 or lengths.ndim != 1 or (lengths < 0).any() or lengths.sum() != len(tokens):
-            raise DrafterError(
-                f"suffix: the store {path} is damaged: its texts do not have the stated lengths"
-            )
+        self._stored = self._restored(read_learned(Path(path), self.kind, self.identity)).generations
+
+    kind = "suffix"
+
+    @cached_property
+    def identity(self) -> str:
+        """The vocabulary; see `Learned`."""
+        return self.target.vocabulary
+
+    def learned(self) -> Sequence[Learned]:
+        """The texts of ended requests."""
+        return (self,)
+
+    def tenants(self) -> Iterable[Tenant]:
+        """See `Learned`."""
+        return self.memories
+
+    def state(self, tenant: Tenant) -> State:
+        """`tokens` int32 and `lengths` int64 of a tenant's texts, the oldest first. See `Learned`."""
+        return _texts_as_arrays(self.memories[tenant].generations)
+
+    def restore(self, tenant: Tenant, state: State) -> None:
+        """See `Learned`."""
+        self.memories[tenant] = self._restored(state)
+
+    def _restored(self, state: State) -> TextMemory:
+        """A memory of the texts in arrays. Raises `DrafterError` if the arrays are impossible."""
+        tokens, lengths = (state.get(name, np.empty((0, 0))) for name in ("tokens", "lengths"))
+        if (tokens.dtype.name, lengths.dtype.name, tokens.ndim, lengths.ndim) != ("int32", "int64", 1, 1):
+            raise DrafterError("suffix: what was kept is damaged: it has no texts")
+        tokens, lengths = tokens.astype(np.int32), lengths.astype(np.int64)
+        in_range = not len(lengths) or 1 <= lengths.min() <= lengths.max() <= len(tokens)
+        if not in_range or len(lengths) > len(tokens) or lengths.sum() != len(tokens):
+            raise DrafterError("suffix: what was kept is damaged: its texts do not have the stated lengths")
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.target.model.config.vocab_size:
-            raise DrafterError(f"suffix: the store {path} is damaged: it has tokens that do not exist")
-        ends = np.cumsum(lengths)
-        memory = self._new_memory()
-        for text in np.split(tokens, ends[:-1]):
+            raise DrafterError("suffix: what was kept is damaged: it has tokens that do not exist")
+        memory, ends = self._new_memory(), np.cumsum(lengths)
+        first = int(np.searchsorted(ends, len(tokens) - self.memory, side="right"))  # older texts do not fit
+        for text in np.split(tokens, ends[:-1])[first:]:
             memory.add(text)
         memory.read(len(tokens))
-        self._stored = memory.generations
+        return memory
 
     def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(int(request.tokens[-1]))
@@ -279,11 +286,13 @@ class Suffix(SignalingDrafter):
         """An empty automaton for matches of `longest` tokens and their followers."""
         return new_automaton(self.longest + 1, self.target.model.kernels)
 
-    def _vocabulary(self) -> str:
-        """A string that identifies the target's vocabulary."""
-        if self.target.tokenizer is None:
-            return f"{self.target.model.config.vocab_size} tokens"
-        return self.target.tokenizer.fingerprint.hex()
+
+def _texts_as_arrays(generations: Sequence[TextGeneration]) -> State:
+    texts = [text for generation in generations for text in generation.texts]
+    return {
+        "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts]),  # [sum of lengths]
+        "lengths": np.array([len(text) for text in texts], dtype=np.int64),  # [texts], the oldest first
+    }
 
 
 def _longest(matches: Sequence[Start]) -> int:

@@ -1,0 +1,93 @@
+"""Between requests: when what was learned is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from soothsay import LLM, DrafterError, SamplingParams
+from soothsay.drafters.learned import LearnedFiles
+from soothsay.server import idle_work
+from soothsay.server.idle_work import BUSY_FACTOR, SAVE_INTERVAL, IdleWork
+from soothsay.server.messages import RequestOptions, Submit
+from soothsay.server.worker import Worker
+
+
+class FakeEngine:
+    """Counts saves."""
+
+    def __init__(self) -> None:
+        self.kept, self.saves, self.broken = object(), 0, False
+
+    def save_learned(self) -> int:
+        self.saves += 1
+        if self.broken:
+            raise DrafterError("the disk is full")
+        return 1
+
+
+def test_it_saves_after_an_interval_with_steps() -> None:
+    now, engine = [0.0], FakeEngine()
+    work = IdleWork(engine, lambda: now[0])  # type: ignore[arg-type]
+    assert work.seconds_to_next() is None
+    work.after_step()
+    assert work.seconds_to_next() == SAVE_INTERVAL
+    now[0] = SAVE_INTERVAL - 1
+    work.run()
+    assert engine.saves == 0
+    now[0] = SAVE_INTERVAL + 1
+    assert work.seconds_to_next() == 0
+    work.run()
+    assert engine.saves == 1
+    assert work.seconds_to_next() is None, "nothing was served since"
+
+
+def test_a_busy_engine_saves_too_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    now, engine = [0.0], FakeEngine()
+    engine.broken = True
+    work = IdleWork(engine, lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(3):
+        now[0] += BUSY_FACTOR * SAVE_INTERVAL + 1
+        work.after_step()
+    assert engine.saves == 3
+    assert vars(caplog.records[0])["reason"] == "the disk is full"
+
+
+def test_nothing_is_due_where_nothing_is_kept() -> None:
+    now, engine = [0.0], FakeEngine()
+    engine.kept = None
+    work = IdleWork(engine, lambda: now[0])  # type: ignore[arg-type]
+    now[0] = 1e9
+    work.after_step()
+    assert work.seconds_to_next() is None
+    assert engine.saves == 0
+
+
+@pytest.mark.parametrize("interval", [0.0, 1e9])
+def test_a_worker_saves_in_idle_time_and_at_its_end(
+    sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
+) -> None:
+    monkeypatch.setattr(idle_work, "SAVE_INTERVAL", interval)
+    llm = LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="suffix", keep=tmp_path, kv_tokens=1024)
+    inbox, saved = SimpleQueue[Any](), list[int]()
+
+    def tell(message: Any) -> None:
+        if 0 in getattr(message, "ended", ()):
+            monkeypatch.setattr(LearnedFiles, "save", save)
+            if interval:
+                inbox.put(None)
+
+    def save(self: LearnedFiles) -> int:
+        saved.append(1)
+        inbox.put(None)
+        return original(self)
+
+    original = LearnedFiles.save
+    prompt = llm.tokenizer.encode("A man")  # type: ignore[union-attr]
+    inbox.put(Submit(0, [prompt], SamplingParams(max_tokens=4, ignore_eos=True), RequestOptions()))
+    Worker(llm, tell, inbox).run()
+    assert len(saved) == (1 if interval else 2)
+    assert len(list(tmp_path.iterdir())) == 1
