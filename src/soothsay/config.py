@@ -342,3 +342,10 @@ class EngineConfig:
 
     prefix_caching: bool = True
     """Whether finished requests keep their KV until the memory is needed, and equal prefixes share it."""
+
+    learn: float = 0.0
+    """Share of one core's time, 0 to 1, in which trained drafters learn from the target's answers. 0: they do
+    not. Tokens do not depend on it."""
+
+    learn_for_tenants: bool = False
+    """Whether they learn for each tenant apart. Otherwise they learn from requests without a tenant alone."""

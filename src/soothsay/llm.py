@@ -229,6 +229,13 @@ class LLM:
             )
         return self.engine.save_learned()
 
+    def forget_learned(self) -> None:
+        """Let drafters forget what they have learned, here and in the directory `keep`.
+
+        Raises `RequestError` while there are requests.
+        """
+        self.engine.forget_learned()
+
     def requests(
         self,
         prompt: Prompt,

@@ -259,3 +259,7 @@ class RequestDrafter(Protocol):
     def release(self, request: Request) -> None: ...  # noqa: D102
 
     def learned(self) -> Sequence[Learned]: ...  # noqa: D102
+
+    def study(self) -> bool: ...  # noqa: D102
+
+    def reset(self) -> None: ...  # noqa: D102

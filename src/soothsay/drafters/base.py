@@ -105,6 +105,13 @@ class Drafter(ABC):
     def reset(self) -> None:  # noqa: B027
         """Forget what was learned from other requests. Never called while a request runs."""
 
+    def study(self) -> bool:
+        """Learn from what waits, within its share of time. Returns whether more waits.
+
+        It is called when there is time. Most drafters learn at once, or nothing.
+        """
+        return False
+
     def learned(self) -> Sequence[Learned]:
         """What it learns from requests and can be kept across restarts. Most drafters: nothing."""
         return ()

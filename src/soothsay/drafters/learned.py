@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +97,6 @@ class LearnedFiles:
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.directory = user_path(directory)
-        self._drafters: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             with os.scandir(self.directory):
@@ -114,7 +112,6 @@ class LearnedFiles:
 
         A file that cannot be used is set aside under another name, and logged.
         """
-        self._drafters[drafter] = None
         for learned in drafter.learned():
             if tenant in learned.tenants():
                 continue
@@ -129,13 +126,15 @@ class LearnedFiles:
                     path.replace(aside)
                 log.warning("kept file set aside", extra={"reason": str(error), "moved_to": str(aside)})
 
-    def save(self) -> int:
-        """Write what the drafters know that were used. Returns the number of files.
+    def save(self, drafters: Iterable[RequestDrafter]) -> int:
+        """Write what drafters know. Returns the number of files.
+
+        Of two drafters of a kind, the one that knows more of a tenant is kept.
 
         Raises `DrafterError` if something cannot be written. Everything else is written then.
         """
         states: dict[Path, tuple[Learned, State]] = {}
-        for drafter in list(self._drafters):
+        for drafter in drafters:
             for learned in drafter.learned():
                 for tenant in list(learned.tenants()):
                     path, state = self._path(learned, tenant), learned.state(tenant)
@@ -151,6 +150,12 @@ class LearnedFiles:
         if failures:
             raise failures[0]
         return len(states)
+
+    def clear(self) -> None:
+        """Remove all files. Those of others are left alone."""
+        for path, _ in list(_kept_files(self.directory)):
+            with suppress(OSError):
+                path.unlink()
 
     def _path(self, learned: Learned, tenant: Tenant) -> Path:
         identity = hashlib.blake2b(learned.identity.encode(), digest_size=6).hexdigest()

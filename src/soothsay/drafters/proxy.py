@@ -36,6 +36,7 @@ class DrafterProxy(Drafter):
     authors: Any = _PassedOn()
     release: Any = _PassedOn()
     reset: Any = _PassedOn()
+    study: Any = _PassedOn()
     learned: Any = _PassedOn()
 
     def __init__(self, drafter: Drafter):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.control.learning import Learning
 from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.dflash import DFlash
@@ -145,4 +146,7 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
             raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
     drafter = REGISTRY[name](target, **options)
     drafter.name = name
+    if target.config.learn and drafter.trained:
+        drafter = Learning(target, drafter)
+        drafter.name = name
     return drafter

@@ -29,6 +29,7 @@ from soothsay.engine.scoring import score
 from soothsay.engine.sizing import num_snapshots
 from soothsay.engine.snapshots import Snapshots
 from soothsay.engine.verification import verify
+from soothsay.errors import RequestError
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
@@ -84,6 +85,7 @@ class Engine:
         snapshots = Snapshots(self.cache.states, config.block_size)
         self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)
+        self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
         self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
         self._lock = threading.RLock()
 
@@ -102,6 +104,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
         with self._lock:
+            self._used[request.drafter] = None
             if self.kept is not None:
                 self.kept.recall(request.drafter, request.tenant)
             self.scheduler.add(request)
@@ -112,7 +115,28 @@ class Engine:
         Raises `DrafterError` if something cannot be written.
         """
         with self._lock:
-            return 0 if self.kept is None else self.kept.save()
+            return 0 if self.kept is None else self.kept.save(list(self._used))
+
+    def study(self) -> bool:
+        """Let drafters learn from what waits. Call it while there is nothing else to do.
+
+        Returns whether more waits, which may be done some milliseconds later.
+        """
+        with self._lock:
+            return sum(drafter.study() for drafter in list(self._used)) > 0
+
+    def forget_learned(self) -> None:
+        """Let the drafters forget what they have learned, and remove the files of it.
+
+        Raises `RequestError` while there are requests.
+        """
+        with self._lock:
+            if self.has_work:
+                raise RequestError("drafters cannot forget while requests run; wait for them, or cancel them")
+            for drafter in list(self._used):
+                drafter.reset()
+            if self.kept is not None:
+                self.kept.clear()
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request with its current text, and free its blocks. Does nothing if it has ended."""

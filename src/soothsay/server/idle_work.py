@@ -1,4 +1,4 @@
-"""What an engine does while it has no requests: it saves what drafters have learned."""
+"""What an engine does while it has no requests: its drafters learn, and what they learned is saved."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ BUSY_FACTOR = 4
 """An engine that is never idle saves after this many intervals. That delays its answers by some 0.1 s."""
 
 
+STUDY_PAUSE = 0.05
+"""Seconds between two moments of learning, in which the drafters' share of time adds up."""
+
+
 class IdleWork:
     """Keeps the time of the work between requests.
 
@@ -30,22 +34,27 @@ class IdleWork:
         self._engine, self._clock = engine, clock
         self._saved = clock()
         self._served = False  # since the last save
+        self._studies = False  # whether drafters have more to learn
 
     def seconds_to_next(self) -> float | None:
         """Seconds until `run` has something to do, at least 0; None: not before the next request."""
+        if self._studies:
+            return STUDY_PAUSE
         if self._engine.kept is None or not self._served:
             return None
         return max(self._saved + SAVE_INTERVAL - self._clock(), 0.0)
 
     def run(self) -> None:
         """Do what is due. Call it while there are no requests."""
+        if self._studies:
+            self._studies = self._engine.study()
         due = self.seconds_to_next()
         if due is not None and due <= 0:
             self.save()
 
     def after_step(self) -> None:
         """Note a step, and save if that was put off for too long."""
-        self._served = True
+        self._served = self._studies = True
         if self._engine.kept is not None and self._clock() - self._saved > BUSY_FACTOR * SAVE_INTERVAL:
             self.save()
 

@@ -68,6 +68,10 @@ class Composite(Drafter):
         for part in self.parts:
             part.reset()
 
+    def study(self) -> bool:
+        """Let each part learn from what waits."""
+        return sum(part.study() for part in self.parts) > 0
+
     def learned(self) -> Sequence[Learned]:
         """What all parts have learned."""
         return [learned for part in self.parts for learned in part.learned()]

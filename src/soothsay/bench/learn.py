@@ -1,0 +1,148 @@
+"""`soothsay bench learn`: a stream of requests, with a drafter that learns and with one that does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.core.params import SamplingParams
+from soothsay.drafters.base import Drafter
+from soothsay.drafters.registry import build_drafter
+from soothsay.errors import DrafterError
+from soothsay.llm import LLM
+
+PLAIN, STATIC, LEARNING = "plain", "static", "learning"
+
+CONTENDERS = (PLAIN, STATIC, LEARNING)
+
+
+@dataclass(slots=True)
+class WindowRun:
+    """What one contender did with the requests of a window."""
+
+    tokens: int
+    steps: int  # passes that emitted tokens, summed over requests
+    seconds: float
+    cpu: float  # processor seconds of all threads
+
+    @property
+    def accepted(self) -> float:
+        """Tokens a step."""
+        return self.tokens / max(self.steps, 1)
+
+
+@dataclass(slots=True)
+class Window:
+    """Some requests of the stream, by contender."""
+
+    first: int
+    size: int
+    held_out: bool
+    runs: dict[str, WindowRun] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class LearnReport:
+    """Results of a stream."""
+
+    model: str
+    drafter: str
+    share: float
+    windows: list[Window]
+    compared: int  # answers that were compared with plain decoding's
+    different: int  # must be 0
+
+    def total(self, contender: str, *, held_out: bool) -> WindowRun:
+        """The sum over windows in which all contenders ran."""
+        chosen = [w.runs[contender] for w in self.windows if w.held_out == held_out and len(w.runs) == 3]
+        return WindowRun(
+            sum(run.tokens for run in chosen),
+            sum(run.steps for run in chosen),
+            sum(run.seconds for run in chosen),
+            sum(run.cpu for run in chosen),
+        )
+
+
+def bench_learn(
+    model: str | Path,
+    entries: Sequence[PromptEntry],
+    *,
+    drafter: str,
+    share: float,
+    held_out: int,
+    window: int,
+    every: int,
+    max_tokens: int,
+    temperature: float,
+    batch: int,
+    progress: Callable[[int], None] = lambda answered: None,
+) -> LearnReport:
+    """Answer a stream with a drafter that learns, and parts of it without learning and plainly.
+
+    The contenders take turns in each window, and another one begins each time. Learning is in its times.
+
+    Args:
+        model: what `LLM` takes.
+        entries: the stream, in order.
+        drafter: must have a trained part.
+        share: `EngineConfig.learn`.
+        held_out: number of requests at the end that are reported apart.
+        window: number of requests in a window.
+        every: all contenders answer each window with this distance, and all held-out ones.
+        max_tokens: of an answer.
+        temperature: of all requests.
+        batch: number of requests at a time.
+        progress: is told how many requests have been answered.
+
+    Raises `DrafterError` if the drafter does not learn.
+    """
+    llm = LLM(model, drafter="none", max_requests=batch, prefix_caching=False)
+    drafters = _contenders(llm, drafter, share)
+    windows, compared, different = list[Window](), 0, 0
+    stream = len(entries) - held_out
+    for begin in [*range(0, stream, window), *range(stream, len(entries), window)]:
+        part = entries[begin : min(begin + window, stream if begin < stream else len(entries))]
+        one = Window(begin, len(part), begin >= stream)
+        prompts = [encode(entry, llm) for entry in part]
+        params = [
+            SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=begin + i)
+            for i in range(len(part))
+        ]
+        names = CONTENDERS if one.held_out or (begin // window) % every == 0 else (LEARNING,)
+        turn, answers = len(windows) % len(names), dict[str, list[list[int]]]()
+        for name in (*names[turn:], *names[:turn]):
+            one.runs[name], answers[name] = _run(llm, drafters[name], prompts, params)
+        for name in names if len(names) > 1 else ():
+            different += sum(a != b for a, b in zip(answers[name], answers[PLAIN], strict=True))
+            compared += len(part) if name != PLAIN else 0
+        windows.append(one)
+        progress(begin + len(part))
+    return LearnReport(str(model), drafter, share, windows, compared, different)
+
+
+def _contenders(llm: LLM, drafter: str, share: float) -> dict[str, Drafter]:
+    """The drafters of the contenders. They are built for one engine, and share nothing else."""
+    target = llm.engine.target
+    static = replace(target, config=replace(target.config, learn=0.0))
+    learning = build_drafter(drafter, replace(target, config=replace(target.config, learn=share)))
+    if not any(learned.kind.startswith("learning") for learned in learning.learned()):
+        raise DrafterError(f"drafter {drafter!r} has no trained part, so nothing learns; name another one")
+    return {
+        PLAIN: build_drafter("none", target),
+        STATIC: build_drafter(drafter, static),
+        LEARNING: learning,
+    }
+
+
+def _run(
+    llm: LLM, drafter: Drafter, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
+) -> tuple[WindowRun, list[list[int]]]:
+    begin, cpu = time.perf_counter(), time.process_time()
+    results = llm.generate(prompts, params, drafter=drafter)
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    stats = [result.stats for result in results]
+    run = WindowRun(sum(one.emitted for one in stats), sum(one.steps for one in stats), seconds, cpu)
+    return run, [result.token_ids for result in results]

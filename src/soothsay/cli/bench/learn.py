@@ -1,0 +1,121 @@
+"""`soothsay bench learn`: measures what learning while serving gains."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from soothsay.cli.terminal import notice
+from soothsay.files import write_json
+from soothsay.plotting import require_matplotlib, save_png
+
+if TYPE_CHECKING:
+    from soothsay.bench.learn import LearnReport
+
+
+def learn(
+    model: Annotated[str, typer.Argument(help="A model; see 'generate'.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            help="The stream: JSON lines with 'messages' or 'prompt'.",
+        ),
+    ],
+    drafter: Annotated[
+        str, typer.Option("--drafter", "-d", help="A trained drafter, or a composition with one.")
+    ] = "auto",
+    share: Annotated[
+        float, typer.Option("--share", min=0.001, max=1, help="Share of a core's time for learning.")
+    ] = 0.1,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests, at most.")] = 2000,
+    held_out: Annotated[
+        int, typer.Option("--held-out", min=0, help="Requests at the end that are reported apart.")
+    ] = 200,
+    window: Annotated[int, typer.Option("--window", min=1, help="Requests between two measurements.")] = 20,
+    every: Annotated[
+        int,
+        typer.Option("--every", min=1, help="Compare in one of so many windows, and in all held-out ones."),
+    ] = 1,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of an answer.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0, help="Of all requests.")] = 0.0,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests at a time.")] = 1,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", dir_okay=False, help="Draw the curve to this file (needs matplotlib)."),
+    ] = None,
+    to_json: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
+    ] = None,
+) -> None:
+    """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
+
+    Exits with 1 if an answer differs from plain decoding's.
+    """
+    with notice(f"answering with {model} ..."):
+        from soothsay.bench.learn import bench_learn
+        from soothsay.bench.learn_chart import learn_chart
+        from soothsay.bench.prompts import read_prompts
+
+        if png is not None:
+            require_matplotlib()  # before the long run
+        entries = read_prompts(file)[:requests]
+        if held_out >= len(entries):
+            raise typer.BadParameter(f"--held-out {held_out}: the stream has {len(entries)} requests")
+        report = bench_learn(
+            model,
+            entries,
+            drafter=drafter,
+            share=share,
+            held_out=held_out,
+            window=window,
+            every=every,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            batch=batch,
+        )
+    Console(highlight=False).print(_table(report))
+    if png is not None:
+        save_png(learn_chart(report), png, dpi=150)
+    if to_json is not None:
+        write_json(to_json, asdict(report), indent=1)
+    if report.different:
+        raise typer.Exit(1)
+
+
+def _table(report: LearnReport) -> Table:
+    from soothsay.bench.learn import CONTENDERS, PLAIN
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{report.drafter}, learning in {report.share:.0%} of a core's time",
+        caption=f"{report.compared - report.different} of {report.compared} answers equal plain decoding's; "
+        "windows in which all three ran",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("requests", ""):
+        table.add_column(heading)
+    for heading in ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"):
+        table.add_column(heading, justify="right")
+    for held_out in (False, True):
+        table.add_section()
+        plain = report.total(PLAIN, held_out=held_out)
+        for name in CONTENDERS if plain.tokens else ():
+            run = report.total(name, held_out=held_out)
+            table.add_row(
+                ("held out" if held_out else "stream") if name == PLAIN else "",
+                name,
+                f"{run.accepted:.2f}",
+                f"{run.tokens / run.seconds:.0f}",
+                f"{run.tokens / run.seconds / (plain.tokens / plain.seconds):.2f}x",
+                f"{run.tokens / run.cpu:.0f}",
+            )
+    return table
