@@ -50,7 +50,8 @@ class LLM:
             "stock", PyTorch's own operations. Bits of logits depend on them.
         keep: a directory for what drafters learn. What is there from earlier runs is used; `save_learned`
             writes it. None: everything is forgotten at the end.
-        config: the engine's numbers. Keywords such as `max_context=4096` set single ones.
+        config: the engine's numbers. Keywords set single ones, such as `max_context=4096`, or `learn=0.1` for
+            drafters that learn while they serve.
 
     Raises:
         ModelError: the model cannot be loaded.

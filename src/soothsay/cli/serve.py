@@ -70,6 +70,23 @@ def serve(
             "holds what users wrote, readable to this user alone.",
         ),
     ] = None,
+    learn: Annotated[
+        float,
+        typer.Option(
+            "--learn",
+            min=0,
+            max=1,
+            help="Share of a core's time, such as 0.1, in which trained drafters learn from answers. 0: none.",
+        ),
+    ] = 0.0,
+    learn_for_tenants: Annotated[
+        bool,
+        typer.Option(
+            "--learn-for-tenants",
+            help="Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
+            "have neither.",
+        ),
+    ] = False,
     split_reasoning: Annotated[
         bool,
         typer.Option(
@@ -294,6 +311,8 @@ def serve(
                 max_stall=max_stall,
                 generation_config=generation_config,
                 keep=keep,
+                learn=learn,
+                learn_for_tenants=learn_for_tenants,
             )
             environment = PORTABLE if portable else {}
             make: Callable[[], Engine] = partial(EngineProcess, factory, environment)
@@ -325,6 +344,8 @@ def serve(
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         if defaults := sampling_summary(fleet.model.sampling_defaults):
             console.print(f"defaults of the model: {defaults}; --generation-config none ignores them")
+        if learn and keys is not None and not learn_for_tenants and not share_between_keys:
+            console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
         if keys is None and host not in LOOPBACK:
             console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
         log_to_stderr()
