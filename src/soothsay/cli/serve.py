@@ -76,7 +76,7 @@ def serve(
             "--learn",
             min=0,
             max=1,
-            help="Share of a core's time, such as 0.1, in which trained drafters learn from answers. 0: none.",
+            help="Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
         ),
     ] = 0.0,
     learn_for_tenants: Annotated[
