@@ -97,7 +97,8 @@ def serving(
         if on_ray:
             from soothsay.server.cluster.ray_engine import LOCAL, Cluster
 
-            make = stack.enter_context(Cluster(LOCAL, factory, total=2 * size)).engine
+            places = {"PYTHONPATH": os.pathsep.join(sys.path)}  # actors find the factory in a module of tests
+            make = stack.enter_context(Cluster(LOCAL, factory, 1, places, 2 * size)).engine
         fleet = stack.enter_context(Fleet(make, size))
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         server = Server(fleet, config, keys)
