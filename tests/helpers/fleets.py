@@ -215,5 +215,10 @@ async def until(true: Callable[[], object]) -> None:
     raise AssertionError("it has not happened")
 
 
+LOOP: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+"""Makes the event loop of `run`. The fixture `each_loop` sets it."""
+
+
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
+    with asyncio.Runner(loop_factory=LOOP) as runner:
+        runner.run(test())

@@ -102,6 +102,11 @@ EXPECTED = (
         lambda: find_spec("ray") is None,
     ),
     Expected(
+        r"no uvloop: .*",
+        "uvloop is not installed; Ray brings it",
+        lambda: find_spec("uvloop") is None,
+    ),
+    Expected(
         r"one core: .*",
         "the machine has a single core",
         lambda: (os.cpu_count() or 1) < 2,

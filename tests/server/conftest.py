@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import engines
+import fleets
 import pytest
 from openai import OpenAI
 from serving import Running, serving
@@ -21,6 +22,14 @@ TOOL_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for call in m.tool_calls or () %}{{ call.function.arguments.n }}{% endfor %}\n{% endfor %}"
 )
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fleets of fake engines run on the loop that uvicorn chooses: uvloop if it is installed."""
+    if request.param == "uvloop":
+        uvloop = pytest.importorskip("uvloop", reason="no uvloop: the package is not installed")
+        monkeypatch.setattr(fleets, "LOOP", uvloop.new_event_loop)
 
 
 @pytest.fixture(scope="session")

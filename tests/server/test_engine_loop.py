@@ -14,6 +14,8 @@ from soothsay.server.backoff import Backoff
 from soothsay.server.engine_loop import without_canary
 from soothsay.server.fleet.replica import EngineState
 
+pytestmark = pytest.mark.usefixtures("each_loop")
+
 
 def test_waits_double_and_begin_anew() -> None:
     backoff = Backoff(1.0, 60.0)
@@ -65,15 +67,34 @@ def test_clients_are_told_when_the_engine_will_be_started() -> None:
     run(test)
 
 
-def test_a_sound_engine_is_restarted_at_once() -> None:
+def test_an_engine_that_has_served_for_a_while_is_restarted_at_once() -> None:
     async def test() -> None:
-        one = Fixture(restart_delay=1000.0, settling=0.0)
-        (engine,) = one.engines
+        one = Fixture(restart_delay=1000.0, settling=0.05)
+        (engine,), (replica,) = one.engines, one.replicas
         for restarts in (1, 2, 3):
+            await asyncio.sleep(0.06)
+            replica.answered_at = 0.0
             engine.die()
             await until(lambda restarts=restarts: one.fleet.restarts == restarts)
             engine.load()
             await until(lambda: one.fleet.state is EngineState.OK)
+
+    run(test)
+
+
+@pytest.mark.parametrize("young", [True, False])
+def test_an_engine_that_dies_young_or_has_not_answered_waits(young: bool) -> None:
+    async def test() -> None:
+        one = Fixture(restart_delay=1000.0, settling=1000.0 if young else 0.0)
+        (engine,), (replica,) = one.engines, one.replicas
+        engine.die()
+        await until(lambda: one.fleet.restarts == 1)
+        engine.load()
+        await until(lambda: one.fleet.state is EngineState.OK)
+        replica.answered_at = 0.0 if young else None
+        engine.die()
+        await until(lambda: replica.restart_in)
+        assert (replica.restart_in or 0) > 50
 
     run(test)
 

@@ -48,11 +48,12 @@ class ServerConfig:
     drain: float = 60.0
     """Limit of seconds for running answers to end when the server shuts down."""
 
-    settling: float = 60.0
-    """Seconds after which a started engine counts as sound. If it dies later, it is restarted at once."""
+    settling: float = 10.0
+    """Seconds of service after which an engine that has answered counts as sound. If it dies later, it is
+    restarted at once: most likely, something outside has killed it."""
 
     restart_delay: float = 1.0
-    """Seconds before the engine is restarted if it died soon after a restart. Doubles each time, since it may
+    """Seconds before an engine is restarted if it died young after a restart. Doubles each time, since it may
     only die again."""
 
     max_restart_delay: float = 60.0

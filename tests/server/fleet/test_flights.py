@@ -14,6 +14,8 @@ from soothsay.server.fleet import dispatcher
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.jobs import Job
 
+pytestmark = pytest.mark.usefixtures("each_loop")
+
 OTHER = type(NUMERICS)("native, avx512", 100, "4567")
 
 

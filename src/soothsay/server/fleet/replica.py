@@ -148,8 +148,8 @@ class Replica:
         self.numerics = model.numerics
 
     def _begin_restart(self) -> None:
-        """The engine has died. Start another one, at once if it was sound, and later if it was not."""
-        if self.state is EngineState.OK and time.monotonic() - self._loaded_at >= self._settling:
+        """The engine has died. Start another one, at once if it was sound, and later if it died young."""
+        if self.answered_at is not None and time.monotonic() - self._loaded_at >= self._settling:
             self._backoff.reset()
         self.state, self.answered_at, self.load = EngineState.STARTING, None, IDLE
         self._longest_silence = 0.0
