@@ -15,6 +15,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.server.engine_loop import EngineLoop
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.replica import Replica
+from soothsay.server.fleet.scaling import Bounds
 from soothsay.server.jobs import Job
 from soothsay.server.messages import (
     Admitted,
@@ -150,7 +151,7 @@ class FakeEngine:
 class Fixture:
     """A server's loop with a fleet of fake engines. All but the first have these numerics."""
 
-    def __init__(self, size: int = 1, numerics: Numerics = NUMERICS, **options: Any):
+    def __init__(self, size: int | Bounds = 1, numerics: Numerics = NUMERICS, **options: Any):
         self.engines: list[FakeEngine] = []
         self.fleet = Fleet(self._make, size).__enter__()
         self.metrics = Metrics("m")

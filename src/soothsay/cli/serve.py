@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from soothsay.llm import LLM
     from soothsay.server.cluster.ray_engine import Cluster
     from soothsay.server.fleet.engine import Engine
+    from soothsay.server.fleet.scaling import Bounds
 
 REPLICAS = "Many engines"
 
@@ -95,14 +96,15 @@ def serve(
         ),
     ] = True,
     replicas: Annotated[
-        int,
+        str,
         typer.Option(
             "--replicas",
-            min=1,
-            help="Number of engines behind this port. An answer goes on at another one if its engine dies.",
+            metavar="N or MIN:MAX",
+            help="Number of engines behind this port; with bounds, it follows the load. An answer goes on at "
+            "another engine if its own one ends.",
             rich_help_panel=REPLICAS,
         ),
-    ] = 1,
+    ] = "1",
     replica_cores: Annotated[
         int | None,
         typer.Option(
@@ -287,7 +289,8 @@ def serve(
     ] = 60.0,
 ) -> None:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
-    cores = engine_cores(replicas, replica_cores, ray_address)
+    bounds = parse_bounds(replicas)
+    cores = engine_cores(bounds.most, replica_cores, ray_address)
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
             from soothsay.server.api_keys import KeyRing
@@ -317,9 +320,9 @@ def serve(
             environment = PORTABLE if portable else {}
             make: Callable[[], Engine] = partial(EngineProcess, factory, environment)
             if ray_address is not None:
-                cluster = ray_cluster(ray_address, factory, cores or 1, environment, replicas)
+                cluster = ray_cluster(ray_address, factory, cores or 1, environment, bounds.most)
                 make = stack.enter_context(cluster).engine
-            fleet = stack.enter_context(Fleet(make, replicas))
+            fleet = stack.enter_context(Fleet(make, bounds))
         config = ServerConfig(
             name=name or served_name(model),
             drafters=fleet.model.drafters if allow_drafter is None else tuple(allow_drafter),
@@ -361,6 +364,16 @@ def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[
     if not allowed and not (keyless and host in LOOPBACK):
         return ()
     return tuple(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *allowed))
+
+
+def parse_bounds(replicas: str) -> Bounds:
+    """The bounds of the number of engines. Raises `typer.BadParameter`."""
+    from soothsay.server.fleet.scaling import Bounds
+
+    try:
+        return Bounds.parse(replicas)
+    except SoothsayError as error:
+        raise typer.BadParameter(f"--replicas: {error}") from None
 
 
 def engine_cores(replicas: int, asked: int | None, ray_address: str | None) -> int | None:

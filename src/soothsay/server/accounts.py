@@ -34,7 +34,7 @@ class Key(BaseModel):
         0  # the lowest, which is most urgent
     )
     trace: bool = False  # whether it may ask for `speculation.trace`
-    operator: bool = False  # whether it may read the metrics
+    operator: bool = False  # whether it may read the metrics and change the number of engines
 
 
 class Allowance:

@@ -27,7 +27,7 @@ from soothsay.server.canary import Watch
 from soothsay.server.engine_loop import EngineLoop
 from soothsay.server.events import EventStream, while_connected
 from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.fleet.replica import EngineState, Replica
+from soothsay.server.fleet.replica import EngineState
 from soothsay.server.gate import Gate
 from soothsay.server.grammar_checker import GrammarChecker
 from soothsay.server.jobs import Job
@@ -39,6 +39,7 @@ from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.reasoning import ReasoningFormat, Thoughts
+from soothsay.server.replica_routes import REPLICAS, REPLICAS_BODIES, facts, replica_routes
 from soothsay.server.replies import ChatFormat, CompletionFormat
 from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
 from soothsay.server.reports import usage
@@ -58,12 +59,13 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    **REPLICAS_BODIES,
     **RESPONSES_BODIES,
     **OLLAMA_BODIES,
 }
 """The class of the body of each path."""
 
-GETS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics")
+GETS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics", REPLICAS)
 """Paths without a body that `/openapi.json` describes."""
 
 RESERVED = ("messages", "self", "tools")
@@ -90,7 +92,8 @@ class Server:
         self.tools = ToolFormat.of(self.model.tokenizer)
         self.reasoning = ReasoningFormat.of(self.model.tokenizer) if config.split_reasoning else None
         self.texts = TokenTexts(self.model.tokenizer)
-        self.read = BodyReader(config.max_bodies).read
+        bodies = BodyReader(config.max_bodies)
+        self.read = bodies.read
         self._prompts = PromptReader(self.model)
         tokenizer, vocab_size = self.model.tokenizer, self.model.vocab_size
         self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
@@ -99,6 +102,7 @@ class Server:
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            *replica_routes(fleet, bodies),
             *responses_routes(self),
             *ollama_routes(self),
             *(Route(path, _no_embeddings, methods=["POST"]) for path in EMBEDDINGS),
@@ -118,7 +122,9 @@ class Server:
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self.lifespan)
         paths = frozenset(route.path for route in routes)
         keyless = frozenset({"/health", "/v1/health", "/ping", "/ready", *(page.path for page in pages)})
-        self.app: ASGIApp = Gate(router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics"}))
+        self.app: ASGIApp = Gate(
+            router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics", REPLICAS})
+        )
 
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
@@ -339,7 +345,7 @@ class Server:
             "seconds_to_restart": None if wait is None else round(wait, 1),
         }
         if len(replicas) > 1:
-            body["replicas"] = [_facts(replica) for replica in replicas]
+            body["replicas"] = [facts(replica) for replica in replicas]
         return JSONResponse(body, 200 if self.watch.status == EngineState.OK else 503)
 
     async def _ready(self, _: Request) -> Response:
@@ -360,31 +366,13 @@ class Server:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _: Request) -> Response:
-        return JSONResponse(
-            describe(
-                BODIES, ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics")
-            )
-        )
+        return JSONResponse(describe(BODIES, GETS))
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` for another name than that of the server's model. None: the client gave none."""
         if name not in (None, self.config.name):
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
-
-
-def _facts(replica: Replica) -> dict[str, Any]:
-    """What `/health` says of one of several engines."""
-    return {
-        "replica": replica.number,
-        "status": "draining" if replica.draining else replica.state,
-        "engine_pid": replica.pid,
-        "restarts": replica.restarts,
-        "running": replica.load.running,
-        "waiting": replica.load.waiting,
-        "kv_usage": round(replica.load.kv_usage, 3),
-        "numeric_mode": replica.numerics.mode,
-    }
 
 
 def _check_permissions(options: RequestOptions, least: int, *, traces: bool) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger("soothsay.server")
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
 
-WITHOUT_ANSWERS = frozenset({"/tokenize", "/detokenize"})
+WITHOUT_ANSWERS = frozenset({"/tokenize", "/detokenize", "/replicas"})
 """Paths of requests that have a body and ask for no answer of the model."""
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -45,7 +45,7 @@ class Gate:
         keys: the valid API keys; None: no key is needed.
         paths: the application's paths. Metrics and the log call all others "other".
         keyless: paths that need no key.
-        operator: paths that only an operator's key may read.
+        operator: paths for operators' keys only.
     """
 
     def __init__(

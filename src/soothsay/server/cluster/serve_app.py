@@ -19,6 +19,7 @@ from soothsay.server.api_keys import KeyRing
 from soothsay.server.app import Server
 from soothsay.server.cluster.ray_engine import Cluster
 from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.fleet.scaling import Bounds
 from soothsay.server.process import PORTABLE, load
 from soothsay.server.server_config import ServerConfig, served_name
 
@@ -32,7 +33,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     """Build the application, for `serve.run`, or for `import_path` in a configuration file of Ray Serve.
 
     There is one deployment with one replica: it knows the API keys' limits, the prefixes of all engines and
-    the answers under way. `replicas` is the number of engines.
+    the answers under way. `replicas` is the number of engines, or its bounds such as "1:3".
 
     Args:
         args: `model`, and further options of `soothsay serve` by these names: `name`, `replicas`,
@@ -77,7 +78,7 @@ def serving(args: Mapping[str, Any]) -> Server:
     factory = partial(load, model, cores=cores, kernels=kernels, **{"max_stall": 0.25, **options})
     cluster = Cluster(CLUSTER, factory, cores, PORTABLE if portable else {})
     cluster.__enter__()  # it ends with this process, as the engines do
-    fleet = Fleet(cluster.engine, replicas)
+    fleet = Fleet(cluster.engine, Bounds.parse(str(replicas)))
     fleet.__enter__()
     config = ServerConfig(**{"name": name or served_name(model), "drafters": fleet.model.drafters, **limits})
     return Server(fleet, config, None if keys is None else KeyRing(Path(keys)))

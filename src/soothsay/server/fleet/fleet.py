@@ -13,6 +13,7 @@ from soothsay.errors import SoothsayError
 from soothsay.server.fleet.dispatcher import Dispatcher, Told
 from soothsay.server.fleet.engine import Engine, Received
 from soothsay.server.fleet.replica import EngineState, Replica
+from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler
 from soothsay.server.messages import Admitted, EngineUpdate, LoadedModel
 from soothsay.server.server_config import ServerConfig
 
@@ -29,7 +30,8 @@ class Fleet:
 
     Args:
         make: makes an engine that has not started.
-        size: number of engines, at least 1.
+        size: number of engines, at least 1. With `Bounds`, the fleet begins with the least, and grows and
+            shrinks by the rule of `Scaler`.
 
     Raises `SoothsayError` on entry if the first engine cannot load the model.
 
@@ -44,8 +46,9 @@ class Fleet:
     jobs: Dispatcher
     """The jobs, from `start` on."""
 
-    def __init__(self, make: Callable[[], Engine], size: int = 1):
-        self._make, self._size = make, size
+    def __init__(self, make: Callable[[], Engine], size: int | Bounds = 1):
+        self._make = make
+        self.scaler = Scaler(size if isinstance(size, Bounds) else Bounds(size, size))
         self.replicas: list[Replica] = []
         self.restarts = 0  # how often an engine was started again
         self._started = False
@@ -57,7 +60,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         try:
-            for _ in range(self._size):
+            for _ in range(self.scaler.bounds.least):
                 self._start_engine()
             self.model = self._engines[0].wait()
         except BaseException:
@@ -84,7 +87,7 @@ class Fleet:
     @property
     def capacity(self) -> int:
         """Answers that can take part in a step of each engine, together."""
-        return self.model.max_requests * sum(not replica.draining for replica in self.replicas)
+        return self.model.max_requests * len(self.lasting)
 
     # Call what follows from the event loop.
 
@@ -113,16 +116,25 @@ class Fleet:
         self.jobs.forget_all()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
-    def scale(self, size: int) -> None:
-        """Set the number of engines, at least 1. New ones start; the last ones are drained and end."""
-        lasting = [replica for replica in self.replicas if not replica.draining]
-        for _ in range(size - len(lasting)):
-            self._join(self._start_engine(), None)
-        for replica in lasting[max(size, 1) :]:
-            self.drain(replica)
+    @property
+    def lasting(self) -> list[Replica]:
+        """The engines that are not drained."""
+        return [replica for replica in self.replicas if not replica.draining]
+
+    def scale(self, size: int | None) -> None:
+        """Set the number of engines, at least 1. New ones start; surplus ones are drained and end.
+
+        Args:
+            size: also outside of the bounds; None: leave it to the rule of `Scaler` again.
+        """
+        self.scaler.fixed = None if size is None else max(size, 1)
+        self._adjust()
 
     def drain(self, replica: Replica, patience: float | None = None) -> None:
         """Let an engine end. It gets no new jobs, and its answers go on elsewhere if they last too long.
+
+        If there are too few engines then, another one is started. The last one that serves stays until that
+        one is loaded.
 
         Args:
             replica: of this fleet.
@@ -135,7 +147,7 @@ class Fleet:
     async def _drain(self, replica: Replica, patience: float) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
-        while self.jobs.has_jobs(replica):
+        while self.jobs.has_jobs(replica) or self.jobs.serving == [replica]:
             if loop.time() >= until:
                 self.jobs.hand_over(replica)
             await asyncio.sleep(TICK)
@@ -144,6 +156,18 @@ class Fleet:
         self._engines.remove(replica.engine)
         await replica.stop()
         log.info("engine removed", extra={"replica": replica.number})
+
+    def _adjust(self) -> None:
+        """Start or drain engines, as the rule says."""
+        lasting, loads = self.lasting, [replica.load for replica in self.replicas]
+        ready = [replica for replica in lasting if replica.state is EngineState.OK]
+        answers = sum(load.running + load.waiting for load in loads) / self.model.max_requests
+        work = max(answers, sum(load.kv_usage for load in loads))
+        size = self.scaler.size(Crowd(len(lasting), len(ready), work), asyncio.get_running_loop().time())
+        for _ in range(size - len(lasting)):
+            self._join(self._start_engine(), None)
+        for replica in sorted(lasting, key=lambda one: one in ready, reverse=True)[size:]:
+            self.drain(replica)
 
     def _start_engine(self) -> Engine:
         engine = self._make()
@@ -175,10 +199,11 @@ class Fleet:
                 self.jobs.lose(replica)
 
     async def _look_after(self) -> None:
-        """Find engines that are late, until cancelled."""
+        """Adjust the number of engines, and find those that are late, until cancelled."""
         while True:
             await asyncio.sleep(TICK)
             try:
+                self._adjust()
                 if len(self.jobs.serving) > 1:
                     self.jobs.relieve()
                     for replica in self.jobs.serving:
