@@ -141,6 +141,17 @@ class TestBudget:
         second, third = serving.add(30), serving.add(30)
         assert rows(serving.step()) == [(first, 1), (second, 30), (third, 14)]
 
+    @pytest.mark.parametrize("interrupted", [True, False])
+    def test_an_answer_that_has_lost_its_engine_is_read_at_once(self, interrupted: bool) -> None:
+        serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)
+        serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
+        first = serving.add(3)
+        serving.step()
+        second = serving.add(80)
+        second.resume([1] * 10, ended=False, interrupted=interrupted)
+        assert rows(serving.step()) == [(first, 1), (second, 44)], "nobody knew it before"
+        assert rows(serving.step()) == [(first, 1), (second, 46 if interrupted else 44)]
+
     def test_guesses_are_not_cut_for_prompts(self) -> None:
         serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=1.0, max_tree=8)
         serving.scheduler.pace.follow(50, 50.0)  # nothing fits

@@ -101,6 +101,7 @@ class Request:
         self.last_snapshot: bytes | None = None  # the digest of that in the answer
         self.max_nodes = 1
         self.num_preemptions = 0
+        self.interrupted = False  # its answer had begun when it lost its KV, and no other engine goes on
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the second token on, if they are requested
         self.answer = AnswerText(tokenizer, prompt, params)
@@ -204,7 +205,7 @@ class Request:
                 return i + 1
         return len(tokens)
 
-    def resume(self, tokens: Sequence[int], *, ended: bool) -> None:
+    def resume(self, tokens: Sequence[int], *, ended: bool, interrupted: bool = False) -> None:
         """Take over an answer that another engine has begun. Call it before the engine gets the request.
 
         The answer goes on as it does after a preemption: with all its tokens, and without their KV.
@@ -212,7 +213,9 @@ class Request:
         Args:
             tokens: what the other engine has emitted.
             ended: whether the answer has ended.
+            interrupted: whether the other engine does not go on, so that the reader waits.
         """
+        self.interrupted = interrupted
         if tokens:
             self.emit(tokens)
         elif ended:  # only the prompt was to be read

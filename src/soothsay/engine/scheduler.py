@@ -76,6 +76,7 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
             request.num_preemptions += 1
+            request.interrupted = request.num_output > 0
             self._free(request)
             insort(self.waiting, request, key=_order)
 
@@ -111,7 +112,7 @@ class Scheduler:
         It is not limited for answers that have begun and lost their KV, here or at an engine that has died.
         Their readers wait in the middle of an answer, for longer than a step takes.
         """
-        if any(request.num_output and request.num_pending > 1 for request in self.running):
+        if any(request.interrupted and request.num_pending > 1 for request in self.running):
             return self.config.max_rows
         most, decoding = self.config.max_rows, any(request.num_pending == 1 for request in self.running)
         return self.pace.rows(most, len(self.running)) if decoding else most

@@ -33,6 +33,7 @@ class Submit:
     params: SamplingParams
     options: RequestOptions
     said: Sequence[Said] = ()  # by answer, where another engine has begun; empty: none has
+    interrupted: bool = False  # whether that engine does not go on
 
 
 @dataclass(frozen=True, slots=True)

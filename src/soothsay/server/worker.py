@@ -218,7 +218,7 @@ class Worker:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
         for request, said in zip(requests, submit.said, strict=False):
-            request.resume(said.tokens, ended=said.ended)
+            request.resume(said.tokens, ended=said.ended, interrupted=submit.interrupted)
         for request in requests:
             if request.finish_reason is None:
                 self._engine.add(request)

@@ -31,6 +31,7 @@ def test_a_job_of_an_engine_that_dies_goes_on_at_another_one() -> None:
         (other,) = [replica for replica in one.engines if replica is not engine]
         await until(lambda: other.submits)
         assert other.submits[0].said[0].tokens == tokens(each, 5)
+        assert other.submits[0].interrupted
         other.say(each, 3)
         other.say(each, 1, end=True)
         known, said = (await heard(each))[0]
@@ -54,6 +55,7 @@ def test_a_drained_engine_keeps_an_answer_until_another_one_has_its_next_token()
         one.fleet.drain(replica, patience=0)
         (other,) = [each for each in one.engines if each is not engine]
         await until(lambda: other.submits)
+        assert not other.submits[0].interrupted
         engine.say(each, 4)  # it still answers
         await until(lambda: each.num_output == 6)
         other.say(each, 3)  # these are known, but now it is the other's job

@@ -227,7 +227,9 @@ class Dispatcher:
         """Send a job to an engine. The first time, its number is the job's own."""
         call = -next(self._further_calls) if flight.num_calls else flight.number
         self._calls[call] = flight
-        replica.send(flight.board(replica, call))
+        goes_on = flight.runner is not None and not flight.runner.is_late(LATE)  # it is drained
+        interrupted = flight.has_begun and not goes_on
+        replica.send(flight.board(replica, call, interrupted=interrupted))
 
     def _flight(self, replica: Replica, call: int) -> Flight[Replica] | None:
         """The job of an engine's message; None if the engine does not have it any more."""

@@ -91,12 +91,13 @@ class Flight(Generic[E]):
         prompts, n = self.submit.prompts, self.submit.params.n
         return [prompts[i // n] + answer.tokens for i, answer in enumerate(self._answers)]
 
-    def board(self, engine: E, call: int) -> Submit:
+    def board(self, engine: E, call: int, *, interrupted: bool = False) -> Submit:
         """Give the job to an engine, the successor if there is a runner. Returns what to send.
 
         Args:
             engine: does not have the job.
             call: the job's number there. Late news of an earlier call must not count, so it is a new one.
+            interrupted: whether the client waits in the middle of the answers.
         """
         self.calls[engine] = call
         self.num_calls += 1
@@ -114,7 +115,7 @@ class Flight(Generic[E]):
         if self.successor is not None or self.has_begun:
             self._heard[engine] = [_Totals(answer.num_output, answer.text_length) for answer in self._answers]
         said = [Said([*a.tokens], a.ended) for a in self._answers] if self.has_begun else ()
-        return replace(self.submit, job=call, said=said)
+        return replace(self.submit, job=call, said=said, interrupted=interrupted)
 
     def leave(self, engine: E) -> None:
         """Note that an engine does not work on the job any more. A successor becomes the runner."""
