@@ -521,8 +521,9 @@ def test_a_server_without_a_path_has_the_usual_one(text: str, name: str, url: st
 
 
 def test_the_default_conversations_differ() -> None:
-    asked = [turn for one in default_conversations() for turn in one.turns]
-    assert len(asked) == len({*asked}) == 256
+    asked = [one.turns for one in default_conversations()]
+    assert len({turns[0] for turns in asked}) == len(asked) == 256
+    assert all(len({*turns}) == 8 for turns in asked)
     assert not any("{" in text for text in asked)
 
 

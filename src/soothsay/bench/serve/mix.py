@@ -38,8 +38,12 @@ class UserTurns:
 
 
 def default_conversations() -> list[UserTurns]:
-    """Return 256 short requests of eight kinds, each about one of 32 topics."""
-    return [UserTurns((text.format(topic=topic),)) for topic in TOPICS.split() for text in REQUESTS]
+    """Return 256 conversations: eight short requests, all about one of 32 topics. No two begin alike."""
+    return [
+        UserTurns(tuple(text.format(topic=topic) for text in (*REQUESTS[first:], *REQUESTS[:first])))
+        for topic in TOPICS.split()
+        for first in range(len(REQUESTS))
+    ]
 
 
 def read_conversations(path: Path) -> list[UserTurns]:
