@@ -24,6 +24,7 @@ from soothsay.server.api_keys import KeyRing
 from soothsay.server.app import Server
 from soothsay.server.fleet.engine import Engine
 from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.nursery import Nursery
 from soothsay.server.process import EngineProcess
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
@@ -76,6 +77,7 @@ def serving(
     ready: bool = True,
     replicas: int | None = None,
     ray: bool | None = None,
+    forked: bool = False,
     **options: Any,
 ) -> Iterator[Running]:
     """Serve a model.
@@ -87,6 +89,7 @@ def serving(
         ready: begin when all engines have answered once.
         replicas: number of engines; None: what `SOOTHSAY_TEST_REPLICAS` says, or else 1.
         ray: whether they are Ray actors; None: if `SOOTHSAY_TEST_RAY` is set.
+        forked: whether they are forks of a nursery.
         options: of `ServerConfig`.
     """
     config = ServerConfig(name=name, drafters=tuple(REGISTRY), **options)
@@ -94,7 +97,9 @@ def serving(
     on_ray = "SOOTHSAY_TEST_RAY" in os.environ if ray is None else ray
     with ExitStack() as stack:
         make: Callable[[], Engine] = partial(EngineProcess, factory)
-        if on_ray:
+        if forked:
+            make = stack.enter_context(Nursery(factory, 1)).engine
+        elif on_ray:
             from soothsay.server.cluster.ray_engine import LOCAL, Cluster
 
             places = {"PYTHONPATH": os.pathsep.join(sys.path)}  # actors find the factory in a module of tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -297,14 +298,16 @@ def serve(
             from soothsay.server.app import Server
             from soothsay.server.fleet.fleet import Fleet
             from soothsay.server.log import log_to_stderr
+            from soothsay.server.nursery import Nursery
             from soothsay.server.process import PORTABLE, EngineProcess, load
             from soothsay.server.runner import make_runner
 
             keys = None if api_keys is None else KeyRing(api_keys)
+            forked = sys.platform == "linux" and bounds.most > 1 and ray_address is None
             factory = partial(
                 load,
                 model,
-                cores=cores,
+                cores=None if forked else cores,
                 kernels="portable" if portable else "auto",
                 drafter=drafter,
                 dtype=dtype,
@@ -319,6 +322,8 @@ def serve(
             )
             environment = PORTABLE if portable else {}
             make: Callable[[], Engine] = partial(EngineProcess, factory, environment)
+            if forked:
+                make = stack.enter_context(Nursery(factory, cores or 1, environment)).engine
             if ray_address is not None:
                 cluster = ray_cluster(ray_address, factory, cores or 1, environment, bounds.most)
                 make = stack.enter_context(cluster).engine

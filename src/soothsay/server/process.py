@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from soothsay.errors import SoothsayError
 from soothsay.processors import claim_cores
@@ -34,6 +34,27 @@ GRACE = 5.0
 
 SPAWN = multiprocessing.get_context("spawn")
 """Starts a fresh interpreter. A fork would copy locks of the server's process, but not its threads."""
+
+
+class Process(Protocol):
+    """What is used of `multiprocessing.Process`."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if it is not known."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code; None while it runs, or if it is not known."""
+
+    def kill(self) -> None:
+        """Kill it if it runs."""
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, or for some seconds."""
 
 
 class EngineProcess:
@@ -68,11 +89,8 @@ class EngineProcess:
         Raises `OSError` if the system has no room for a process. This object is then as it was.
         """
         pipe, theirs = SPAWN.Pipe()
-        arguments = self._factory, theirs, self._environment
-        process = SPAWN.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
         try:
-            with _signals_blocked():
-                process.start()
+            process = self._launch(theirs)
         except BaseException:
             pipe.close()
             raise
@@ -82,6 +100,14 @@ class EngineProcess:
         self._outbox: SimpleQueue[Incoming | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._start_thread(write_messages, self._pipe, self._outbox)
+
+    def _launch(self, theirs: Connection) -> Process:
+        """Start the process with its end of the pipe."""
+        arguments = self._factory, theirs, self._environment
+        process = SPAWN.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
+        with signals_blocked():
+            process.start()
+        return process
 
     def listen(self, receive: Callable[[Received], None]) -> None:
         """Start a thread that calls `receive` with each message from now on, and with None at the end."""
@@ -139,16 +165,21 @@ def load(model: str, *, cores: int | None = None, **options: Any) -> LLM:
         cores: the number of physical cores that the process gets for itself; None: it shares all.
         options: see `LLM`.
     """
-    pinned = () if cores is None else claim_cores(cores)
-    import torch
-
+    if cores is not None:
+        pin(cores)
     from soothsay.llm import LLM
 
-    if cores is not None:
-        torch.set_num_threads(cores)
-        if not pinned:
-            log.warning("no core of its own is free for an engine", extra={"cores": cores})
     return LLM(model, **options)
+
+
+def pin(cores: int) -> None:
+    """Let this process run on physical cores of its own, with as many threads."""
+    pinned = claim_cores(cores)
+    import torch
+
+    torch.set_num_threads(cores)
+    if not pinned:
+        log.warning("no core of its own is free for an engine", extra={"cores": cores})
 
 
 def _run_worker(factory: Callable[[], LLM], pipe: Connection, environment: dict[str, str]) -> None:
@@ -181,7 +212,7 @@ def write_messages(pipe: Connection, outbox: SimpleQueue[Incoming | None]) -> No
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Block SIGINT and SIGTERM, so that processes started inside inherit the block.
 
     Terminals, and some supervisors, signal every process of a group. The engine must finish the running

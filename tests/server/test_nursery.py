@@ -1,0 +1,103 @@
+"""Engines that are forks: they share weights, give equal answers, and come back at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import engines
+import httpx
+import pytest
+from serving import Running, serving
+
+from soothsay.errors import SoothsayError
+from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.nursery import Nursery
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/PID/smaps_rollup")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with serving(engines.sibyl, replicas=2, forked=True) as one:
+        yield one
+
+
+def ask(running: Running, seed: int, **fields: Any) -> str:
+    body = {"model": "sibyl", "prompt": "A man", "seed": seed, "max_tokens": 60, "ignore_eos": True, **fields}
+    reply = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """KB of a process in memory, and the part that nobody shares."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    values = {name: int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB", lines, re.MULTILINE)}
+    return values["Rss"], values["Private_Dirty"] + values["Private_Clean"]
+
+
+def test_forks_share_the_weights_and_give_equal_answers(running: Running) -> None:
+    answers = {ask(running, 1, speculation=False), *(ask(running, 1) for _ in range(4))}
+    assert len(answers) == 1
+    pids = [replica.pid for replica in running.server.fleet.replicas]
+    assert len({*pids, os.getpid()}) == 3
+    for pid in pids:
+        assert pid is not None
+        whole, own = memory(pid)
+        assert own < 0.6 * whole, (own, whole)
+
+
+def test_an_engine_that_was_killed_is_back_without_loading(running: Running) -> None:
+    fleet = running.server.fleet
+    first, (replica, _) = fleet.restarts, fleet.replicas
+    before = replica.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    running.wait_until(lambda: fleet.restarts == first + 1)
+    begin = time.monotonic()
+    running.wait_until(lambda: len(fleet.jobs.serving) == 2)
+    assert time.monotonic() - begin < 10
+    assert replica.pid not in (None, before)
+    assert replica.engine.exit_code is None
+    assert ask(running, 2) == ask(running, 2, speculation=False)
+
+
+def test_engines_outlive_the_nursery_and_the_next_one_has_a_new_nursery(running: Running) -> None:
+    fleet = running.server.fleet
+    replica = fleet.replicas[0]
+    assert replica.pid is not None
+    nursery = int(Path(f"/proc/{replica.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(nursery, signal.SIGKILL)
+    assert ask(running, 3) == ask(running, 3, speculation=False)
+    before = replica.pid
+    os.kill(before, signal.SIGKILL)
+    running.wait_until(lambda: replica.pid not in (None, before), 60)
+    running.wait_until(lambda: len(fleet.jobs.serving) == 2, 60)
+    assert ask(running, 3) == ask(running, 3, speculation=False)
+
+
+def test_a_model_that_cannot_be_loaded_is_named() -> None:
+    with (
+        Nursery(partial(engines.sibyl, dtype="float12"), 1) as nursery,
+        pytest.raises(SoothsayError, match="float12"),
+        Fleet(nursery.engine, 2),
+    ):
+        pass
+
+
+def test_a_nursery_that_dies_while_it_loads_ends_its_engines() -> None:
+    with (
+        Nursery(engines.killed, 1) as nursery,
+        pytest.raises(SoothsayError, match="ended while it was loading"),
+        Fleet(nursery.engine, 2),
+    ):
+        pass
