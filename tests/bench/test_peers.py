@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ for line in sys.stdin:
         reply(result=0.25)
     elif call == "verify":
         reply(result=None if name == "transformers" else [0.001 * args[1], 9.0, 0.0])
+    elif call == "generate" and args[2] == "lookup" and setup["lookup_tokens"] == 77:
+        reply(unavailable="77 is too many")
     elif call == "generate" and args[1] == 14:
         sys.exit("a crash")
     elif call == "generate" and args[1] != 13:
@@ -448,6 +451,23 @@ def test_peers_take_turns_and_a_file_is_continued(
     assert calls().count("llama.cpp bfloat16 generate") == 2  # one to warm up, one that was lost
     assert gguf.stat().st_mtime_ns == gguf_time
     assert sorted(path.read_text().splitlines()) == sorted("".join(lines).splitlines())
+
+
+def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Callable[[], list[str]]) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(open_checkpoint("sibyl"), file, "F32")
+    plan = replace(plan, model=str(file), dtypes=["auto"], peers=["llama.cpp"], draft_model=str(file))
+    bench = PeerBench(replace(plan, questions=None))
+    assert bench.run().medians("decode", "auto").keys() == {OURS, "llama.cpp"}
+    assert not [*plan.work.glob("*/*.gguf")]
+    assert calls().count("llama.cpp auto decode") == 3
+
+
+def test_a_mode_that_turns_out_to_be_impossible_is_left_out(plan: PeerPlan) -> None:
+    bench = PeerBench(replace(plan, peers=["llama.cpp"], lookup_tokens=77))
+    rates = bench.run().rates("bfloat16")["qa"]
+    assert rates.keys() == {(OURS, "plain"), (OURS, "auto"), ("llama.cpp", "plain")}
+    assert "llama.cpp, bfloat16, lookup: 77 is too many" in bench.notes
 
 
 def test_each_round_begins_with_another() -> None:

@@ -239,15 +239,22 @@ class PeerBench:
         """Measure whole answers to every question, by every engine in each of its modes."""
         contestants = [(engine, mode) for engine in engines for mode in engine.modes]
         warm: set[tuple[str, str]] = set()
+        impossible: set[tuple[str, str]] = set()
         steps = len(self.questions) * len(contestants)
         for done, (number, (engine, mode)) in enumerate(turns(contestants, len(self.questions))):
             self.progress(f"{dtype}: answers", done, steps)
             question = self.questions[number]
-            if (ANSWER, dtype, engine.name, mode, question.name) in self.results:
+            own = engine.name, mode
+            if own in impossible or (ANSWER, dtype, *own, question.name) in self.results:
                 continue
-            if (engine.name, mode) not in warm:
-                warm.add((engine.name, mode))
-                engine.generate(self.ids, 16, mode)
+            if own not in warm:
+                try:
+                    engine.generate(self.ids, 16, mode)
+                except UnavailableError as reason:
+                    impossible.add(own)
+                    self.notes.append(f"{engine.name}, {dtype}, {mode}: {reason}")
+                    continue
+                warm.add(own)
             seconds, output = engine.generate(question.ids, self.plan.max_tokens, mode)
             self.results.add(
                 PeerRecord(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -241,12 +242,12 @@ def _answers(results: PeerResults, dtype: str) -> Table:
         table.add_column(HEADINGS.get(task, task), justify="right", no_wrap=True)
     contestants = list(next(iter(rates.values()), {}))
     for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
-        table.add_row(f"{engine}, {mode}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
+        table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
     table.add_section()
     for engine, mode in contestants:
         if engine == OURS and mode != PLAIN:
             ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
-            table.add_row(f"{OURS}, {mode} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
+            table.add_row(f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
     if any(engine != OURS for engine, _ in contestants):
         best = [
             tuple(max(of[one] for one in contestants if (one[0] == OURS) is ours) for ours in (True, False))
@@ -254,3 +255,8 @@ def _answers(results: PeerResults, dtype: str) -> Table:
         ]
         table.add_row("our best / theirs", *(f"{own / other:.2f}x" for own, other in best))
     return table
+
+
+def _short(mode: str) -> str:
+    """A drafter without its options, which may be long paths."""
+    return re.sub(r"\(.*?\)", "", mode)

@@ -65,7 +65,10 @@ class Peer(Protocol):
         """
 
     def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """Generate an answer of `count` tokens. Returns the seconds, with the prompt's, and the tokens."""
+        """Generate an answer of `count` tokens. Returns the seconds, with the prompt's, and the tokens.
+
+        Raises `UnavailableError` if `mode` turns out to be impossible here.
+        """
 
 
 def need(module: str, package: str = "") -> Any:

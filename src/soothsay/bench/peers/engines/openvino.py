@@ -55,8 +55,6 @@ class OpenVINO(Peer):
     def load(self) -> None:
         """See `Peer`."""
         self._export(self.setup.model, self.folder)
-        if self.setup.draft_model:
-            self._export(self.setup.draft_model, self._draft_folder)
         self._pipeline("plain")
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
@@ -110,7 +108,9 @@ class OpenVINO(Peer):
             if mode == "prompt lookup":
                 options["prompt_lookup"] = True
             elif mode == "draft model":
-                options["draft_model"] = self.genai.draft_model(str(self._draft_folder), "CPU")
+                drafts = self.folder.with_name(f"{self.folder.name}-draft")
+                self._export(self.setup.draft_model, drafts)
+                options["draft_model"] = self.genai.draft_model(str(drafts), "CPU")
             self.pipelines[mode] = self.genai.LLMPipeline(
                 str(self.folder), "CPU", scheduler_config=scheduler, **options
             )
@@ -126,10 +126,6 @@ class OpenVINO(Peer):
                 "beam_idx": np.zeros(1, dtype=np.int32),
             }
         )
-
-    @property
-    def _draft_folder(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}-draft")
 
     def _export(self, model: str, folder: Path) -> None:
         """Export a model, if that was not done before.
