@@ -42,7 +42,7 @@ class Experts(nn.Module):
     ):
         super().__init__()
         self.config, self.kernels = experts, kernels
-        self.ran = torch.zeros(1, dtype=torch.int64)
+        self.ran = torch.zeros(1, dtype=torch.int64, device="cpu")
         """Number of experts that had rows in the last pass. Kernels write it, so it stays on the CPU."""
         self.scales = Vector("per_expert_scale", experts.count) if scaled else None
         self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
