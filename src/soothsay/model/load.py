@@ -21,6 +21,7 @@ from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.fp8 import FP8
 from soothsay.model.formats.gguf_blocks import BlockRows, GGUFFormat
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
@@ -183,8 +184,16 @@ def numeric_mode(
     if dtype in DTYPES:
         return NumericMode(DTYPES[dtype], stored=stored)
     bits = BITS.get(dtype)
+    if isinstance(stored, FP8) and bits is None:
+        if not on_cpu:
+            return NumericMode(torch.bfloat16, stored=stored)
+        warnings.warn(
+            f"{names.checkpoint.path} is stored in FP8 and runs in int8 in groups of {GROUP_SIZES[0]}, "
+            "which takes as much memory; dtype='bfloat16' dequantizes it, in twice the memory",
+            stacklevel=3,
+        )
     if stored is not None:
-        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4):
+        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8):
             raise ModelError(
                 f"{names.checkpoint.path} is stored as {stored.name}, which cannot become {dtype} without "
                 "further loss; leave dtype at auto, or quantize the model that it was made from"
@@ -223,7 +232,7 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
     if stored is None:
         halved = torch.bfloat16 if fast and bits is not None else plain
         return NumericMode(halved, bits)
-    if bits not in (None, stored.bits) and not isinstance(stored, MXFP4):
+    if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8):
         raise ModelError(f"{path}: weights in {stored.name} cannot become {dtype} without further loss")
     bits = stored.bits if bits is None else bits
     return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)
@@ -317,9 +326,12 @@ class _Source:
         """The weight of a linear layer, in the layer's format."""
         stored, parts = self.mode.stored, self.names.of(module)
         quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
-        if stored is None or not any(quantized):
+        if stored is None or isinstance(stored, FP8) or not any(quantized):
             plain = self.names.require(module)
-            tensors = [self.read(name) for name in plain]
+            tensors = [
+                self.read(name) if stored is None or not held else cast(Tensor, self._stored(stored, part))
+                for name, part, held in zip(plain, parts, quantized, strict=True)
+            ]
             self._check(plain, tensors, expected)
             orders = self._orders(module, tensors)
             if orders is not None:
@@ -330,26 +342,25 @@ class _Source:
                 f"{self.names.checkpoint.path}: of {', '.join(parts)}, some are quantized and some are "
                 "not, but they are multiplied as one; load it with another engine, or quantize the original"
             )
-        for name in (name for part in parts for name in stored.tensors(part)):
-            self.names.check(name)
-            self.used.add(name)
-        try:
-            weights: list[QuantizedRows] = [stored.read(self.read, part) for part in parts]
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            IndexError,
-        ) as error:  # of torch, for any odd shape or dtype
-            raise ModelError(
-                f"{self.names.checkpoint.path}: {', '.join(parts)}: the tensors do not make a weight of "
-                f"{stored.name} ({error}); the file is damaged, or config.json belongs to another model"
-            ) from error
+        weights = [cast(QuantizedRows, self._stored(stored, part)) for part in parts]
         self._check(parts, weights, expected)
         orders = self._orders(module, weights)
         if orders is not None:
             weights = [Reordered(*part) for part in zip(weights, orders, strict=True)]
         return self.mode.convert(module, joined(weights))
+
+    def _stored(self, stored: WeightFormat, part: str) -> QuantizedRows | Tensor:
+        """A weight that is stored in a format of its own. Raises `ModelError` if tensors do not make one."""
+        for name in stored.tensors(part):
+            self.names.check(name)
+            self.used.add(name)
+        try:
+            return stored.read(self.read, part)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # of torch, for odd shapes, dtypes
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {part}: the tensors do not make a weight of {stored.name} "
+                f"({error}); the file is damaged, or config.json belongs to another model"
+            ) from error
 
     def _orders(self, module: str, parts: Sequence[Tensor | QuantizedRows]) -> list[Tensor] | None:
         """For each part of a module, the order of its rows; None if they stay in order."""

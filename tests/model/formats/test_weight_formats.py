@@ -319,7 +319,9 @@ AWQ_SETTINGS = {"quant_method": "awq", "bits": 4, "group_size": 128}
     ("settings", "named"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes'"),
-        ({"quant_method": "fp8"}, "quant_method 'fp8'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size \[128\]"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, r"weight_block_size \[128, 0\]"),
         ({"bits": 4}, "quant_method None"),
         (["gptq"], "quant_method None"),
         ({"quant_method": ["gptq"]}, r"quant_method \['gptq'\]"),

@@ -8,15 +8,24 @@ from typing import Any
 
 from soothsay.model.formats.awq import AWQ
 from soothsay.model.formats.compressed_tensors import CompressedTensors
+from soothsay.model.formats.fp8 import FP8
 from soothsay.model.formats.gptq import GPTQ
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import Settings, WeightFormat
 
+
+def _compressed_tensors(settings: Settings) -> WeightFormat:
+    """The format of a checkpoint of compressed-tensors, in integers or in floats."""
+    in_floats = settings.values.get("format") in ("float-quantized", "naive-quantized")
+    return FP8.of_compressed_tensors(settings) if in_floats else CompressedTensors.of(settings)
+
+
 WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
-    "compressed-tensors": CompressedTensors.of,
+    "compressed-tensors": _compressed_tensors,
     "gptq": GPTQ.of,
     "awq": AWQ.of,
     "mxfp4": MXFP4.of,
+    "fp8": FP8.of,
 }
 """Formats by the `quant_method` of their `quantization_config`."""
 

@@ -43,8 +43,8 @@ class WeightFormat(Protocol):
     def tensors(self, module: str) -> list[str]:
         """Names of the tensors that `read` reads."""
 
-    def read(self, read: Reader, module: str) -> QuantizedRows:
-        """The weight of `module`.
+    def read(self, read: Reader, module: str) -> QuantizedRows | Tensor:
+        """The weight of `module`, in integers. In float32 if the format is one of floats.
 
         Raises `ModelError` if shapes do not fit each other, or if a group is not a run of inputs.
         """
@@ -84,9 +84,9 @@ class Settings:
         """The error for a setting that is not supported."""
         return ModelError(
             f"{self.path} is quantized in a way that soothsay does not read: {what}. It reads "
-            "compressed-tensors (pack-quantized of 4 or 8 bits, int-quantized of 8), gptq (4 or 8 bits), "
-            "awq (gemm, 4 bits) and mxfp4 (experts). Or take the model that this one was made from, and "
-            "quantize it with soothsay quantize"
+            "compressed-tensors (pack-quantized of 4 or 8 bits, int-quantized and float-quantized of 8), "
+            "gptq (4 or 8 bits), awq (gemm, 4 bits), fp8 (e4m3) and mxfp4 (experts). Or take the model that "
+            "this one was made from, and quantize it with soothsay quantize"
         )
 
 
