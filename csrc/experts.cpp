@@ -122,12 +122,13 @@ void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* o
 
     std::vector<float> shares(all);
     std::vector<int64_t> chosen(all);
-    if (m.router) {
+    if (scores)
+        soothsay_route(scores, 0, rows, &routing, shares.data(), chosen.data());
+    else {
         const std::unique_ptr<T[]> own(new T[rows * routing.count]);
         soothsay_linear(x.data, x.are_bf16, rows, m.router, own.get(), is_bf16);
         soothsay_route(own.get(), is_bf16, rows, &routing, shares.data(), chosen.data());
-    } else
-        soothsay_route(scores, 0, rows, &routing, shares.data(), chosen.data());
+    }
     const Sorted sorted(chosen, each, routing.count);
     std::unique_ptr<float[]> own_inputs;
     if (routing.scales_inputs) {

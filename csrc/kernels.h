@@ -116,8 +116,8 @@ struct soothsay_mixture {
     int64_t* ran;             // soothsay_mix writes here how many experts had rows
 };
 
-// x [rows, hidden] -> out [rows, hidden]. A row's outputs, times their shares, are added in order. `scores` [rows, count] are
-// for a mixture without router.
+// x [rows, hidden] -> out [rows, hidden]. A row's outputs, times their shares, are added in order. `scores` [rows, count], or
+// null: those of the mixture's router for x.
 void soothsay_mix(const void* x, int x_is_bf16, int64_t rows, const float* scores, const soothsay_mixture* mixture, float* out);
 
 // Some rows of the weights, which are integers: rows [count] -> out [count, inputs]. Rows that do not exist are NaN.

@@ -164,6 +164,26 @@ def test_bits_are_the_same(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_experts_may_be_chosen_by_other_rows_than_they_read(
+    tiny: Callable[..., Transformer], kernels: NativeKernels, mode: str
+) -> None:
+    """As in Gemma 4, whose router has a norm of its own."""
+    if mode == "bfloat16" and not kernels.multiplies_bfloat16:
+        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
+    torch.manual_seed(0)
+    model = Transformer(tiny(1, **COMMON | {"experts": ExpertsConfig(8, 2, 48, layers=(1,))}).config, kernels)
+    pack(model, kernels, MODES[mode])
+    fuse(model)
+    experts = model.blocks[1].mlp
+    assert isinstance(experts, Experts)
+    assert experts.fused is not None
+    x, routed = torch.randn(2, 20, model.config.hidden_size).to(model.dtype)
+    by_others = experts(x, routed)
+    assert torch.equal(by_others, experts.mixed(x, experts.router(routed)))
+    assert not torch.equal(by_others, experts(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 128])
 def test_attention_may_read_rows_of_its_own(
