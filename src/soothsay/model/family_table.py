@@ -378,6 +378,7 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": replace(_QWEN3_MOE, default_theta=5e5, windowed=no_layer),
     "qwen3_next": _QWEN3_NEXT,
+    "qwen3_next_gguf": _QWEN3_NEXT,  # our own: queries, keys, values and gates are matrices of their own
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5_MOE,

@@ -44,13 +44,13 @@ def delta_order(config: ModelConfig, module: str) -> Tensor | None:
     """For each row of a module of a layer that keeps a state, its number in a checkpoint of Qwen3-Next.
 
     There the rows of each key head's query, key, values and output gates stand together, and so do the gates
-    of the heads that share it. None: the order is the same.
+    of the heads that share it. llama.cpp keeps that order for gates alone. None: the order is the same.
     """
     c = config.delta
-    if c is None or config.family != "qwen3_next":
+    if c is None or not config.family.startswith("qwen3_next"):
         return None
     group = c.value_heads // c.key_heads
-    if module.endswith("attention.qkvz"):
+    if module.endswith("attention.qkvz") and config.family == "qwen3_next":
         sizes = [c.key_size, c.key_size, group * c.value_size, group * c.value_size]
     elif module.endswith("attention.gates"):
         sizes = [group, group]

@@ -88,6 +88,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
         "attention.qkvz": ("linear_attn.in_proj_qkvz",),
         "attention.gates": ("linear_attn.in_proj_ba",),
     },
+    "qwen3_next_gguf": {**_QWEN3_5_NAMES, "attention.gates": ("linear_attn.in_proj_ba",)},
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5_NAMES),
     "mixtral": {
         "mlp.router": ("block_sparse_moe.gate",),

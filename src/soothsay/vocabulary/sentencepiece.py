@@ -168,10 +168,19 @@ def score_bpe(
         unknown: the token for characters that have none.
         byte_fallback: whether such characters become the tokens of their bytes.
     """
+    return merge_bpe(ids, Merges(ranked), unknown, byte_fallback=byte_fallback)
+
+
+def merge_bpe(
+    ids: dict[str, int],
+    merges: Sequence[tuple[str, str]],
+    unknown: str | None,
+    *,
+    byte_fallback: bool = True,
+) -> Backend:
+    """BPE with these merges, the first to merge first. See `score_bpe` for the other arguments."""
     return Backend(
-        models.BPE(
-            vocab=ids, merges=Merges(ranked), unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback
-        )
+        models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )
 
 

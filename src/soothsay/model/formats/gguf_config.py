@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from soothsay.errors import ModelError
+from soothsay.model.config_fields import MAX_LAYERS
 
 FAMILIES = {
     "llama": "llama",  # Mistral's files too; Mixtral's have experts
@@ -33,7 +34,11 @@ FAMILIES = {
     "cohere2": "cohere2",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "gpt-oss": "gpt_oss",
+    "llama4": "llama4_text",
+    "minimax-m2": "minimax_m2",
+    "qwen3next": "qwen3_next_gguf",
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
 }
@@ -45,7 +50,7 @@ MAX_FACTORS = 2**15
 """Limit of the factors in a tensor: a head has at most twice as many dimensions."""
 
 
-ROTATES_PART = ("phi3", "glm4", "qwen3_5_text", "qwen3_5_moe_text")
+ROTATES_PART = ("phi3", "glm4", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next_gguf")
 """Families of which `rope.dimension_count` may be less than the size of a head."""
 
 
@@ -90,6 +95,17 @@ class Header:
             )
         return value
 
+    def layers(self, key: str, count: int) -> list[int]:
+        """A whole number for each of `count` layers. Raises `ModelError` for another value."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        values = value.tolist() if isinstance(value, np.ndarray) else value
+        values = values if isinstance(values, list) else [values] * min(count, MAX_LAYERS)
+        if len(values) != count or not all(isinstance(n, int) and 0 <= n < 2**31 for n in values):
+            raise ModelError(
+                f"{self.path}: {self.architecture}.{key} {value!r:.80} of {count} layers is damaged"
+            )
+        return values
+
     def require(self, key: str) -> Any:
         """A number. Raises `ModelError` if it is missing."""
         value = self.number(key)
@@ -122,15 +138,18 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
             raise ModelError(
                 f"{header.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
             )
+    layers = require("block_count")
+    varied = family == "gemma4_text"  # whose layers have sizes of their own
     config = {
         "model_type": family,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
-        "intermediate_size": get("feed_forward_length", get("expert_feed_forward_length"))
-        or require("feed_forward_length"),
-        "num_hidden_layers": require("block_count"),
+        "intermediate_size": min(header.layers("feed_forward_length", layers), default=0)
+        if varied
+        else get("feed_forward_length", get("expert_feed_forward_length")) or require("feed_forward_length"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "num_key_value_heads": heads if varied else get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": require("context_length"),
         **_norm_eps(header),
@@ -142,13 +161,15 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     }
     if family in ROTATES_PART:
         config["partial_rotary_factor"] = rotated / head_dim
-    if family in ("mixtral", "qwen3_moe", "gpt_oss"):
+    if family in ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "minimax_m2"):
         used = require("expert_used_count")
         config |= {"num_local_experts": require("expert_count"), "num_experts_per_tok": used}
     if family == "qwen3_moe":
         size = get("expert_feed_forward_length", config["intermediate_size"] // max(used, 1))
         config |= {"moe_intermediate_size": size, "norm_topk_prob": True}  # llama.cpp always normalizes
-    if family == "gpt_oss":
+    if family == "minimax_m2":
+        config["rotary_dim"] = rotated
+    if family in ("gpt_oss", "minimax_m2"):
         config["intermediate_size"] = get("expert_feed_forward_length", config["intermediate_size"])
     return config
 
@@ -246,13 +267,17 @@ def _llama3_scaling(divisors: npt.NDArray[np.float64], theta: float) -> dict[str
         return {}
     turns = context * theta ** (-np.arange(len(divisors)) / len(divisors)) / (2 * math.pi)
     keep = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    steps = turns[keep < 0.5], turns[keep >= 0.5]
     bounds = [(1.0, 4.0)]
     between = (keep > 1e-3) & (keep < 1 - 1e-3)
     if between.sum() >= 2:  # two points define the line
         slope, start = np.polyfit(turns[between], keep[between], 1)
         bounds.append((float(-start / slope), float((1 - start) / slope)))
+    elif all(map(len, steps)):  # no wave is between: both bounds are one
+        bounds.append((float(steps[0].max() + steps[1].min()) / 2,) * 2)
     for low, high in bounds:
-        if np.allclose(np.clip((turns - low) / (high - low), 0, 1), keep, atol=1e-4):
+        risen = (turns - low) / (high - low) if low < high else turns >= low
+        if np.allclose(np.clip(risen, 0, 1), keep, atol=1e-4):
             return {
                 "rope_type": "llama3",
                 "factor": factor,

@@ -13,12 +13,20 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
+from soothsay.model.formats import gguf_gemma4
 from soothsay.model.formats.gguf_config import Header
 
 INTERLEAVED = ("llama", "smollm3", "granite", "mistral3")
 """Architectures that llama.cpp rotates by neighbours: its converter interleaves the rows of q and k."""
 
-OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+OUTER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -50,19 +58,20 @@ _QWEN3_5_CHANGES: dict[str, Change] = {
 CHANGES: dict[str, dict[str, Change]] = {
     "qwen3_5_text": _QWEN3_5_CHANGES,
     "qwen3_5_moe_text": _QWEN3_5_CHANGES,
+    "qwen3_next_gguf": _QWEN3_5_CHANGES,
 }
 """By family and part of a block: from the stored numbers to those of Hugging Face."""
 
 
 def is_centred(family: str, name: str) -> bool:
     """Whether a tensor is a norm's weight w that the converter stores as 1 + w."""
-    zero_centred = family.startswith(("gemma", "qwen3_5"))
+    zero_centred = family.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next"))
     return zero_centred and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
 def is_module(header: Header, layer: str, config: Mapping[str, Any]) -> bool:
     """Whether a layer is an MTP module after the model's own layers, which is not read."""
-    modules = header.family.startswith("qwen3_5") and header.number("nextn_predict_layers", 0)
+    modules = header.family.startswith(("qwen3_5", "qwen3_next")) and header.number("nextn_predict_layers", 0)
     return bool(modules) and layer.isdecimal() and int(layer[:9]) >= config["num_hidden_layers"]
 
 
@@ -87,6 +96,27 @@ _QWEN3_5_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_QWEN3_5_MOE_NAMES = {
+    **_QWEN3_5_NAMES,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_MIXTRAL_NAMES = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+FUSED = "ffn_gate_up_exps"
+"""Experts' gates and up, one after the other in one matrix: the halves of `FUSED_HALVES`."""
+
+FUSED_HALVES = "ffn_gate_exps", "ffn_up_exps"
 FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for a whole name
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
@@ -98,11 +128,23 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "post_ffw_norm": "post_mlp_layernorm",
         "ffn_up": "mlp.gate_up_proj",
     },
-    "mixtral": {
-        "ffn_gate_inp": "block_sparse_moe.gate",
-        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    "mixtral": _MIXTRAL_NAMES,
+    "minimax_m2": {
+        **_MIXTRAL_NAMES,
+        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    },
+    "gemma4_text": gguf_gemma4.NAMES,
+    "llama4_text": {
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        "ffn_gate_inp": "feed_forward.router",
+        "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
+        "ffn_up_exps": "feed_forward.experts.{}.up_proj",
+        "ffn_down_exps": "feed_forward.experts.{}.down_proj",
+        "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+        "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
     },
     "gpt_oss": {
         "post_attention_norm": "post_attention_layernorm",
@@ -113,17 +155,8 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "ffn_down_exps": "mlp.experts.{}.down_proj",
     },
     "qwen3_5_text": _QWEN3_5_NAMES,
-    "qwen3_5_moe_text": {
-        **_QWEN3_5_NAMES,
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
+    "qwen3_5_moe_text": _QWEN3_5_MOE_NAMES,
+    "qwen3_next_gguf": {**_QWEN3_5_MOE_NAMES, "ssm_ba": "linear_attn.in_proj_ba"},
     "qwen3_moe": {
         "ffn_gate_inp": "mlp.gate",
         "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -133,12 +166,21 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
 }
 
 
-def own_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of config.json that only the header's family has. `config` has the others."""
+def own_config(
+    header: Header, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """The keys of config.json that only the header's family has. `config` has the others.
+
+    `shapes` are those of the tensors by GGUF's names.
+    """
     get = header.number
+    if header.family == "gemma4_text":
+        return gguf_gemma4.own_config(header, config, shapes)
+    if header.family == "llama4_text":
+        return _llama4_config(header, config)
     if header.family.startswith("gemma"):
         return _gemma_config(header, config)
-    if header.family.startswith("qwen3_5"):
+    if header.family.startswith(("qwen3_5", "qwen3_next")):
         return _qwen3_5_config(header, config)
     if header.family == "granite":
         keys = {
@@ -173,9 +215,9 @@ def _qwen3_5_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]
         "linear_value_head_dim": require("ssm.inner_size") // heads,
         "linear_num_key_heads": require("ssm.group_count"),
         "linear_num_value_heads": heads,
-        "linear_heads_tiled": True,
+        "linear_heads_tiled": header.family.startswith("qwen3_5"),
     }
-    if header.family == "qwen3_5_moe_text":
+    if header.family != "qwen3_5_text":
         experts = require("expert_count")
         own |= {
             "num_experts": experts,
@@ -184,6 +226,21 @@ def _qwen3_5_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]
             "moe_intermediate_size": require("expert_feed_forward_length"),
             "shared_expert_intermediate_size": require("expert_shared_feed_forward_length"),
         }
+    return own
+
+
+def _llama4_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the converter leaves out, as llama.cpp has it. Only Maverick does not norm queries and keys."""
+    unchunked = header.number("attention.sliding_window") == 0
+    own = {
+        "intermediate_size": header.require("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": header.number("interleave_moe_layer_step", 1),
+        "attention_chunk_size": None if unchunked else 8192,
+        "use_qk_norm": header.number("expert_count") != 128,
+    }
+    if unchunked:
+        own["no_rope_layers"] = [1] * min(int(config["num_hidden_layers"]), MAX_LAYERS)
     return own
 
 

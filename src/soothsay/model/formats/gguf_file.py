@@ -31,6 +31,8 @@ from soothsay.model.formats.gguf_families import (
     BLOCK_NAMES,
     CHANGES,
     FAMILY_NAMES,
+    FUSED,
+    FUSED_HALVES,
     INTERLEAVED,
     OUTER_NAMES,
     Change,
@@ -38,6 +40,7 @@ from soothsay.model.formats.gguf_families import (
     is_module,
     own_config,
 )
+from soothsay.model.formats.gguf_gemma4 import rope_parameters
 from soothsay.model.formats.gguf_header import MAX_TENSORS
 from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
@@ -64,11 +67,12 @@ class GGUFCheckpoint:
         factors = {LONGROPE_FACTORS[name]: stored.pop(name) for name in LONGROPE_FACTORS if name in stored}
         shapes = {name: tensor.shape for name, tensor in stored.items()}
         config = read_config(header, shapes)
-        self.config: dict[str, Any] = checked_fields(config | own_config(header, config), str(path))
+        self.config: dict[str, Any] = checked_fields(config | own_config(header, config, shapes), str(path))
         divided_by = None if divisors is None else divisors.read(_map(divisors.path))
         longrope = {key: tensor.read(_map(tensor.path)) for key, tensor in factors.items()}
-        scaling = read_rope_scaling(header, divided_by, longrope, self.config)
-        if scaling:
+        if header.family == "gemma4_text":
+            self.config["rope_parameters"] = rope_parameters(header, divided_by)
+        elif scaling := read_rope_scaling(header, divided_by, longrope, self.config):
             self.config["rope_scaling"] = scaling
         self._tensors = _rename(header, stored, self.config)
         self.eos_ids = stop_ids(self._metadata)
@@ -141,6 +145,12 @@ class _Stored:
         size = self.size // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
 
+    def halves(self) -> tuple[_Stored, _Stored]:
+        """The upper and the lower rows of a matrix."""
+        rows, size = self.shape[0] // 2, self.size // 2
+        upper = replace(self, shape=(rows, *self.shape[1:]), size=size)
+        return upper, replace(upper, offset=self.offset + size)
+
     def read(self, file: npt.NDArray[np.uint8]) -> Tensor:
         """The tensor, from the bytes of the whole file."""
         if self.kind in DECODERS:
@@ -192,6 +202,8 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
         outer, _, inner = stem.partition(".")
         layer, _, part = inner.partition(".")
         whole = block_names.get(f"{part}.{suffix}" if suffix else part) if outer == "blk" else None
+        fused = part == FUSED and FUSED_HALVES[0] in block_names
+        part = FUSED_HALVES[0] if fused else part
         target = whole or (block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem))
         if target is None or not (suffix or whole):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
@@ -219,7 +231,14 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
                 raise ModelError(
                     f"{header.path} has more than {MAX_TENSORS:,} tensors, experts counted one by one"
                 )
-            renamed |= {full.format(e): tensor.expert(e) for e in range(tensor.shape[0])}
+            for e in range(tensor.shape[0]):
+                if fused:
+                    targets = [f"model.layers.{layer}.{block_names[half]}.{suffix}" for half in FUSED_HALVES]
+                    renamed |= {
+                        t.format(e): half for t, half in zip(targets, tensor.expert(e).halves(), strict=True)
+                    }
+                else:
+                    renamed[full.format(e)] = tensor.expert(e)
         else:
             renamed[full] = tensor
     return renamed

@@ -17,7 +17,7 @@ from soothsay.errors import ModelError
 from soothsay.tokenizer import TEMPLATE_NAMES, Tokenizer, backend_errors
 from soothsay.vocabulary.byte_level import WORDS, byte_level
 from soothsay.vocabulary.merges import check_lengths
-from soothsay.vocabulary.sentencepiece import add_spaces, score_bpe
+from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
 
 _BEGUN = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """Names of rules for words (`tokenizer.ggml.pre`) with which a text has a first token by default."""
@@ -96,7 +96,7 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
     kind = metadata.get("tokenizer.ggml.model", "none")
     if kind in ("none", "no_vocab"):
         return None
-    builders = {"llama": _sentencepiece, "gpt2": _byte_level}
+    builders = {"llama": _sentencepiece, "gpt2": _byte_level, "gemma4": _merged_sentencepiece}
     if kind not in builders:
         raise ModelError(f"{path} has a tokenizer of kind {kind!r}; the known ones are {', '.join(builders)}")
     for needed in ("tokens", "scores" if kind == "llama" else "merges"):
@@ -171,6 +171,24 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
     return backend
 
 
+def _merged_sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
+    """BPE over SentencePiece's characters, with the merges that the file lists (Gemma 4)."""
+    unknown = _special_ids(metadata).get("unknown")
+    backend = merge_bpe(
+        vocabulary.ids, _merges(metadata), None if unknown is None else vocabulary.tokens[unknown]
+    )
+    add_spaces(backend, bool(metadata.get("tokenizer.ggml.add_space_prefix", False)))
+    _add_template(backend, metadata, vocabulary.tokens, add_bos=True)
+    return backend
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The pairs that the file lists, the first to merge first."""
+    return [
+        (left, right) for left, _, right in (one.partition(" ") for one in metadata["tokenizer.ggml.merges"])
+    ]
+
+
 def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
     """GPT-2's BPE over bytes, with the merges that the file lists."""
     name = metadata.get("tokenizer.ggml.pre", "default")
@@ -179,10 +197,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend
             f"the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known, only {', '.join(WORDS)}; "
             "load the model from its Hugging Face directory instead"
         )
-    merges = [
-        (left, right) for left, _, right in (one.partition(" ") for one in metadata["tokenizer.ggml.merges"])
-    ]
-    backend = byte_level(vocabulary.ids, merges, WORDS[name])
+    backend = byte_level(vocabulary.ids, _merges(metadata), WORDS[name])
     _add_template(backend, metadata, vocabulary.tokens, add_bos=name in _BEGUN)
     return backend
 

@@ -64,6 +64,11 @@ class Slice:
         """The tensor, a view of the expert's part of the stack."""
         return (matrix.t() if self.transposed else matrix)[self.outputs]
 
+    def shape_of(self, matrix: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the tensor, of the shape of the expert's part of the stack."""
+        rows, *rest = matrix[::-1] if self.transposed else matrix
+        return len(range(*self.outputs.indices(rows))), *rest
+
 
 def is_stack(name: str) -> bool:
     """Whether a tensor of this name has a part of each expert."""

@@ -1,0 +1,263 @@
+"""GGUF files of Gemma 4, Llama 4, MiniMax-M2 and Qwen3-Next, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from families import array, random_oracle, random_tokens, read_config, run
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.torch import load_file
+from torch import Tensor
+
+from soothsay.core.batch import Rows
+from soothsay.errors import ModelError
+from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.formats.gguf_tokenizer import build_tokenizer
+from soothsay.model.load import load_model
+
+Named = Iterator[tuple[str, Tensor]]
+
+
+def common(writer: GGUFWriter, c: Any) -> None:
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_feed_forward_length(c.intermediate_size)
+
+
+def experts(writer: GGUFWriter, count: int, chosen: int, size: int) -> None:
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(chosen)
+    writer.add_expert_feed_forward_length(size)
+
+
+def gemma4(writer: GGUFWriter, c: Any) -> None:
+    common(writer, c)
+    local = [kind == "sliding_attention" for kind in c.layer_types]
+    own = getattr(c, "per_layer_config", {})  # of layers without a window
+    full = own.get(str(local.index(False)), {})
+    size = full.get("head_dim") or c.global_head_dim
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_key_length_swa(c.head_dim)
+    writer.add_value_length_swa(c.head_dim)
+    writer.add_rope_dimension_count(size)
+    count = full.get("num_key_value_heads", c.num_key_value_heads)
+    writer.add_head_count_kv([c.num_key_value_heads if is_local else count for is_local in local])
+    shared = c.num_kv_shared_layers
+    writer.add_shared_kv_layers(shared)
+    if c.use_double_wide_mlp:
+        wide = [c.intermediate_size * (1 + (i >= len(local) - shared)) for i in range(len(local))]
+        writer.add_feed_forward_length(wide)
+    writer.add_embedding_length_per_layer_input(c.hidden_size_per_layer_input or 0)
+    writer.add_sliding_window(c.sliding_window)
+    writer.add_sliding_window_pattern(local)
+    writer.add_final_logit_softcapping(c.final_logit_softcapping)
+    writer.add_rope_freq_base(c.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(c.rope_parameters["sliding_attention"]["rope_theta"])
+    if c.enable_moe_block:
+        experts(writer, c.num_experts, c.top_k_experts, c.moe_intermediate_size)
+    turning = int(size * 0.25 / 2)
+    writer.add_tensor("rope_freqs.weight", np.float32([1.0] * turning + [1e30] * (size // 2 - turning)))
+
+
+def gemma4_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for name, tensor in tensors.items():
+        if name.endswith("router.scale"):
+            yield f"blk.{name.split('.')[2]}.ffn_gate_inp.scale", tensor
+        elif name.endswith("per_expert_scale"):
+            yield f"blk.{name.split('.')[2]}.ffn_down_exps.scale", tensor
+        else:
+            yield name if name.endswith(".weight") else f"{name}.weight", tensor
+
+
+def llama4(writer: GGUFWriter, c: Any) -> None:
+    common(writer, c)
+    writer.add_feed_forward_length(c.intermediate_size_mlp)
+    experts(writer, c.num_local_experts, c.num_experts_per_tok, c.intermediate_size)
+    writer.add_interleave_moe_layer_step(c.interleave_moe_layer_step)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.head_dim)
+    rates = 1e4 ** -(torch.arange(0, c.head_dim, 2).double() / c.head_dim)
+    turning = 2 * torch.pi / rates < 32  # the original context over both factors, which are 1
+    writer.add_tensor("rope_freqs.weight", torch.where(turning, 1.0, 8.0).float().numpy())
+
+
+def llama4_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for name, tensor in tensors.items():
+        if name.endswith("gate_up_proj"):
+            gate, up = tensor.transpose(1, 2).chunk(2, 1)
+            yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+            yield name.replace("gate_up_proj", "up_proj.weight"), up
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", tensor.transpose(1, 2)
+        else:
+            yield name, tensor
+
+
+def minimax_m2(writer: GGUFWriter, c: Any) -> None:
+    common(writer, c)
+    experts(writer, c.num_local_experts, c.num_experts_per_tok, c.intermediate_size)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.head_dim // 2)
+
+
+def stacked(tensors: dict[str, Tensor], c: Any) -> Named:
+    stacks: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        stem, _, part = name.partition(".experts.")
+        if part:
+            stacks.setdefault(f"{stem}.experts.{part.partition('.')[2]}", []).append(tensor)
+        else:
+            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+    yield from ((name, torch.stack(parts)) for name, parts in stacks.items())
+
+
+def qwen3_next(writer: GGUFWriter, c: Any) -> None:
+    common(writer, c)
+    experts(writer, c.num_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+    writer.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.head_dim // 4)
+    writer.add_ssm_conv_kernel(c.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(c.linear_key_head_dim)
+    writer.add_ssm_group_count(c.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(c.linear_num_value_heads)
+    writer.add_ssm_inner_size(c.linear_num_value_heads * c.linear_value_head_dim)
+
+
+def qwen3_next_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    group = c.linear_num_value_heads // c.linear_num_key_heads * c.linear_value_head_dim
+    for name, tensor in stacked(tensors, c):
+        if name.endswith("in_proj_qkvz.weight"):
+            heads = tensor.view(c.linear_num_key_heads, -1, c.hidden_size)
+            parts = heads.split([c.linear_key_head_dim, c.linear_key_head_dim, group, group], 1)
+            query, key, value, gate = (part.reshape(-1, c.hidden_size) for part in parts)
+            layer = name.split(".")[2]
+            yield f"blk.{layer}.attn_qkv.weight", torch.cat([query, key, value])
+            yield f"blk.{layer}.attn_gate.weight", gate
+        elif name.endswith("A_log"):
+            yield name, -tensor.exp()
+        elif name.endswith("conv1d.weight"):
+            yield name, tensor[:, 0]
+        elif name.endswith("shared_expert_gate.weight"):
+            yield name, tensor[0]
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            yield name, tensor + 1
+        else:
+            yield name.replace("dt_bias", "dt_proj.bias"), tensor
+
+
+Write = tuple[gguf.MODEL_ARCH, Callable[[GGUFWriter, Any], None], Callable[[dict[str, Tensor], Any], Named]]
+GEMMA4: Write = (gguf.MODEL_ARCH.GEMMA4, gemma4, gemma4_tensors)
+CASES: dict[str, tuple[Write, dict[str, Any]]] = {
+    "gemma4": (GEMMA4, {}),
+    "gemma4_keys_are_values": (GEMMA4, {}),
+    "gemma4_all": (GEMMA4, {}),
+    "llama4": (
+        (gguf.MODEL_ARCH.LLAMA4, llama4, llama4_tensors),  # which has no keys for these
+        {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
+    ),
+    "minimax_m2": ((gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, stacked), {}),
+    "qwen3_next": ((gguf.MODEL_ARCH.QWEN3NEXT, qwen3_next, qwen3_next_tensors), {"mlp_only_layers": []}),
+}
+
+
+def write(path: Path, name: str, source: Path, kind: str = "F32") -> None:
+    (arch, describe, named), _ = CASES[name]
+    c = SimpleNamespace(**read_config(source))
+    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    describe(writer, c)
+    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers)
+    for full, tensor in named(load_file(source / "model.safetensors"), c):
+        stored = full if full.startswith("blk.") else names.get_name(full, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, full
+        packs = tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "conv1d" not in stored
+        data = tensor.contiguous().numpy()
+        used = kind if packs else "F32"
+        data = data if used == "F32" else quantize(data, GGMLQuantizationType[used])
+        writer.add_tensor(stored, data, raw_dtype=GGMLQuantizationType[used])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    oracle = random_oracle(name, **CASES[name][1])
+    oracle.save_pretrained(tmp_path)
+    write(tmp_path / "model.gguf", name, tmp_path)
+    (tokens,) = random_tokens(np.random.default_rng(0), 60)
+    ours = run(load_model(open_checkpoint(tmp_path / "model.gguf"), "float32"), [Rows(array(tokens), 0)])[0][
+        0
+    ]
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens]), use_cache=False).logits[0]
+    assert (ours - expected).abs().max() < 1e-4
+    assert expected.std() > 1
+
+
+@pytest.mark.parametrize("name", ["gemma4_all", "qwen3_next", "minimax_m2"])
+def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
+    oracle = random_oracle(name, **CASES[name][1])
+    oracle.save_pretrained(tmp_path)
+    write(tmp_path / "model.gguf", name, tmp_path, "Q8_0")
+    checkpoint, original = open_checkpoint(tmp_path / "model.gguf"), open_checkpoint(tmp_path)
+    with checkpoint.open() as read, original.open() as read_original:
+        names = checkpoint.names() & original.names()
+        assert len(names) > 0.8 * len(original.names())
+        for each in names:
+            expected = read_original(each)
+            assert (read(each) - expected).norm() < 0.01 * expected.norm(), each
+    (tokens,) = random_tokens(np.random.default_rng(0), 40)
+    exact, integers = (
+        run(load_model(checkpoint, dtype), [Rows(array(tokens), 0)])[0][0] for dtype in ("float32", "auto")
+    )
+    assert (integers - exact).norm() < 0.3 * exact.norm()  # experts may be chosen otherwise
+
+
+def test_frequencies_that_gemma_4_does_not_have(tmp_path: Path) -> None:
+    oracle = random_oracle("gemma4")
+    oracle.save_pretrained(tmp_path)
+    write(tmp_path / "model.gguf", "gemma4", tmp_path)
+    data = bytearray((tmp_path / "model.gguf").read_bytes())
+    place = data.index(np.float32([1.0] * 8 + [1e30] * 24).tobytes())
+    data[place : place + 4] = np.float32(2.0).tobytes()
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match="frequencies that Gemma 4 does not have"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_the_tokenizer_of_gemma_4_merges_by_its_list(tmp_path: Path) -> None:
+    """Scores say nothing. Characters without a token become bytes."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", "a", "b", "c", "▁a", "bc", "▁abc", "ab", "<turn|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(len(tokens), np.float32),
+        "tokenizer.ggml.merges": ["b c", "▁ a", "▁a bc", "a b"],
+        "tokenizer.ggml.token_type": np.array([3] * 4 + [6] * 256 + [1] * 8 + [3], np.int32),
+        **{f"tokenizer.ggml.{key}_token_id": i for i, key in enumerate(("padding", "eos", "bos", "unknown"))},
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    tokenizer = build_tokenizer(metadata, tmp_path)
+    assert tokenizer is not None
+    ids = tokenizer.encode("abc abc<turn|>é")
+    assert [tokens[i] for i in ids] == ["<bos>", "a", "bc", "▁abc", "<turn|>", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(ids) == "abc abcé"
