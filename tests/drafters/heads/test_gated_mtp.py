@@ -1,7 +1,8 @@
-"""MTP modules of Qwen3.5: attention with an output gate. transformers' own layer is the oracle."""
+"""MTP modules of Qwen3.5 and GLM-4.5: gated attention, and experts. transformers' own layer is the oracle."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +20,60 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.loading import find_head
 from soothsay.drafters.heads.modules.mtp import MTPHead
 
-NORMS = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.layers.0.")
+GLM = tuple(f"model.layers.3.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head.norm", ""))
+"""Names of the projection, the norms of embedding, hidden state and output, and the block's prefix."""
 
 
-def save_with_mtp(directory: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Save a random target whose checkpoint has a random MTP module; return its tensors, and the oracle."""
-    oracle = random_oracle("qwen3_5_tied", max_position_embeddings=256)
+TARGETS = ("qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "glm4_moe")
+
+
+def save_with_mtp(directory: Path, name: str, *, stacked: bool = False) -> tuple[Any, dict[str, Tensor]]:
+    """Save a random target whose checkpoint has a random MTP module; return its tensors, and the oracle.
+
+    `stacked`: experts are stacked as in the family's published files, else one by one.
+    """
+    oracle = random_oracle(name, max_position_embeddings=256)
     oracle.save_pretrained(directory)
-    full = oracle.config.layer_types.index("full_attention")
+    fc, *norms, block = GLM if name == "glm4_moe" else QWEN
     generator = torch.Generator().manual_seed(5)
     hidden = oracle.config.hidden_size
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
 
-    module = {f"{norm}.weight": random(hidden) for norm in NORMS} | {
-        "mtp.fc.weight": random(hidden, 2 * hidden)
-    }
-    for name, tensor in oracle.model.layers[full].state_dict().items():
-        module[f"mtp.layers.0.{name}"] = random(*tensor.shape)
+    module = {f"{norm}.weight": random(hidden) for norm in norms}
+    module[f"{fc}.weight"] = random(hidden, 2 * hidden)
+    for key, tensor in full_layer(oracle).state_dict().items():
+        module[block + key] = random(*tensor.shape)
     weights = load_file(directory / "model.safetensors")
-    save_file(weights | module, directory / "model.safetensors", metadata={"format": "pt"})
+    saved = module if stacked else dict(one_by_one(module))
+    save_file(weights | saved, directory / "model.safetensors", metadata={"format": "pt"})
     return oracle, module
 
 
-def zero_centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, 1 + weight, eps)
+def full_layer(oracle: Any) -> Any:
+    """A layer of the kind that modules have."""
+    kinds = getattr(oracle.config, "layer_types", None) or ["full_attention"] * 3
+    return oracle.model.layers[-1 - kinds[::-1].index("full_attention")]
 
 
+def one_by_one(module: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a module, with a name for each expert's matrices."""
+    for name, tensor in module.items():
+        stem, _, part = name.partition(".experts.")
+        for expert, matrix in enumerate(tensor if part else []):
+            halves = {"gate_proj": 0, "up_proj": 1} if part == "gate_up_proj" else {part: 0}
+            for half, place in halves.items():
+                yield f"{stem}.experts.{expert}.{half}.weight", matrix.chunk(len(halves))[place].contiguous()
+        if not part:
+            yield name, tensor
+
+
+@pytest.mark.parametrize(("name", "stacked"), [*((name, False) for name in TARGETS), ("qwen3_5_moe", True)])
 @torch.no_grad()
-def test_the_module_computes_what_transformers_does(tmp_path: Path) -> None:
-    oracle, module = save_with_mtp(tmp_path)
+def test_the_module_computes_what_transformers_does(name: str, stacked: bool, tmp_path: Path) -> None:
+    oracle, module = save_with_mtp(tmp_path, name, stacked=stacked)
     config, length = oracle.config, 30
     model = load(tmp_path)
     target = Target(model, None, EngineConfig(max_context=256), 16, tmp_path)
@@ -58,27 +82,32 @@ def test_the_module_computes_what_transformers_does(tmp_path: Path) -> None:
     batch = Batch.pack([Rows(array([0] * length), 0)], group=head.config.block.group)
     ours = head(embedded, hidden, batch, None)
 
-    layer = oracle.model.layers[config.layer_types.index("full_attention")]
-    layer.load_state_dict(
-        {name.removeprefix("mtp.layers.0."): value for name, value in module.items() if "layers" in name}
-    )
-    eps = config.rms_norm_eps
-    parts = [
-        zero_centred(embedded, module["mtp.pre_fc_norm_embedding.weight"], eps),
-        zero_centred(hidden, module["mtp.pre_fc_norm_hidden.weight"], eps),
-    ]
-    x = F.linear(torch.cat(parts, dim=-1), module["mtp.fc.weight"])[None]
-    rope = oracle.model.rotary_emb(x, torch.arange(length).expand(3, 1, length))
+    fc, embedding_norm, hidden_norm, last_norm, block = GLM if name == "glm4_moe" else QWEN
+
+    def normed(x: Tensor, norm: str) -> Tensor:
+        weight = module[f"{norm}.weight"]
+        return F.rms_norm(x, weight.shape, weight + (name != "glm4_moe"), config.rms_norm_eps)
+
+    layer = full_layer(oracle)
+    layer.load_state_dict({key: module[block + key] for key in layer.state_dict()})
+    if name == "glm4_moe":
+        embedded[1] = 0  # the first row that a request has
+    parts = [normed(embedded, embedding_norm), normed(hidden, hidden_norm)]
+    x = F.linear(torch.cat(parts, dim=-1), module[f"{fc}.weight"])[None]
+    positions = torch.arange(length)[None]
+    positions = positions.expand(3, 1, length) if name.startswith("qwen3_5") else positions
+    rope = oracle.model.rotary_emb(x, positions)
     mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
     out = layer(x, position_embeddings=rope, attention_mask=mask)
-    expected = zero_centred(out[0], module["mtp.norm.weight"], eps)
+    expected = normed(out[0], last_norm)
     assert (ours - expected).abs().max() < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_the_targets_own_module_drafts(dtype: Any, tmp_path: Path) -> None:
-    save_with_mtp(tmp_path)
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_targets_own_module_drafts(name: str, dtype: Any, tmp_path: Path) -> None:
+    save_with_mtp(tmp_path, name)
     model, prompt = load(tmp_path, dtype), [*range(20, 32)] * 3
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
     plain = LLM(model, drafter="none", kv_tokens=512).generate(prompt, params)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from soothsay.config import ModelConfig, RopeConfig
+from soothsay.drafters.heads.checkpoints.expert_blocks import expert_settings, has_experts
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.errors import DrafterError
@@ -58,9 +59,10 @@ def block_config(
 
     family = raw.get("model_type") if raw.get("model_type") in PLAIN else "llama"
     config = {**raw, "model_type": family, "num_hidden_layers": layers, "layer_types": None}
-    if has_gate(
-        files, stored(names, ours + "attention.qkv.weight")[0].removesuffix("self_attn.q_proj.weight")
-    ):
+    prefix = stored(names, ours + "attention.qkv.weight")[0].removesuffix("self_attn.q_proj.weight")
+    if has_experts(files, raw, prefix):
+        config |= expert_settings(raw, layers)
+    elif has_gate(files, prefix):
         config |= {"model_type": GATED, "layer_types": ["full_attention"] * layers}
     return replace(
         parse_model_config(config),
@@ -78,16 +80,20 @@ def has_gate(files: DrafterFiles, prefix: str) -> bool:
     return {query, output} <= files.names and files.rows(query) == 2 * files.shape(output)[-1]
 
 
-def check_block(files: DrafterFiles, raw: Mapping[str, Any], prefix: str, *, gated: bool = False) -> None:
+def check_block(
+    files: DrafterFiles, raw: Mapping[str, Any], prefix: str, *, gated: bool = False, experts: bool = False
+) -> None:
     """Raises `DrafterError` for a block with parts that we do not compute. `prefix` ends in a dot.
 
-    `gated`: its attention may have an output gate, and then rotate a part of each head.
+    `gated`: its attention may have an output gate, and then rotate a part of each head. `experts`: it may
+    have experts, and then is as its family's blocks are.
     """
+    experts = experts and has_experts(files, raw, prefix)
     held = {name.removeprefix(prefix) for name in files.names if name.startswith(prefix)}
     for part, what in FOREIGN.items():
-        if any(name.startswith(part) for name in held):
+        if any(name.startswith(part) for name in held) and not (experts and part.startswith("mlp.")):
             raise refusal(files, f"its block has {what}")
-    if gated and has_gate(files, prefix):
+    if experts or (gated and has_gate(files, prefix)):
         return
     rope = raw.get("rope_parameters") or {}
     rotated = float(raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1)

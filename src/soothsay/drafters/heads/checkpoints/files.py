@@ -15,6 +15,7 @@ from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
 from soothsay.model.config_fields import checked_fields
 from soothsay.model.formats.pickles import unpickled
+from soothsay.model.formats.stacked_experts import STACKINGS, Slice, is_stack, slices
 
 PICKLED = ("*.bin", "*.pt")
 """Files that are read if a directory has no safetensors. Only tensors are taken: no code in them is run."""
@@ -38,6 +39,7 @@ class DrafterFiles:
         self.path = path
         self.config = _read_config(path)
         self._opened = ExitStack()
+        self._experts: dict[str, Slice] = {}
         self._mapped: dict[str, Any] = {}  # tensor -> the safetensors file it is in
         self._pickled: dict[str, Tensor] = {}
         files = sorted(path.glob("*.safetensors"))
@@ -48,6 +50,7 @@ class DrafterFiles:
         for file in pickled:
             if file.name not in NOT_WEIGHTS:
                 self._pickled |= _unpickled(file)
+        self._experts = self._unstacked()
         if not self._mapped and not self._pickled:
             raise DrafterError(f"{path} has a config.json, but no weights in .safetensors, .bin or .pt files")
 
@@ -59,14 +62,31 @@ class DrafterFiles:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset([*self._mapped, *self._pickled])
+        """Names of all tensors. Experts that are stacked in one tensor are named one by one."""
+        stacks = {part.stack for part in self._experts.values()}
+        return frozenset([*(self._mapped.keys() - stacks), *self._pickled, *self._experts])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
         if name in self._pickled:
             return tuple(self._pickled[name].shape)
+        part = self._experts.get(name)
+        if part is not None:
+            return part.shape_of(self.shape(part.stack)[1:])
         return tuple(self._mapped[name].get_slice(name).get_shape())
+
+    def _unstacked(self) -> dict[str, Slice]:
+        """Experts by name that are parts of stacks, if the target's family has them so."""
+        text = self.config.get("text_config")
+        raw = text if isinstance(text, Mapping) else self.config
+        stacking = STACKINGS.get(str(raw.get("model_type")))
+        if stacking is None:
+            return {}
+        stacks = {name: self.shape(name) for name in self._mapped if is_stack(name)}
+        try:
+            return slices(stacking, stacks, raw.get("hidden_size"))
+        except ModelError as error:
+            raise DrafterError(f"{self.path}: {error}") from error
 
     def rows(self, name: str) -> int:
         """First size of a tensor. Raises `DrafterError` for a tensor without sizes."""
@@ -83,7 +103,10 @@ class DrafterFiles:
         """A tensor as it is stored. It may be a view of the file."""
         if name in self._pickled:
             return self._pickled[name]
+        part = self._experts.get(name)
         try:
+            if part is not None:
+                return part.of(self._mapped[part.stack].get_slice(part.stack)[part.expert])
             tensor: Tensor = self._mapped[name].get_tensor(name)
         except SafetensorError as error:
             raise DrafterError(f"{self.path} does not give {name!r} ({error}); download it again") from error

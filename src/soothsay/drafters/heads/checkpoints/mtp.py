@@ -12,6 +12,7 @@ from torch import Tensor
 
 from soothsay.drafters.heads.checkpoints.blocks import block_config, check_block, hf_config, refusal
 from soothsay.drafters.heads.checkpoints.eagle import speculators_config
+from soothsay.drafters.heads.checkpoints.expert_blocks import expert_names
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import Names, block_names, split
@@ -93,8 +94,10 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
     raw: Mapping[str, Any] = files.config
     raw = raw.get("transformer_layer_config") or raw.get("text_config") or raw
     for number in numbers:
-        check_block(files, raw, layout.block.format(number), gated=layout is QWEN)
-    names = layout.names(numbers)
+        check_block(files, raw, layout.block.format(number), gated=layout is QWEN, experts=True)
+    names = dict(layout.names(numbers))
+    for step, number in enumerate(numbers):
+        names |= expert_names(files, raw, f"steps.{step}.block.", layout.block.format(number))
     block = block_config(files, raw, names, "steps.0.block.", len(numbers))
     fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
     if layout is not SPECULATORS:  # whose configuration counts the module's layers
@@ -120,7 +123,7 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
         scope=f"(?:{scope})",
         ignored=layout.ignored,
         zero_centred=layout.zero_centred,
-        gated=block if block.gated_attention else None,
+        gated=block if block.gated_attention or block.experts else None,
     )
 
 
