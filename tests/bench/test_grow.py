@@ -25,6 +25,8 @@ from families import (
     run,
     write_config,
 )
+from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
@@ -39,7 +41,10 @@ from soothsay.errors import ModelError
 from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
+from soothsay.model.load import load_model
+from soothsay.model.tokenizer_files import write_tokenizer
 from soothsay.model.transformer import Transformer
+from soothsay.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4  # of logits of order 1 to 10, float32
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
@@ -321,6 +326,8 @@ def test_named_shapes_fit_any_size_of_a_head(sibyl: LLM) -> None:
     assert SHAPES["3B"].with_head_dim(128) == SHAPES["3B"]
     assert SHAPES["3B"].with_head_dim(64) == GrownShape(28, 3072, 48, 16, 8192)
     assert SHAPES["1B"].with_head_dim(128) == GrownShape(22, 2048, 16, 2, 5632)
+    assert SHAPES["1B"].with_layers(22) == SHAPES["1B"]
+    assert SHAPES["1B"].with_layers(30) == GrownShape(30, 2048, 32, 4, 3840)
     for shape in SHAPES.values():
         for head_dim in (32, 64, 128):
             fitted = shape.with_head_dim(head_dim)
@@ -378,11 +385,30 @@ def test_experts_are_not_supported(name: str, tmp_path: Path) -> None:
         grown(source.directory, WIDER, tmp_path / "out")
 
 
-def test_a_single_file_has_no_tokenizer_to_come_along(llama: Source, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(llama.directory)
-    checkpoint.path = llama.directory / "config.json"  # as GGUF files are
-    with pytest.raises(ModelError, match="is one file; only Hugging Face directories can grow"):
-        grow(checkpoint, llama.shape(WIDER), tmp_path / "out")
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_1])
+def test_a_gguf_file_grows(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    """Blocks of integers become floats of the same values."""
+    (file,) = write_gguf(tmp_path / "small.gguf", kind=kind)
+    grown(file, "layers=3,hidden=64,heads=4,kv_heads=4,ffn=96", tmp_path / "out")
+    small, large = (load_model(open_checkpoint(path), "float32") for path in (file, tmp_path / "out"))
+    rows = [Rows(array([3, 14, 15, 9, 2, 6, 40]), 0)]
+    expected, logits = (run(model, rows)[0][0] for model in (small, large))
+    assert float((expected - logits).abs().max()) < 1e-4 * float(expected.abs().max())
+
+
+def test_the_tokenizer_in_a_file_gets_files_of_its_own(sibyl: LLM, tmp_path: Path) -> None:
+    tokenizer = sibyl.tokenizer
+    assert tokenizer is not None
+    write_tokenizer(tmp_path, tokenizer, (5, 7))
+    read = Tokenizer.from_directory(tmp_path)
+    text = [{"role": "user", "content": "Once upon a time"}]
+    assert read.fingerprint == tokenizer.fingerprint
+    assert read.encode_chat(text) == tokenizer.encode_chat(text)
+    assert (read.templates, read.special) == (tokenizer.templates, tokenizer.special)
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": [5, 7]}
+    both = Tokenizer(tokenizer.backend, {"default": "a", "tool_use": "b"}, {})
+    write_tokenizer(tmp_path, both, ())
+    assert Tokenizer.from_directory(tmp_path).templates == both.templates
 
 
 def test_a_directory_in_use_stays_as_it_is(llama: Source, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
@@ -60,6 +61,7 @@ METHODS = {
     "medusa": "medusa",
     "hydra": "hydra",
     "block": "block",
+    "redrafter": "redrafter",
 }
 """Drafters, and the directories of their heads."""
 
@@ -84,6 +86,7 @@ def make_heads() -> dict[str, Head]:
         "medusa": MedusaHead(MedusaConfig(48, VOCAB, 2, 3)),
         "hydra": HydraHead(HydraConfig(48, 2, 3)),
         "block": BlockHead(BlockConfig(block, 48, (0, 1, 2), 4), kernels),
+        "redrafter": RedrafterHead(RedrafterConfig(48, VOCAB, (0, 1, 2), 4, 32, 16)),
     }
     torch.manual_seed(2)
     for head in heads.values():
@@ -151,7 +154,7 @@ def test_heads_draft_as_for_the_small_model(family: str, tmp_path: Path) -> None
     small = save_small(tmp_path / "small", family)
     save_heads(small)
     made = grown(small, tmp_path / "large")
-    assert made.drafters.written == ("block", "eagle", "eagle3", "hydra", "medusa", "mtp")
+    assert made.drafters.written == ("block", "eagle", "eagle3", "hydra", "medusa", "mtp", "redrafter")
     assert made.drafters.refused == ()
     expected = {name: drafts(small, name) for name in METHODS}
     shutil.rmtree(small)  # what the drafters need is beside the large model

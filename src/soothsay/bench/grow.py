@@ -95,12 +95,13 @@ def grow(
 
     Outputs are equal up to float32's rounding, in engines that compute norms with float32 weights as ours
     does. Weights keep their dtype, and 16-bit weights are not rounded. Norms are scaled and stored in
-    float32. Equal checkpoints give equal files. One file's weights are in memory at a time.
+    float32. Blocks of integers (GGUF) become float32 of the same values. Equal checkpoints give equal files.
+    One file's weights are in memory at a time.
 
     Drafters beside the small model are written beside the grown one, fitted to it: see `grow_drafters`.
 
     Args:
-        checkpoint: a directory with weights of floating point, of any family without experts.
+        checkpoint: a directory with weights of floating point, or a GGUF file, of a family without experts.
         shape: no smaller than the model anywhere; see `GrownShape.parse`.
         out: a directory that is empty or not there yet.
         source: the name that the checkpoint was opened by, for the model card; None: its directory's name.
@@ -249,8 +250,6 @@ def _embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float:
 
 def _require_growable(checkpoint: Checkpoint, old: ModelConfig) -> None:
     path = checkpoint.path
-    if not path.is_dir():
-        raise ModelError(f"{path} is one file; only Hugging Face directories can grow")
     if old.experts:
         raise ModelError(f"{path}: a mixture of experts ({old.family}) cannot grow: it is not supported")
     if old.family not in GROWABLE:

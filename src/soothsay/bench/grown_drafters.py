@@ -26,7 +26,9 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.serving import FeatureView
+from soothsay.drafters.places import drafters_beside
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families import parse_model_config
@@ -69,18 +71,18 @@ def grow_drafters(checkpoint: Checkpoint, growth: Growth, directory: Path, name:
     """Write the drafters of a small model for the model that is grown from it.
 
     Args:
-        checkpoint: the small model, a directory. Its drafters are in `drafters`; MTP modules may be in its
-            own checkpoint.
+        checkpoint: the small model. Its drafters are in `drafters` beside its weights; MTP modules may be in
+            its own checkpoint.
         growth: how it grew.
         directory: where the drafters are written, one directory or file each.
         name: the grown model's, for the configurations of heads.
     """
-    beside = checkpoint.path / "drafters"
-    places = {place.name: place for place in sorted(beside.iterdir())} if beside.is_dir() else {}
     config = parse_model_config(checkpoint.config)
     with torch.device("meta"):
         target = Target(Transformer(config), None, EngineConfig(), 0, checkpoint.path)
-    if "mtp" not in places and _has_mtp(target):
+    beside = drafters_beside(target)
+    places = {place.name: place for place in sorted(beside.iterdir())} if beside and beside.is_dir() else {}
+    if "mtp" not in places and checkpoint.path.is_dir() and _has_mtp(target):
         places["mtp"] = checkpoint.path
     written, refused = [], []
     for drafter, place in places.items():
@@ -145,7 +147,7 @@ def whole_view(checkpoint: Checkpoint) -> FeatureView:
 
 
 AnyConfig = TypeVar("AnyConfig", EagleConfig, MTPConfig, MedusaConfig, HydraConfig)
-AnyTappedConfig = TypeVar("AnyTappedConfig", Eagle3Config, BlockConfig)
+AnyTappedConfig = TypeVar("AnyTappedConfig", Eagle3Config, BlockConfig, RedrafterConfig)
 
 
 def _renumbered(head: Head, layers: Sequence[int]) -> Head:
@@ -162,6 +164,8 @@ def _renumbered(head: Head, layers: Sequence[int]) -> Head:
         case Eagle3Head():
             head.config = _tapping(head.config, layers)
         case BlockHead():
+            head.config = _tapping(head.config, layers)
+        case RedrafterHead():
             head.config = _tapping(head.config, layers)
         case _:
             raise DrafterError(f"heads of {head.method} cannot be fitted to a grown model")

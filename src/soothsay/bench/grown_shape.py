@@ -31,12 +31,13 @@ class GrownShape:
     def parse(cls, text: str, config: ModelConfig) -> GrownShape:
         """Parse a named shape or sizes, `"layers=22,hidden=2048,ffn=5632"`, for the model of `config`.
 
-        The heads of a named shape get the size of the model's heads. Sizes that are not given stay.
+        A named shape gets the size of the model's heads, and at least its layers. Sizes that are not given
+        stay.
 
         Raises `ModelError` for an unknown name, and for a value that is not a number above 0.
         """
         if text in SHAPES:
-            return SHAPES[text].with_head_dim(config.head_dim)
+            return SHAPES[text].with_head_dim(config.head_dim).with_layers(config.num_layers)
         names = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}
         example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,experts=8,chosen=2"
         sizes = read_sizes(text, names, f"{', '.join(SHAPES)} or {example}")
@@ -48,6 +49,19 @@ class GrownShape:
         kv_heads = max(1, self.hidden // (head_dim * group))
         return replace(self, heads=kv_heads * group, kv_heads=kv_heads)
 
+    def with_layers(self, least: int) -> GrownShape:
+        """A shape of at least so many layers. More layers have fewer units, so the weights stay as many."""
+        if least <= self.layers:
+            return self
+        attention = 2 * self.hidden * self.hidden * (self.heads + self.kv_heads) // self.heads
+        unit = 3 * self.hidden  # weights of a unit in the feed-forward part
+        weights = self.layers * (attention + unit * self.intermediate) // least  # of a block
+        units = max((weights - attention) // unit, UNITS)
+        return replace(self, layers=least, intermediate=round(units / UNITS) * UNITS)
+
+
+UNITS = 256
+"""Derived sizes of feed-forward parts are multiples of this, as the largest blocks of integers need."""
 
 SHAPES = {
     "0.5B": GrownShape(layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864),  # Qwen2.5 0.5B

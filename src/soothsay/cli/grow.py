@@ -17,7 +17,8 @@ from soothsay.cli.terminal import notice
 
 def grow(
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a hub name, or a bundled model's name.")
+        str,
+        typer.Argument(help="A Hugging Face directory, a GGUF file, a hub name or a known name."),
     ],
     out: Annotated[Path, typer.Argument(help="A directory that is not there yet, or empty.")],
     shape: Annotated[

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.tokenizer_files import write_tokenizer
 
 SHARD_BYTES = 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
@@ -43,7 +44,10 @@ class CheckpointWriter:
             self._bytes += tensor.nbytes
 
     def finish(self, source: Checkpoint, config: Mapping[str, Any]) -> None:
-        """Write the waiting tensors, the files copied from `source`, and config.json."""
+        """Write the waiting tensors, the files copied from `source`, and config.json.
+
+        If `source` is one file, the tokenizer in it gets files of its own.
+        """
         self._write()
         count = len(self._files)
         files: dict[str, str] = {}
@@ -58,6 +62,9 @@ class CheckpointWriter:
             for path in source.path.glob(pattern):
                 if path.is_file() and not path.name.endswith(".index.json"):
                     shutil.copyfile(path, self.directory / path.name)
+        tokenizer = source.tokenizer() if source.path.is_file() else None
+        if tokenizer is not None:
+            write_tokenizer(self.directory, tokenizer, source.eos_ids)
         self._write_json("config.json", config)
 
     def _write(self) -> None:
