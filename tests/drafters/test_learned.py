@@ -31,6 +31,7 @@ ANN, BOB = Tenant("ann"), Tenant("bob")
 @pytest.fixture
 def keeping(sibyl: LLM, tmp_path: Path) -> Iterator[LearnedFiles]:
     """The session's engine, which keeps what drafters learn."""
+    sibyl.engine._used.clear()  # drafters of other tests, which may not be collected yet
     sibyl.engine.kept = LearnedFiles(tmp_path / "kept")
     yield sibyl.engine.kept
     sibyl.engine.kept = None
@@ -277,13 +278,24 @@ def test_the_oldest_files_make_room(
     assert "notes.txt" in kept
 
 
-def test_one_file_a_tenant_and_no_more_tenants_than_drafters_keep(sibyl: LLM, keeping: LearnedFiles) -> None:
+def test_one_file_a_tenant_and_no_more_tenants_than_drafters_keep(
+    sibyl: LLM, keeping: LearnedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LEAST_BYTES", 0)
     drafter = build_drafter("suffix", sibyl.engine.target)
     short = SamplingParams(temperature=0, max_tokens=1)
     for number in range(MAX_TENANTS + 3):
         answer(sibyl, drafter, Tenant("ann", str(number)), short)
     assert sibyl.save_learned() == MAX_TENANTS
     assert len(list(keeping.directory.iterdir())) == MAX_TENANTS
+    monkeypatch.setattr(files, "MAX_FILES", 7)
+    sibyl.save_learned()
+    assert len(list(keeping.directory.iterdir())) == 7
+
+
+def test_a_few_tokens_are_not_worth_a_file(sibyl: LLM, keeping: LearnedFiles) -> None:
+    answer(sibyl, build_drafter("suffix", sibyl.engine.target), params=replace(PARAMS, max_tokens=2))
+    assert sibyl.save_learned() == 0
 
 
 def test_counts_of_another_order_are_another_identity(sibyl: LLM) -> None:

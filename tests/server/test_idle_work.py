@@ -1,4 +1,4 @@
-"""Between requests: when what was learned is saved."""
+"""Between requests: drafters learn, and what was learned is saved."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 
 from soothsay import LLM, DrafterError, SamplingParams
+from soothsay.drafters import learned
 from soothsay.drafters.learned import LearnedFiles
 from soothsay.server import idle_work
-from soothsay.server.idle_work import BUSY_FACTOR, SAVE_INTERVAL, IdleWork
+from soothsay.server.idle_work import BUSY_FACTOR, SAVE_INTERVAL, STUDY_PAUSE, IdleWork
 from soothsay.server.messages import RequestOptions, Submit
 from soothsay.server.worker import Worker
 
 
 class FakeEngine:
-    """Counts saves."""
+    """Counts saves, and has some pieces to learn."""
 
-    def __init__(self) -> None:
-        self.kept, self.saves, self.broken = object(), 0, False
+    def __init__(self, pieces: int = 0) -> None:
+        self.kept, self.saves, self.broken, self.pieces = object(), 0, False, pieces
+
+    def study(self) -> bool:
+        self.pieces = max(self.pieces - 1, 0)
+        return self.pieces > 0
 
     def save_learned(self) -> int:
         self.saves += 1
@@ -34,6 +39,7 @@ def test_it_saves_after_an_interval_with_steps() -> None:
     work = IdleWork(engine, lambda: now[0])  # type: ignore[arg-type]
     assert work.seconds_to_next() is None
     work.after_step()
+    work.run()
     assert work.seconds_to_next() == SAVE_INTERVAL
     now[0] = SAVE_INTERVAL - 1
     work.run()
@@ -43,6 +49,18 @@ def test_it_saves_after_an_interval_with_steps() -> None:
     work.run()
     assert engine.saves == 1
     assert work.seconds_to_next() is None, "nothing was served since"
+
+
+def test_drafters_learn_in_idle_time_until_nothing_waits() -> None:
+    engine = FakeEngine(pieces=3)
+    work = IdleWork(engine, lambda: 0.0)  # type: ignore[arg-type]
+    assert work.seconds_to_next() is None
+    work.after_step()
+    for left in (2, 1, 0):
+        assert work.seconds_to_next() == STUDY_PAUSE
+        work.run()
+        assert engine.pieces == left
+    assert work.seconds_to_next() == SAVE_INTERVAL
 
 
 def test_a_busy_engine_saves_too_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,6 +80,7 @@ def test_nothing_is_due_where_nothing_is_kept() -> None:
     work = IdleWork(engine, lambda: now[0])  # type: ignore[arg-type]
     now[0] = 1e9
     work.after_step()
+    work.run()
     assert work.seconds_to_next() is None
     assert engine.saves == 0
 
@@ -71,21 +90,21 @@ def test_a_worker_saves_in_idle_time_and_at_its_end(
     sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
 ) -> None:
     monkeypatch.setattr(idle_work, "SAVE_INTERVAL", interval)
+    monkeypatch.setattr(learned, "LEAST_BYTES", 0)
     llm = LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="suffix", keep=tmp_path, kv_tokens=1024)
     inbox, saved = SimpleQueue[Any](), list[int]()
 
     def tell(message: Any) -> None:
-        if 0 in getattr(message, "ended", ()):
-            monkeypatch.setattr(LearnedFiles, "save", save)
-            if interval:
-                inbox.put(None)
+        if interval and 0 in getattr(message, "ended", ()):
+            inbox.put(None)
 
-    def save(self: LearnedFiles) -> int:
+    def save(self: LearnedFiles, drafters: Any) -> int:
         saved.append(1)
         inbox.put(None)
-        return original(self)
+        return original(self, drafters)
 
     original = LearnedFiles.save
+    monkeypatch.setattr(LearnedFiles, "save", save)
     prompt = llm.tokenizer.encode("A man")  # type: ignore[union-attr]
     inbox.put(Submit(0, [prompt], SamplingParams(max_tokens=4, ignore_eos=True), RequestOptions()))
     Worker(llm, tell, inbox).run()

@@ -36,7 +36,13 @@ MAX_FILE = 2**26
 MAX_TOTAL = 2**28
 """Limit of bytes of all files of a directory. The files that were written longest ago are removed."""
 
-SUFFIX = ".learned"
+MAX_FILES = 256
+"""Limit of the number of files of a directory."""
+
+LEAST_BYTES = 128
+"""A smaller state, of some ten tokens, is not worth a file. A server's own requests leave such states."""
+
+SUFFIX, UNUSABLE = ".learned", ".unusable"
 
 PRIVATE = 0o600
 """Permissions of files: they hold what users wrote, and what they were answered."""
@@ -121,7 +127,7 @@ class LearnedFiles:
             try:
                 learned.restore(tenant, read_learned(path, learned.kind, learned.identity))
             except DrafterError as error:
-                aside = path.with_suffix(".unusable")
+                aside = path.with_suffix(UNUSABLE)
                 with suppress(OSError):
                     path.replace(aside)
                 log.warning("kept file set aside", extra={"reason": str(error), "moved_to": str(aside)})
@@ -138,7 +144,8 @@ class LearnedFiles:
             for learned in drafter.learned():
                 for tenant in list(learned.tenants()):
                     path, state = self._path(learned, tenant), learned.state(tenant)
-                    if _size(state) > _size(states[path][1] if path in states else {}):
+                    least = _size(states[path][1]) if path in states else LEAST_BYTES - 1
+                    if _size(state) > least:
                         states[path] = learned, state
         failures: list[DrafterError] = []
         for path, (learned, state) in states.items():
@@ -162,12 +169,13 @@ class LearnedFiles:
         return self.directory / f"{learned.kind}-{identity}-{tenant.digest.hex()}{SUFFIX}"
 
     def _make_room(self) -> None:
-        """Remove the oldest files while all together are too large. Files of others are left alone."""
+        """Remove the oldest files while there are too many, or too many bytes. Files of others stay."""
         found = sorted(_kept_files(self.directory), key=lambda one: one[1].st_mtime)
-        total = sum(about.st_size for _, about in found)
+        total, left = sum(about.st_size for _, about in found), len(found)
         for path, about in found:
-            if total <= MAX_TOTAL:
+            if total <= MAX_TOTAL and left <= MAX_FILES:
                 return
+            left -= 1
             with suppress(OSError):
                 path.unlink()
             total -= about.st_size
@@ -177,7 +185,7 @@ def _kept_files(directory: Path) -> Iterable[tuple[Path, os.stat_result]]:
     """The files that a `LearnedFiles` has written or set aside."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith((SUFFIX, ".unusable")) and entry.is_file(follow_symlinks=False):
+            if entry.name.endswith((SUFFIX, UNUSABLE)) and entry.is_file(follow_symlinks=False):
                 yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
