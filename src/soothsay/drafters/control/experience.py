@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class Opinion(NamedTuple):
 
 def bin_of(probability: float) -> int:
     """The bin of a source that gives a token this probability, above 0."""
-    return 2 + sum(probability >= edge for edge in EDGES)
+    return 2 + bisect_right(EDGES, probability)
 
 
 class Trust:
