@@ -44,7 +44,11 @@ def add(
     ] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Allow requests with speculation.trace.")] = False,
     operator: Annotated[
-        bool, typer.Option("--operator", help="Allow to read /metrics, which count the requests of all keys.")
+        bool,
+        typer.Option(
+            "--operator",
+            help="Allow to read /metrics, which count the requests of all keys, and to use /replicas.",
+        ),
     ] = False,
 ) -> None:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""

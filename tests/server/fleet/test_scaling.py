@@ -8,8 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer
 from fleets import FakeEngine, Fixture, heard, job, run, text, tokens, until
 
+from soothsay.cli.serve import parse_bounds
 from soothsay.core.load import EngineLoad
 from soothsay.errors import SoothsayError
 from soothsay.server.api_keys import KeyRing, add_key
@@ -32,6 +34,12 @@ def test_bounds_are_read(given: str, bounds: tuple[int, int]) -> None:
 def test_other_bounds_are_refused(given: str) -> None:
     with pytest.raises(SoothsayError, match="engines"):
         Bounds.parse(given)
+
+
+def test_the_command_line_names_its_option() -> None:
+    assert parse_bounds("1:3") == Bounds(1, 3)
+    with pytest.raises(typer.BadParameter, match=r"--replicas: 3:1"):
+        parse_bounds("3:1")
 
 
 def times(seconds: float) -> Iterator[float]:
