@@ -190,7 +190,7 @@ def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
     llm = make(dtype)
-    for shift in range(0, len(DRAFTERS), 5):
+    for shift in range(0, len(DRAFTERS), 5 if dtype == "float32" else len(PROMPTS)):  # others run each once
         drafters = [resolve(DRAFTERS[(i + shift) % len(DRAFTERS)]) for i in range(len(PROMPTS))]
         all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
 

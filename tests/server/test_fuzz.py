@@ -31,10 +31,10 @@ TIMEOUT = 504
 AT_ONCE = 20
 """Bodies that are sent together."""
 
-IN_CI, ONCE = 5_000, int(os.environ.get("SOOTHSAY_FUZZ", 200_000))
+IN_CI, ONCE = 3_000, int(os.environ.get("SOOTHSAY_FUZZ", 200_000))
 """Bodies that are sent by the test suite, and by `make test-slow`."""
 
-PARTS, PARTS_ONCE = 5, 10
+PARTS, PARTS_ONCE = 3, 10
 """Tests that share the bodies of the suite, since tests run side by side, and those that share the many."""
 
 CONTEXT = 64
