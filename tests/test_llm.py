@@ -280,6 +280,9 @@ class TestImpossibleRequests:
             LLM(tiny(), max_stall=0)
         with pytest.raises(ModelError, match="block_size=0 "):
             LLM(tiny(), block_size=0)
+        for share in (-0.1, 1.5, float("nan")):
+            with pytest.raises(ModelError, match=f"learn={share} .*from 0 to 1"):
+                LLM(tiny(), learn=share)
         with pytest.raises(TypeError, match=r"no option 'blocksize'.*block_size"):
             LLM(tiny(), blocksize=16)
         assert LLM(tiny(), config=EngineConfig(block_size=8)).config.block_size == 8

@@ -69,6 +69,8 @@ def _check(config: EngineConfig) -> None:
     for name in ("block_size", "max_requests", "max_rows", "max_tree"):
         if getattr(config, name) < 1:
             raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")
+    if not 0 <= config.learn <= 1:
+        raise ModelError(f"learn={config.learn} is not possible: it is a share of time, from 0 to 1")
     if config.max_stall is not None and not config.max_stall > 0:
         raise ModelError(f"max_stall={config.max_stall} is not possible: it must be above 0 seconds, or None")
 
