@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -15,6 +16,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
+from soothsay.drafters.control.learning import can_learn
 from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
@@ -103,7 +105,12 @@ class LLM:
         self._builder = RequestBuilder(self.model.config, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter = drafter
-        self._drafter(drafter)
+        built = self._drafter(drafter)
+        if config.learn and not can_learn(built):
+            warnings.warn(
+                f"learn={config.learn} has no effect: drafter {built.name!r} has no trained part here",
+                stacklevel=2,
+            )
 
     @property
     def default_sampling_params(self) -> SamplingParams:

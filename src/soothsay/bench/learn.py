@@ -10,6 +10,7 @@ from pathlib import Path
 from soothsay.bench.prompts import PromptEntry, encode
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.base import Drafter
+from soothsay.drafters.control.learning import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import DrafterError
 from soothsay.llm import LLM
@@ -128,7 +129,7 @@ def _contenders(llm: LLM, drafter: str, share: float) -> dict[str, Drafter]:
     target = llm.engine.target
     static = replace(target, config=replace(target.config, learn=0.0))
     learning = build_drafter(drafter, replace(target, config=replace(target.config, learn=share)))
-    if not any(learned.kind.startswith("learning") for learned in learning.learned()):
+    if not can_learn(learning):
         raise DrafterError(f"drafter {drafter!r} has no trained part, so nothing learns; name another one")
     return {
         PLAIN: build_drafter("none", target),

@@ -14,7 +14,9 @@ from soothsay.cli.options import (
     DrafterOption,
     DTypeOption,
     GenerationConfigOption,
+    KeepOption,
     KvTokensOption,
+    LearnOption,
     MaxContextOption,
     MaxRunningOption,
     ModelArgument,
@@ -51,6 +53,8 @@ def batch(
     generation_config: GenerationConfigOption = "auto",
     kv_tokens: KvTokensOption = None,
     max_running: MaxRunningOption = 64,
+    keep: KeepOption = None,
+    learn: LearnOption = 0.0,
 ) -> None:
     """Answer a file of requests as the server would. The same command goes on after an interruption.
 
@@ -84,6 +88,8 @@ def batch(
                 generation_config=generation_config,
                 drafter=drafter,
                 kv_tokens=kv_tokens,
+                keep=keep,
+                learn=learn,
             )
         except KeyboardInterrupt:
             where = "before the first answer" if reached is None else "{:,} of {:,} lines".format(*reached)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -65,6 +66,25 @@ KvTokensOption = Annotated[
 MaxRunningOption = Annotated[
     int,
     typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=LIMITS),
+]
+KeepOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        file_okay=False,
+        show_default="forget it at the end",
+        help="A directory that keeps what drafters learn across restarts, apart for each tenant. It holds "
+        "what users wrote, readable to this user alone.",
+    ),
+]
+LearnOption = Annotated[
+    float,
+    typer.Option(
+        "--learn",
+        min=0,
+        max=1,
+        help="Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
+    ),
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]
 GenerationConfigOption = Annotated[

@@ -17,7 +17,9 @@ from soothsay.cli.options import (
     DrafterOption,
     DTypeOption,
     GenerationConfigOption,
+    KeepOption,
     KvTokensOption,
+    LearnOption,
     MaxContextOption,
     MaxRunningOption,
     ModelArgument,
@@ -62,25 +64,8 @@ def serve(
     max_context: MaxContextOption = None,
     generation_config: GenerationConfigOption = "auto",
     kv_tokens: KvTokensOption = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            "--keep",
-            file_okay=False,
-            show_default="forget it at the end",
-            help="A directory that keeps what drafters learn across restarts, apart for each tenant. It "
-            "holds what users wrote, readable to this user alone.",
-        ),
-    ] = None,
-    learn: Annotated[
-        float,
-        typer.Option(
-            "--learn",
-            min=0,
-            max=1,
-            help="Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
-        ),
-    ] = 0.0,
+    keep: KeepOption = None,
+    learn: LearnOption = 0.0,
     learn_for_tenants: Annotated[
         bool,
         typer.Option(

@@ -260,6 +260,11 @@ class TestWhatIsLearned:
             drafter.restore(self.ANYONE, {**state, name: value})
 
 
+def test_learning_without_a_trained_part_is_reported(sibyl: LLM) -> None:
+    with pytest.warns(UserWarning, match=r"learn=0.1 has no effect: drafter 'suffix' has no trained part"):
+        LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="suffix", learn=0.1, kv_tokens=512)
+
+
 def test_what_was_learned_survives_a_restart(sibyl: LLM, tmp_path: Path) -> None:
     def new() -> LLM:
         target: dict[str, Any] = {"tokenizer": sibyl.tokenizer, "kv_tokens": 2048}

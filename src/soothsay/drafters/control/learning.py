@@ -300,3 +300,8 @@ class Learning(LevelwiseDrafter):
             for other, opinion in draft.opinions[node].items():
                 trust.record(opinion, other == token)
             node = draft.tree.children[node].get(token)
+
+
+def can_learn(drafter: Drafter) -> bool:
+    """Whether a drafter, or a part of it, is a `Learning`."""
+    return any(isinstance(learned, Learning) for learned in drafter.learned())
