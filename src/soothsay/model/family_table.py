@@ -480,6 +480,8 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
     "falcon_h1": _RECURRENT,
+    "gemma3n": "its residual stream is predicted and corrected (AltUp)",
+    "gemma3n_text": "its residual stream is predicted and corrected (AltUp)",
     "glm_moe_dsa": _SPARSE,
     "jamba": _RECURRENT,
     "kimi_linear": "it has layers of Kimi Delta Attention",
