@@ -204,7 +204,7 @@ class TestWhatIsLearned:
         trust = drafter.experiences[self.ANYONE].trust[False]
         assert trust.rate(Opinion(bin_of(0.5), SILENT)) < 0.3
         assert again.traces is not None
-        authors = {name for trace in again.traces for name in trace.drafters if name}
+        authors = {name for trace in again.traces for name in trace.authors if name}
         assert "learned" in authors
 
     def test_tenants_do_not_teach_each_other(self, sibyl: LLM, drafter: Learning) -> None:
