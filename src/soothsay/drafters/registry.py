@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.control.learning import Learning
+from soothsay.drafters.control.learning import Learning, can_learn
 from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.dflash import DFlash
@@ -62,7 +62,8 @@ TRAINED = {
 def automatic(target: Target) -> Controller:
     """A controller over suffix matching and the first of `TRAINED` that the target has.
 
-    A drafter that exists and cannot be read is left out, with a warning.
+    A drafter that exists and cannot be read is left out, with a warning. If there is none, and drafters are
+    to learn, n-grams of the target's answers take its place.
     """
     parts = [build_drafter("suffix", target)]
     for name, directory in TRAINED.items():
@@ -76,6 +77,9 @@ def automatic(target: Target) -> Controller:
         except DrafterError as error:
             if place.parent.name == "drafters":  # the target's own directory may have no such drafter
                 warnings.warn(f"drafter auto goes without {place}: {error}", stacklevel=2)
+    if target.config.learn and not can_learn(parts[-1]):
+        parts.append(Learning(target, build_drafter("none", target)))
+        parts[-1].name = "learned"
     return Controller(target, parts)
 
 

@@ -260,6 +260,17 @@ class TestWhatIsLearned:
             drafter.restore(self.ANYONE, {**state, name: value})
 
 
+def test_auto_learns_without_a_trained_drafter_too(sibyl: LLM) -> None:
+    target = replace(learning_target(sibyl), path=None)
+    drafter = build_drafter("auto", target)
+    assert [one.kind for one in drafter.learned()] == ["suffix", "learning-none"]
+    plain = [one.token_ids for one in sibyl.generate(PROMPTS[:2], PARAMS[:2])]
+    for _ in range(3):
+        assert [one.token_ids for one in sibyl.generate(PROMPTS[:2], PARAMS[:2], drafter=drafter)] == plain
+        drafter.study()
+    assert len(build_drafter("auto", replace(sibyl.engine.target, path=None)).learned()) == 1
+
+
 def test_learning_without_a_trained_part_is_reported(sibyl: LLM) -> None:
     with pytest.warns(UserWarning, match=r"learn=0.1 has no effect: drafter 'suffix' has no trained part"):
         LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="suffix", learn=0.1, kv_tokens=512)
