@@ -14,7 +14,8 @@ SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = (
     (
-        *("errors", "heap", "openmp", "processors", "machine", "files", "config", "corpus", "plotting"),
+        *("errors", "handshake", "heap", "openmp", "processors", "machine", "files"),
+        *("config", "corpus", "plotting"),
         *("tokenizer", "chat_template", "template_operations", "template_meter", "vocabulary"),
     ),
     ("core",),

@@ -27,3 +27,7 @@ class TrainingError(SoothsayError):
 
 class StepError(SoothsayError):
     """The engine failed at a request, which has ended. `__cause__` is the error that the step raised."""
+
+
+class StageError(SoothsayError):
+    """A process that runs some layers of a model has ended, or does not answer. The engine cannot go on."""

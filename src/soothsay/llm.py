@@ -21,10 +21,11 @@ from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
-from soothsay.errors import DrafterError, RequestError
+from soothsay.errors import DrafterError, ModelError, RequestError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
+from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
 from soothsay.request_builder import Prompt, RequestBuilder
 from soothsay.result import Choice, Result, Stream
@@ -52,12 +53,15 @@ class LLM:
             "stock", PyTorch's own operations. Bits of logits depend on them.
         keep: a directory for what drafters learn. What is there from earlier runs is used; `save_learned`
             writes it. None: everything is forgotten at the end.
+        stages: processes that share the layers, for a model that is too large for one machine: their number,
+            all on this machine, or where `soothsay stage` waits on others; see docs/many-machines.md.
         config: the engine's numbers. Keywords set single ones, such as `max_context=4096`, or `learn=0.1` for
             drafters that learn while they serve.
 
     Raises:
         ModelError: the model cannot be loaded.
         DrafterError: the drafter is unknown, or does not fit the model, or `keep` cannot be a directory.
+        StageError: a process of `stages` has ended. Calls of `generate` raise it too.
 
     Example:
         >>> from soothsay import LLM, SamplingParams
@@ -77,6 +81,7 @@ class LLM:
         generation_config: str | os.PathLike[str] = "auto",
         kernels: str = "auto",
         keep: str | os.PathLike[str] | None = None,
+        stages: Stages = 1,
         config: EngineConfig | None = None,
         **engine_options: Any,
     ):
@@ -96,8 +101,13 @@ class LLM:
             eos_ids = checkpoint.eos_ids
             if generation_config == "auto":
                 self.sampling_defaults = checkpoint.sampling_defaults()
-            chosen = named_kernels(kernels)
-            self.model = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
+            if stages == 1:
+                chosen = named_kernels(kernels)
+                self.model = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
+            elif device == "cpu":
+                self.model = load_pipeline(model, stages, dtype, kernels, config.max_context)
+            else:
+                raise ModelError(f"a model in several stages runs on CPUs only, not on {device}")
         self.tokenizer = tokenizer
         self.config = complete_config(config, self.model)
         kept = None if keep is None else LearnedFiles(keep)

@@ -29,7 +29,7 @@ from soothsay.engine.scoring import score
 from soothsay.engine.sizing import num_snapshots
 from soothsay.engine.snapshots import Snapshots
 from soothsay.engine.verification import verify
-from soothsay.errors import RequestError
+from soothsay.errors import RequestError, StageError
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class Engine:
         )
         times = cache(partial(PassTimes.of, model, config.max_context))
         self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
-        snapshots = Snapshots(self.cache.states, config.block_size)
+        snapshots = Snapshots(self.cache.states, config.block_size, partial(model.copy_state, self.cache))
         self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)
         self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
@@ -158,6 +158,8 @@ class Engine:
 
         If that raises an `Exception`, the next steps repeat it with one request at a time, see `Recovery`. A
         request that fails alone ends with the finish reason "error", and its `failure` has the exception.
+
+        Raises `StageError` if a process with layers of the model has ended.
         """
         with self._lock:
             alone, turns = self.recovery.alone, None
@@ -165,6 +167,8 @@ class Engine:
                 turns = self.scheduler.schedule(alone)
                 if turns:
                     self._run(turns)
+            except StageError:  # no request is to blame, and none can go on
+                raise
             except Exception as error:
                 self.recovery.failed(error, alone, turns)
             else:

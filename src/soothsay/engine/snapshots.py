@@ -13,7 +13,7 @@ kept. Snapshots are large, so few borders have one:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from soothsay.core.request import Request
 from soothsay.core.states import StatePool
@@ -25,10 +25,14 @@ class Snapshots:
     Args:
         pool: of the target; None: it has no states, and nothing is done.
         block_size: tokens in a block of the KV pool.
+        copy: copies a state from slot to slot, in all layers; None: those of `pool` are all.
     """
 
-    def __init__(self, pool: StatePool | None, block_size: int):
+    def __init__(
+        self, pool: StatePool | None, block_size: int, copy: Callable[[int, int], None] | None = None
+    ):
         self._pool, self._block_size = pool, block_size
+        self._copy = pool.copy if copy is None and pool is not None else copy
         live, copies = (0, 0) if pool is None else (pool.num_requests, pool.num_snapshots)
         self._free = list(range(live - 1, -1, -1))
         self._empty = list(range(live + copies - 1, live - 1, -1))
@@ -60,7 +64,7 @@ class Snapshots:
             request: that will run.
             num_found: blocks of its prompt with keys and values, `usable` or not.
         """
-        if self._pool is None:
+        if self._pool is None or self._copy is None:
             return
         request.state = self._free.pop()
         blocks = request.cached // self._block_size
@@ -68,7 +72,7 @@ class Snapshots:
         if blocks:
             digest = request.digest(blocks - 1)
             self._kept.move_to_end(digest)
-            self._pool.copy(self._kept[digest], request.state)
+            self._copy(self._kept[digest], request.state)
 
     def is_coming(self, request: Request, num_usable: int, running: Sequence[Request]) -> bool:
         """Whether a running request will leave a snapshot that this one can go on from."""

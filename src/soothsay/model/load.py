@@ -17,6 +17,7 @@ from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.heap import return_freed_memory
 from soothsay.machine import available_memory
+from soothsay.model.attention_layer import Sinks
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
@@ -42,7 +43,7 @@ from soothsay.model.quantized import (
     round_to_nearest,
 )
 from soothsay.model.tensor_names import TensorNames
-from soothsay.model.transformer import Sinks, Transformer, fuse
+from soothsay.model.transformer import LocalStage, Transformer, fuse
 from soothsay.model.unused import warn_of_unused
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,6 +72,11 @@ class NumericMode:
     bits: int | None = None  # to which plain weights are rounded; None: they stay plain
     stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
     keeps_integers: bool = False  # whether weights in integers stay so, or become plain
+
+    @property
+    def stored_bits(self) -> int | None:
+        """Bits of the loaded weights; None: they are plain."""
+        return 8 if self.keeps_integers and self.bits is None else self.bits
 
     @property
     def name(self) -> str:
@@ -122,6 +128,7 @@ def load_model(
     device: torch.device | str = "cpu",
     kernels: Kernels | None = None,
     max_context: int | None = None,
+    layers: range | None = None,
 ) -> Transformer:
     """Load a model from a checkpoint.
 
@@ -136,6 +143,7 @@ def load_model(
         kernels: None: the fastest that fit.
         max_context: the longest context that will be served, for models that have several sets of rotary
             positions (longrope); None: the model's own limit.
+        layers: the first ones, if `Transformer.rest` will have the others; None: all.
 
     Raises `ModelError` for an unknown dtype or quantization, for too little memory, and for tensors that are
     missing or do not fit the configuration.
@@ -144,22 +152,53 @@ def load_model(
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
     with torch.device("meta"):
-        model = Transformer(config, kernels or best_kernels(config, device))
+        model = Transformer(config, kernels or best_kernels(config, device), layers)
     if not config.tie_embeddings:
         names.require("head")
-    if torch.device(device).type == "cpu":
-        check_memory(model, mode, checkpoint)
-    with _Source(names, mode) as source:
-        for name, module in list(model.named_modules()):
-            _fill(model, name, module, source)
-            source.release()
-    warn_of_unused(names, source.used)
+    _load_modules(model, names, mode, device)
     embedding, head = model.embedding, model.head
     if config.tie_embeddings and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
         embedding.table = PackedTable(head)  # the same integers, read in one native call
-    model.bits = 8 if mode.keeps_integers and mode.bits is None else mode.bits
+    model.bits = mode.stored_bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
+
+
+def load_stage(
+    checkpoint: Checkpoint,
+    layers: range,
+    dtype: DType = "auto",
+    kernels: Kernels | None = None,
+    max_context: int | None = None,
+) -> tuple[LocalStage, int | None]:
+    """Load some layers of a model, and nothing else, on the CPU. For the arguments see `load_model`.
+
+    Returns the layers, and the bits of their weights as `Transformer.bits`. Raises `ModelError`.
+    """
+    config = for_context(read_model_config(checkpoint), max_context)
+    names = TensorNames(config, checkpoint, layers.start)
+    mode = numeric_mode(names, dtype)
+    with torch.device("meta"):
+        model = Transformer(config, kernels or best_kernels(config), layers)
+    _load_modules(model, names, mode, "cpu", "blocks.")
+    stage = model.own
+    fuse(stage.blocks)
+    stage.blocks.eval().requires_grad_(False)
+    return stage, mode.stored_bits
+
+
+def _load_modules(
+    model: Transformer, names: TensorNames, mode: NumericMode, device: torch.device | str, prefix: str = ""
+) -> None:
+    """Fill the modules of a model whose names begin with `prefix`."""
+    if torch.device(device).type == "cpu":
+        check_memory(model, mode, names.checkpoint, prefix)
+    with _Source(names, mode) as source:
+        for name, module in list(model.named_modules()):
+            if name.startswith(prefix):
+                _fill(model, name, module, source)
+                source.release()
+    warn_of_unused(names, source.used, model.own.layers)
 
 
 def for_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
@@ -238,11 +277,18 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
     return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)
 
 
-def weight_bytes(model: Transformer, mode: NumericMode) -> int:
-    """Memory that the linear layers of a model will take once loaded, in bytes."""
-    if mode.keeps_integers and isinstance(mode.stored, GGUFFormat):
-        return mode.stored.num_bytes
-    return sum(mode.bytes_of(name, m) for name, m in model.named_modules() if isinstance(m, Dense))
+def weight_bytes(model: Transformer, mode: NumericMode, prefix: str = "") -> int:
+    """Memory that the linear layers of a model will take once loaded, in bytes.
+
+    Of those whose names begin with `prefix`.
+    """
+    own = [(name, m) for name, m in model.named_modules() if isinstance(m, Dense) and name.startswith(prefix)]
+    if mode.keeps_integers and isinstance(mode.stored, GGUFFormat):  # which are of several types
+        is_whole = not prefix and len(model.blocks) == model.config.num_layers
+        weights = sum(m.weight.numel() for _, m in own)
+        share = 1.0 if is_whole else weights / model.config.num_parameters
+        return int(mode.stored.num_bytes * share)
+    return sum(mode.bytes_of(name, m) for name, m in own)
 
 
 def table_bytes(names: TensorNames, mode: NumericMode) -> int:
@@ -252,11 +298,12 @@ def table_bytes(names: TensorNames, mode: NumericMode) -> int:
         return source.read(names.require("embedding")[0]).nbytes if blocks is None else blocks.data.nbytes
 
 
-def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint) -> None:
-    """Raises `ModelError` if the weights do not fit into free memory."""
-    needed, free = weight_bytes(model, mode), available_memory()
+def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint, prefix: str = "") -> None:
+    """Raises `ModelError` if the weights of modules do not fit into memory. `prefix`: see `weight_bytes`."""
+    needed, free = weight_bytes(model, mode, prefix), available_memory()
     if needed > free:
-        smaller = {name: weight_bytes(model, NumericMode(mode.dtype, bits)) for name, bits in BITS.items()}
+        modes = {name: NumericMode(mode.dtype, bits) for name, bits in BITS.items()}
+        smaller = {name: weight_bytes(model, other, prefix) for name, other in modes.items()}
         fits = [f"dtype={name!r} takes {size / 1e9:.1f} GB" for name, size in smaller.items() if size < free]
         advice = "; ".join(fits) if fits and mode.stored is None else "free some, or take a smaller model"
         raise ModelError(

@@ -27,7 +27,6 @@ from soothsay import __version__
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
-from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
 from soothsay.files import write_json
 from soothsay.machine import cache_directory, processor_name
@@ -128,10 +127,7 @@ def filled_cache(model: Transformer, context: int, rows: int) -> KVPool:
     Memory that was never written is one page of zeros, and reading it costs nothing: times would be wrong.
     """
     size = EngineConfig.block_size
-    cache = model.new_cache(-(-(context + rows) // size), size, nodes=rows)
-    for layer in cache.layers:
-        (layer.matrices if isinstance(layer, LayerStates) else layer).normal_()
-    return cache
+    return model.new_cache(-(-(context + rows) // size), size, nodes=rows, is_filled=True)
 
 
 class PassTimes:

@@ -133,10 +133,10 @@ FAMILY_NAMES: Mapping[str, Names] = {
 
 
 class TensorNames:
-    """Maps our module names to the tensor names of a checkpoint."""
+    """Maps our module names to the tensor names of a checkpoint. The first of our blocks is `first_layer`."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint):
-        self.config, self.checkpoint = config, checkpoint
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, first_layer: int = 0):
+        self.config, self.checkpoint, self.first_layer = config, checkpoint, first_layer
         self.all = checkpoint.names()
         embeddings = [name for name in self.all if name.endswith("embed_tokens.weight")]
         if not embeddings:
@@ -151,10 +151,11 @@ class TensorNames:
             return [self._head()]
         if module in OUTER_NAMES:
             return [f"{self.prefix}{OUTER_NAMES[module]}"]
-        _, layer, *rest = module.split(".")
-        names = self._in_block(".".join(rest), int(layer))
+        _, block, *rest = module.split(".")
+        layer = self.first_layer + int(block)
+        names = self._in_block(".".join(rest), layer)
         if module.endswith("attention.qkv") and len(names) == 3:
-            names = names[: self._projections(int(layer))]
+            names = names[: self._projections(layer)]
         return [f"{self.prefix}layers.{layer}.{name}".removesuffix(".") for name in names]
 
     def _projections(self, layer: int) -> int:

@@ -7,6 +7,7 @@ Linear layers and the KV pool have the model's dtype.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,105 +16,17 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
-from soothsay.core.states import StatePool
+from soothsay.core.states import LayerStates, StatePool
+from soothsay.model.attention_layer import attention_of
 from soothsay.model.delta_layer import Accepted, DeltaLayer
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import DenseAndExperts, Experts, feed_forward
-from soothsay.model.kernels import FusedBlocks, Kernels, Norm, Ropes, StockKernels
-from soothsay.model.latent_attention import LatentAttention
+from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
 from soothsay.model.layer_embeddings import LayerEmbeddings, LayerInput
 from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm, UnitNorm, Vector
-from soothsay.model.rope import QueryGrowth, Rope
-
-
-class Sinks(nn.Module):
-    """The sinks of a layer's heads; see `soothsay.model.attention.attend`."""
-
-    def __init__(self, heads: int):
-        super().__init__()
-        self.sinks = nn.Parameter(torch.zeros(heads))  # [H_q] float32, named as in checkpoints
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; q, k and v in one product.
-
-    A layer that reads the keys and values of another one computes queries only. `in_features` is the size of
-    its input rows; None: the configuration's hidden size.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
-        super().__init__()
-        self.config = c = config
-        self.kernels = kernels
-        self.window = config.windows[layer]
-        self.heads = heads = config.heads(layer)
-        self.shares = config.shares_kv(layer)
-        self.gates = c.num_heads if c.gated_attention else 0
-        """Gates of heads, whose rows come after those of the queries."""
-        own = 0 if self.shares else heads.count * (1 if heads.keys_are_values else 2)
-        width = (c.num_heads + self.gates + own) * heads.size
-        self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
-        self.o: nn.Module = Dense.random(c.num_heads * heads.size, c.hidden_size, bias=c.o_bias)
-        normed = (c.num_heads, heads.count) if c.qk_norm_over_heads else (1, 1)  # heads
-        self.q_norm = self._norm(normed[0] * heads.size, layer)
-        self.k_norm = None if self.shares else self._norm(normed[1] * heads.size, layer)
-        self.v_norm = UnitNorm(heads.size, c.norm_eps) if c.value_norm and not self.shares else None
-        grows = c.query_growth is not None and (c.is_unrotated(layer) or not c.query_growth.unrotated)
-        self.growth = QueryGrowth(c.query_growth, c.max_positions) if c.query_growth and grows else None
-        self.sinks = Sinks(c.num_heads) if c.sinks else None
-
-    def _norm(self, size: int, layer: int) -> Norm | None:
-        """The norm of queries or of keys, if there is one in this layer."""
-        c = self.config
-        if c.qk_norm:
-            return RMSNorm(size, c.norm_eps)
-        return UnitNorm(size, c.norm_eps) if c.qk_unit_norm and not c.is_unrotated(layer) else None
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. First writes its keys and values, if any, to `kv` `[2 * H_kv, S, d]`."""
-        c = self.config
-        qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, self.heads.size)  # [N, H_q + 2 H_kv, d]
-        gate = None
-        if self.gates:
-            q, gate, keys_values = torch.split(qkv, [c.num_heads, self.gates, 2 * c.num_kv_heads], dim=1)
-            qkv = torch.cat([q, keys_values], dim=1)
-        if kv is None:  # KV lives within the pass: row i in slot i
-            kv = qkv.new_empty(2 * self.heads.count, x.shape[0], self.heads.size)
-        if self.heads.keys_are_values and not self.shares:
-            qkv = torch.cat([qkv, qkv[:, c.num_heads :]], dim=1)
-        norms = None if self.q_norm is None else (self.q_norm, self.k_norm or self.q_norm)
-        if norms is not None and c.qk_norm_over_heads:
-            qkv, norms = self._normed(qkv, *norms), None
-        own = kv[:0] if self.shares else kv
-        q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, own, batch.slots, self.v_norm)
-        if self.growth is not None:
-            q = q * self.growth(batch.positions)
-        sinks = None if self.sinks is None else self.sinks.sinks
-        out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
-        if gate is not None:
-            out = self.kernels.open(out, gate.flatten(1))
-        return cast(Tensor, self.o(out))
-
-    def _normed(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
-        """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
-        c = self.config
-        q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        parts = [
-            self.kernels.norm(part.flatten(1).float().contiguous(), norm, qkv.dtype).view(part.shape)
-            for part, norm in ((q, q_norm), (k, k_norm))
-        ]
-        return torch.cat([*parts, v], dim=1)
-
-
-def attention_of(
-    config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None
-) -> Attention | LatentAttention | DeltaLayer:
-    """The part of a layer in which tokens read what came before them. `in_features`: as in `Attention`."""
-    if config.is_recurrent(layer):
-        return DeltaLayer(config, kernels, in_features)
-    kind = Attention if config.latent is None else LatentAttention
-    return kind(config, layer, kernels, in_features)
+from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.rope import Rope
+from soothsay.model.stage import Layers, PoolSize, Stage
 
 
 class Block(nn.Module):
@@ -259,20 +172,132 @@ def finished_logits(logits: Tensor, scale: float, softcap: float | None) -> Tens
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
+class LocalStage:
+    """Consecutive layers of a decoder in this process. They are `Layers`.
+
+    Args:
+        config: of the whole decoder.
+        kernels: that the layers were built for.
+        blocks: the layers.
+        ropes: those that the layers rotate by, as `Block.rope_number` counts them.
+        layers: the numbers of the layers.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: Kernels,
+        blocks: Blocks,
+        ropes: tuple[Rope, Rope | None],
+        layers: range,
+    ):
+        self.config, self.kernels, self.blocks, self.ropes, self.layers = (
+            config,
+            kernels,
+            blocks,
+            ropes,
+            layers,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.ropes[0].signed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of linear layers' outputs and of the KV pool."""
+        return cast(Block, self.blocks[0]).dtype
+
+    def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
+        """Lay out a pass of the model. `block_size` is that of the KV pool."""
+        return Batch.pack(
+            requests,
+            block_size=block_size,
+            group=self.config.group,
+            windows=self.config.windows,
+            device=self.device,
+            lay_out=self.kernels.lay_out,
+        )
+
+    def new_cache(self, size: PoolSize) -> KVPool:
+        """A KV pool for its layers, which counts them from 0."""
+        states, at, delta = None, (self.dtype, self.device), self.config.delta
+        if delta is not None:
+            own = tuple(layer - self.layers.start for layer in delta.layers if layer in self.layers)
+            states = StatePool(replace(delta, layers=own), size.requests, size.snapshots, size.nodes, *at)
+        shapes = self.config.kv_shapes[self.layers.start : self.layers.stop]
+        cache = KVPool(shapes, size.num_blocks, size.block_size, *at, states)
+        if size.is_filled:
+            for layer in cache.layers:
+                (layer.matrices if isinstance(layer, LayerStates) else layer).normal_()
+        return cache
+
+    def run(
+        self,
+        x: Tensor,
+        batch: Batch,
+        cache: KVPool | None,
+        layers: Sequence[int],
+        taps: Collection[int],
+        embeddings: Tensor | None,
+    ) -> dict[int, Tensor]:
+        """See `Layers`. Raises `ValueError` as `Transformer.forward` does."""
+        available = len(batch.tokens) if cache is None else cache.num_slots
+        if batch.num_slots > available:  # kernels do not check bounds
+            raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
+        if self.config.delta is not None and cache is not None:
+            _check_states(batch, cache)
+        rope, second = self.ropes
+        first = rope(batch.positions)
+        ropes = first, first if second is None else second(batch.positions)
+        start, kv = self.layers.start, self._kv(cache, len(x))
+        own, tapped = [layer - start for layer in layers], [tap - start for tap in taps]
+        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings)
+        return {number + start: stream for number, stream in streams.items()}
+
+    def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:
+        """The keys and values that each layer reads; None: within the pass, and no layer shares them."""
+        if cache is None and not self.config.num_shared_kv_layers:
+            return None
+        pool, start = self.new_cache(PoolSize(rows, 1)) if cache is None else cache, self.layers.start
+        return tuple(pool.layers[layer - start] for layer in self.config.kv_layers[start : self.layers.stop])
+
+    def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:
+        """See `Layers`."""
+        cache.commit(moves)
+        if cache.states is None or not moves:
+            return
+        accepted = Accepted.of(moves, self.device)
+        for number, states in cache.states.layers.items():
+            cast(DeltaLayer, cast(Block, self.blocks[number]).attention).commit(states, accepted)
+
+    def copy_state(self, cache: KVPool, source: int, target: int) -> None:
+        """See `Layers`."""
+        if cache.states is not None:
+            cache.states.copy(source, target)
+
+
 class Transformer(nn.Module):
     """A decoder with random float32 weights. `soothsay.model.load.load_model` makes one from a checkpoint.
 
     A tied head shares the embedding's table in training. In a loaded model it may have a packed copy.
+
+    Args:
+        config: what it computes.
+        kernels: None: stock operations.
+        layers: the layers that are here; None: all. `rest` has those after them.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels | None = None):
+    def __init__(self, config: ModelConfig, kernels: Kernels | None = None, layers: range | None = None):
         super().__init__()
         self.config = config
         self.kernels = kernels = kernels or StockKernels()
         self.embedding = Embedding(
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
-        self.blocks = Blocks(Block(config, layer, kernels) for layer in range(config.num_layers))
+        layers = range(config.num_layers) if layers is None else layers
+        self.blocks = Blocks(Block(config, layer, kernels) for layer in layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
@@ -283,6 +308,10 @@ class Transformer(nn.Module):
         size = config.layer_embedding_size
         self.layer_embeddings = None if size is None else LayerEmbeddings(config, size, kernels)
         self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
+        self.own = LocalStage(config, kernels, self.blocks, (self.rope, self.second_rope), layers)
+        """Runs `blocks`."""
+        self.rest: Sequence[Stage] = ()
+        """Run the layers after these, in other processes."""
         self.bits: int | None = None
         """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
 
@@ -294,7 +323,12 @@ class Transformer(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Element type of linear layers' outputs and of the KV pool."""
-        return cast(Block, self.blocks[0]).dtype
+        return self.own.dtype
+
+    @property
+    def stages(self) -> tuple[Layers, ...]:
+        """Run all layers, one after the other."""
+        return self.own, *self.rest
 
     @property
     def experts_run(self) -> float | None:
@@ -315,7 +349,7 @@ class Transformer(nn.Module):
         Args:
             batch: N rows.
             cache: keys and values; None: they live within the pass (scoring, training).
-            layers: the layers to run, in order; None: all. The others write no keys and values.
+            layers: the layers to run, ascending; None: all. The others write no keys and values.
             taps: those of `layers` whose input is returned; `num_layers` means the last output.
 
         Returns:
@@ -324,19 +358,18 @@ class Transformer(nn.Module):
         Raises:
             ValueError: the batch was packed for a larger pool, or for a pool where `cache` is None; or a
                 request has no slot for its state, or a larger tree than the slot has room for.
+            StageError: a process that runs some of the layers has ended.
         """
-        available = len(batch.tokens) if cache is None else cache.num_slots
-        if batch.num_slots > available:  # kernels do not check bounds
-            raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
-        if self.config.delta is not None and cache is not None:
-            _check_states(batch, cache)
-        x = self.enter(batch.tokens)
-        rope, last = self.rope(batch.positions), len(self.blocks)
-        ropes = rope, rope if self.second_rope is None else self.second_rope(batch.positions)
+        x, last = self.enter(batch.tokens), self.config.num_layers
         own = self._embeddings(batch.tokens, x)
-        layers = range(last) if layers is None else layers
-        streams = self.blocks(x, ropes, batch, self._kv(cache, len(x)), layers, taps, own)
-        return self.leave(streams[last]), tuple(self._unscaled(streams[tap]) for tap in taps)
+        layers, streams = range(last) if layers is None else layers, dict[int, Tensor]()
+        for stage in self.stages:
+            if part := [layer for layer in layers if layer in stage.layers]:
+                embeddings = None if own is None else own[stage.layers.start : stage.layers.stop]
+                streams |= stage.run(x, batch, cache, part, taps, embeddings)
+                x = streams.pop(stage.layers.stop)
+        streams[last] = x
+        return self.leave(x), tuple(self._unscaled(streams[tap]) for tap in taps)
 
     def enter(self, tokens: Tensor) -> Tensor:
         """The first block's input: `[N] -> [N, hidden]` float32.
@@ -350,13 +383,6 @@ class Transformer(nn.Module):
     def leave(self, x: Tensor) -> Tensor:
         """The normed final states of the last block's output: `[N, hidden] -> [N, hidden]` float32."""
         return self.kernels.norm(self._unscaled(x), self.norm, x.dtype)
-
-    def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:
-        """The keys and values that each layer reads; None: within the pass, and no layer shares them."""
-        if cache is None and not self.config.num_shared_kv_layers:
-            return None
-        pool = self.new_cache(rows, 1) if cache is None else cache
-        return tuple(pool.layers[layer] for layer in self.config.kv_layers)
 
     def _embeddings(self, tokens: Tensor, x: Tensor) -> Tensor | None:
         """The layers' own embeddings, if they have some, of tokens whose usual embeddings are `x`."""
@@ -372,41 +398,34 @@ class Transformer(nn.Module):
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
         """Lay out a pass of this model. `block_size` is that of the KV pool."""
-        c = self.config
-        return Batch.pack(
-            requests,
-            block_size=block_size,
-            group=c.group,
-            windows=c.windows,
-            device=self.device,
-            lay_out=self.kernels.lay_out,
-        )
+        return self.own.pack(requests, block_size)
 
     def new_cache(
-        self, num_blocks: int, block_size: int, *, requests: int = 1, snapshots: int = 0, nodes: int = 1
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        requests: int = 1,
+        snapshots: int = 0,
+        nodes: int = 1,
+        is_filled: bool = False,
     ) -> KVPool:
-        """A KV pool for this model.
-
-        Args:
-            num_blocks: blocks of slots.
-            block_size: slots in a block.
-            requests: whose states it holds at a time, if the model has states.
-            snapshots: copies of states that it holds beside these.
-            nodes: of the largest tree, the root included.
-        """
-        states, at = None, (self.dtype, self.device)
-        if self.config.delta is not None:
-            states = StatePool(self.config.delta, requests, snapshots, nodes, *at)
-        return KVPool(self.config.kv_shapes, num_blocks, block_size, *at, states)
+        """A KV pool for this model; for the arguments see `PoolSize`."""
+        size = PoolSize(num_blocks, block_size, requests, snapshots, nodes, is_filled)
+        cache = self.own.new_cache(size)
+        for stage in self.rest:
+            stage.follow(cache, size)
+        return cache
 
     def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:
         """Take in the accepted nodes of the last pass: their KV, and what they do to states."""
-        cache.commit(moves)
-        if cache.states is None or not moves:
-            return
-        accepted = Accepted.of(moves, self.device)
-        for layer, states in cache.states.layers.items():
-            cast(DeltaLayer, cast(Block, self.blocks[layer]).attention).commit(states, accepted)
+        for stage in self.stages:
+            stage.commit(cache, moves)
+
+    def copy_state(self, cache: KVPool, source: int, target: int) -> None:
+        """Copy a state from slot to slot, in all layers."""
+        for stage in self.stages:
+            stage.copy_state(cache, source, target)
 
 
 def _check_states(batch: Batch, cache: KVPool) -> None:

@@ -17,7 +17,7 @@ MAX_NAMES = 4
 """Limit of names in a warning."""
 
 
-def warn_of_unused(names: TensorNames, used: Collection[str]) -> None:
+def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> None:
     """Warn of tensors in the model's blocks that were not read: a bias or a norm that config.json denies.
 
     Tensors beside the blocks (of images, of drafters, of a head that is shared) are not needed.
@@ -25,13 +25,14 @@ def warn_of_unused(names: TensorNames, used: Collection[str]) -> None:
     Args:
         names: of the checkpoint's tensors.
         used: the names of those that were read.
+        layers: the numbers of the blocks.
     """
     block = re.compile(rf"(?:{re.escape(names.prefix)}layers|blk)\.(\d+)\.")
     left = [
         name
         for name in sorted(names.all.difference(used))
         if (found := block.match(name))
-        and int(found[1][:9]) < names.config.num_layers
+        and int(found[1][:9]) in layers
         and not MEANINGLESS.search(name, found.end())
     ]
     if left:

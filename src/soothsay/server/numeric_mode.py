@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 
-import torch
-
-from soothsay import __version__
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.llm import LLM
-from soothsay.model.linear import Dense, Packed
-from soothsay.model.transformer import Transformer
+from soothsay.model.described_mode import described_mode
 
 log = logging.getLogger("soothsay.server")
 
@@ -23,23 +19,10 @@ PROBE = 32
 
 def numerics(llm: LLM) -> Numerics:
     """The numeric mode of an engine that has nothing to do. It reads a short prompt to find out."""
+    model = llm.model
     capacity = llm.engine.allocator.num_blocks * llm.engine.allocator.block_size
-    return Numerics(mode(llm.model), min(llm.config.max_context or 0, capacity), _probe(llm))
-
-
-def mode(model: Transformer) -> str:
-    """What the bits of a model's logits depend on, in words. Weights are not in it.
-
-    The number of threads is in it only where the bits depend on it: where PyTorch multiplies.
-    """
-    linears = {type(module) for module in model.modules() if isinstance(module, (Dense, Packed))}
-    pytorch = f"PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
-    parts = [model.kernels.name, pytorch, f"activations {str(model.dtype).removeprefix('torch.')}"]
-    if model.bits is not None:
-        parts.append(f"int{model.bits} weights")
-    if linears:
-        parts.append(f"{torch.get_num_threads()} threads")
-    return ", ".join([*parts, f"soothsay {__version__}"])
+    computed = described_mode(model, model.kernels, model.dtype, model.bits)
+    return Numerics(computed, min(llm.config.max_context or 0, capacity), _probe(llm))
 
 
 def _probe(llm: LLM) -> str:

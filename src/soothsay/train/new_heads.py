@@ -23,8 +23,9 @@ from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.errors import DrafterError
+from soothsay.model.attention_layer import Attention
 from soothsay.model.feed_forward import FeedForward
-from soothsay.model.transformer import Attention, Block, Transformer
+from soothsay.model.transformer import Block, Transformer
 from soothsay.train.examples import Example
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from soothsay import handshake
+from soothsay.handshake import NAME, NONCE
 from soothsay.server.cluster import switchboard
-from soothsay.server.cluster.switchboard import NAME, NONCE, Switchboard, call
+from soothsay.server.cluster.switchboard import Switchboard, call
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_a_switchboard_without_the_key_is_not_believed() -> None:
 def test_callers_that_say_nothing_take_no_room_for_ever(
     board: Switchboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(switchboard, "HANDSHAKE", 1.0)
+    monkeypatch.setattr(handshake, "HANDSHAKE", 1.0)
     number = board.expect()
     silent = [socket.create_connection((number.host, number.port)) for _ in range(switchboard.CALLERS + 8)]
     for one in silent:

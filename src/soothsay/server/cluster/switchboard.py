@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import secrets
 import socket
-import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,19 +12,13 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Self
 
-log = logging.getLogger("soothsay.server")
+from soothsay import handshake
+from soothsay.handshake import NAME, NONCE
 
-HANDSHAKE = 10.0
-"""Seconds in which a caller must prove that it has the key."""
+log = logging.getLogger("soothsay.server")
 
 CALLERS = 64
 """Limit of callers that have not proved it yet."""
-
-NONCE = 32
-"""Bytes of a challenge, and of a proof."""
-
-NAME = 16
-"""Bytes of a caller's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +84,8 @@ class Switchboard:
 
     def _admit(self, caller: socket.socket) -> None:
         try:
-            _bound(caller, HANDSHAKE)
-            ours = secrets.token_bytes(NONCE)
-            caller.sendall(ours)
-            theirs, name, proof = (_receive(caller, size) for size in (NONCE, NAME, NONCE))
-            if not hmac.compare_digest(proof, _proof(self._key, b"caller", ours, theirs, name)):
-                raise ConnectionError("the caller does not have the key")
-            caller.sendall(_proof(self._key, b"server", ours, theirs, name))
-            self._expected[name].put(_connection(caller))
+            name, pipe = handshake.admit(caller, self._key)
+            self._expected[name].put(pipe)
         except (OSError, KeyError) as error:
             log.warning("caller refused", extra={"reason": str(error)})
             caller.close()
@@ -109,41 +95,4 @@ class Switchboard:
 
 def call(number: Number) -> Connection:
     """Call a switchboard. Raises `OSError` if it does not answer, or does not have the key."""
-    caller = socket.create_connection((number.host, number.port), timeout=HANDSHAKE)
-    with caller:  # a connection has taken the socket over, so this closes it only if there is none
-        _bound(caller, HANDSHAKE)
-        theirs, ours = _receive(caller, NONCE), secrets.token_bytes(NONCE)
-        caller.sendall(ours + number.name + _proof(number.key, b"caller", theirs, ours, number.name))
-        proof = _receive(caller, NONCE)
-        if not hmac.compare_digest(proof, _proof(number.key, b"server", theirs, ours, number.name)):
-            raise ConnectionError("the switchboard does not have the key")
-        return _connection(caller)
-
-
-def _proof(key: bytes, side: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(key, side + b"".join(parts), "sha256")
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not (part := sock.recv(size - len(data))):
-            raise ConnectionError("the other side has hung up")
-        data += part
-    return data
-
-
-def _bound(sock: socket.socket, seconds: float) -> None:
-    """Block for at most some seconds in each call; 0: for any time. Python's own timeouts do not last."""
-    sock.settimeout(None)
-    limit = struct.pack("ll", int(seconds), 0)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        sock.setsockopt(socket.SOL_SOCKET, option, limit)
-
-
-def _connection(sock: socket.socket) -> Connection:
-    """A connection for messages, which are small and must not wait for each other."""
-    _bound(sock, 0)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return Connection(sock.detach())
+    return handshake.call(number.host, number.port, number.key, number.name)

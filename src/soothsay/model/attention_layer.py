@@ -1,0 +1,106 @@
+"""The part of a layer in which tokens read what came before them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.core.batch import Batch
+from soothsay.model.delta_layer import DeltaLayer
+from soothsay.model.kernels import Kernels, Norm
+from soothsay.model.latent_attention import LatentAttention
+from soothsay.model.linear import Dense
+from soothsay.model.norm import RMSNorm, UnitNorm
+from soothsay.model.rope import QueryGrowth
+
+
+class Sinks(nn.Module):
+    """The sinks of a layer's heads; see `soothsay.model.attention.attend`."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.sinks = nn.Parameter(torch.zeros(heads))  # [H_q] float32, named as in checkpoints
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; q, k and v in one product.
+
+    A layer that reads the keys and values of another one computes queries only. `in_features` is the size of
+    its input rows; None: the configuration's hidden size.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
+        super().__init__()
+        self.config = c = config
+        self.kernels = kernels
+        self.window = config.windows[layer]
+        self.heads = heads = config.heads(layer)
+        self.shares = config.shares_kv(layer)
+        self.gates = c.num_heads if c.gated_attention else 0
+        """Gates of heads, whose rows come after those of the queries."""
+        own = 0 if self.shares else heads.count * (1 if heads.keys_are_values else 2)
+        width = (c.num_heads + self.gates + own) * heads.size
+        self.qkv: nn.Module = Dense.random(in_features or c.hidden_size, width, bias=c.qkv_bias)
+        self.o: nn.Module = Dense.random(c.num_heads * heads.size, c.hidden_size, bias=c.o_bias)
+        normed = (c.num_heads, heads.count) if c.qk_norm_over_heads else (1, 1)  # heads
+        self.q_norm = self._norm(normed[0] * heads.size, layer)
+        self.k_norm = None if self.shares else self._norm(normed[1] * heads.size, layer)
+        self.v_norm = UnitNorm(heads.size, c.norm_eps) if c.value_norm and not self.shares else None
+        grows = c.query_growth is not None and (c.is_unrotated(layer) or not c.query_growth.unrotated)
+        self.growth = QueryGrowth(c.query_growth, c.max_positions) if c.query_growth and grows else None
+        self.sinks = Sinks(c.num_heads) if c.sinks else None
+
+    def _norm(self, size: int, layer: int) -> Norm | None:
+        """The norm of queries or of keys, if there is one in this layer."""
+        c = self.config
+        if c.qk_norm:
+            return RMSNorm(size, c.norm_eps)
+        return UnitNorm(size, c.norm_eps) if c.qk_unit_norm and not c.is_unrotated(layer) else None
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
+        """`[N, in] -> [N, hidden]`. First writes its keys and values, if any, to `kv` `[2 * H_kv, S, d]`."""
+        c = self.config
+        qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, self.heads.size)  # [N, H_q + 2 H_kv, d]
+        gate = None
+        if self.gates:
+            q, gate, keys_values = torch.split(qkv, [c.num_heads, self.gates, 2 * c.num_kv_heads], dim=1)
+            qkv = torch.cat([q, keys_values], dim=1)
+        if kv is None:  # KV lives within the pass: row i in slot i
+            kv = qkv.new_empty(2 * self.heads.count, x.shape[0], self.heads.size)
+        if self.heads.keys_are_values and not self.shares:
+            qkv = torch.cat([qkv, qkv[:, c.num_heads :]], dim=1)
+        norms = None if self.q_norm is None else (self.q_norm, self.k_norm or self.q_norm)
+        if norms is not None and c.qk_norm_over_heads:
+            qkv, norms = self._normed(qkv, *norms), None
+        own = kv[:0] if self.shares else kv
+        q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, own, batch.slots, self.v_norm)
+        if self.growth is not None:
+            q = q * self.growth(batch.positions)
+        sinks = None if self.sinks is None else self.sinks.sinks
+        out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
+        if gate is not None:
+            out = self.kernels.open(out, gate.flatten(1))
+        return cast(Tensor, self.o(out))
+
+    def _normed(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
+        """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
+        c = self.config
+        q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        parts = [
+            self.kernels.norm(part.flatten(1).float().contiguous(), norm, qkv.dtype).view(part.shape)
+            for part, norm in ((q, q_norm), (k, k_norm))
+        ]
+        return torch.cat([*parts, v], dim=1)
+
+
+def attention_of(
+    config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None
+) -> Attention | LatentAttention | DeltaLayer:
+    """The part of a layer in which tokens read what came before them. `in_features`: as in `Attention`."""
+    if config.is_recurrent(layer):
+        return DeltaLayer(config, kernels, in_features)
+    kind = Attention if config.latent is None else LatentAttention
+    return kind(config, layer, kernels, in_features)

@@ -1,0 +1,1 @@
+"""A model whose layers run in several processes, one range of layers in each."""

@@ -1,0 +1,148 @@
+"""Starts the processes of a pipeline, and loads each one's layers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from soothsay.config import DType
+from soothsay.errors import ModelError
+from soothsay.handshake import call
+from soothsay.model.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.described_mode import described_mode
+from soothsay.model.load import load_model, named_kernels
+from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.model.pipeline.splitting import split_layers
+from soothsay.model.transformer import Transformer
+
+MIN_KEY = 16
+"""The shortest key, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StageAddress:
+    """Where `soothsay stage` waits for an engine, and the key that it wants."""
+
+    host: str
+    port: int
+    key: bytes
+
+    @classmethod
+    def parse(cls, text: str, key: bytes) -> Self:
+        """Read `HOST:PORT`. Raises `ModelError`."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ModelError(f"{text!r} is not the address of a stage: HOST:PORT")
+        return cls(host.strip("[]"), int(port), key)
+
+
+def read_key(file: Path) -> bytes:
+    """The key in a file, without spaces around it. Raises `ModelError`."""
+    try:
+        with file.open("rb") as opened:
+            key = opened.read(4096).strip()
+    except OSError as error:
+        raise ModelError(f"the key of stages cannot be read: {error}") from None
+    if len(key) < MIN_KEY:
+        raise ModelError(f"{file} has a key of {len(key)} bytes; at least {MIN_KEY} are needed")
+    return key
+
+
+Stages = int | Sequence[StageAddress]
+"""The number of processes that share the layers, the engine's own included, all on this machine; or where
+processes wait on other machines, which get the layers after the engine's own."""
+
+
+def load_pipeline(
+    model: str | os.PathLike[str],
+    stages: Stages,
+    dtype: DType = "auto",
+    kernels: str = "auto",
+    max_context: int | None = None,
+) -> Transformer:
+    """Load a model of which other processes run some layers. They end with it.
+
+    Each process reads its own layers only. Rows are computed by the same kernels as in one process, so they
+    have the same bits.
+
+    Args:
+        model: as `open_checkpoint` takes it. Other machines need it under the same name.
+        stages: the other processes.
+        dtype: see `load_model`.
+        kernels: see `named_kernels`.
+        max_context: see `load_model`.
+
+    Raises `ModelError` if a process cannot load its layers, cannot be reached, or has another numeric mode.
+    """
+    checkpoint, chosen = open_checkpoint(model), named_kernels(kernels)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    own, *others = split_layers(read_model_config(checkpoint), count)
+    rest: list[RemoteStage] = []
+    try:
+        for number, layers in enumerate(others):
+            rest.append(_start() if isinstance(stages, int) else _call(stages[number]))
+            rest[-1].load(
+                layers,
+                model=os.path.abspath(model) if os.path.exists(model) else os.fspath(model),
+                dtype=dtype,
+                kernels=kernels,
+                max_context=max_context,
+                threads=torch.get_num_threads(),
+            )
+        loaded = load_model(checkpoint, dtype, "cpu", chosen, max_context, own)
+        mode = described_mode(loaded.blocks, loaded.kernels, loaded.dtype, loaded.bits)
+        for stage in rest:
+            stage.wait(mode)
+    except BaseException:
+        for stage in rest:
+            stage.close()
+        raise
+    loaded.rest = rest
+    return loaded
+
+
+def _start() -> RemoteStage:
+    """A process of this machine."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "soothsay.model.pipeline.stage_process", str(theirs.fileno())]
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # signals of a terminal are for the engine, which ends it
+        )
+        return RemoteStage(Connection(ours.detach()), f"process {process.pid}", process)
+
+
+def _has_file(stream: object) -> bool:
+    """Whether a stream is a file of the system, and not a test's or a notebook's."""
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
+
+
+def _call(address: StageAddress) -> RemoteStage:
+    """A process that waits at an address."""
+    place = f"{address.host}:{address.port}"
+    try:
+        return RemoteStage(call(address.host, address.port, address.key), place)
+    except OSError as error:
+        raise ModelError(
+            f"no stage answers at {place}: {error}. Start 'soothsay stage' there, with the same key; one "
+            "that serves another engine does not answer"
+        ) from None

@@ -1,0 +1,50 @@
+"""Which layers of a model each process gets."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from soothsay.config import ModelConfig
+from soothsay.errors import ModelError
+
+
+def split_layers(config: ModelConfig, count: int) -> list[range]:
+    """Split a model's layers into `count` consecutive ranges with about equal weights.
+
+    The first range has the output head too. Layers that share keys and values stay together.
+
+    Raises `ModelError` if the model has fewer places to split it.
+
+    Example:
+        >>> split_layers(config, 2)  # of 4 equal layers, and a head as large as 2 of them
+        [range(0, 1), range(1, 4)]
+    """
+    head = config.vocab_size * config.hidden_size
+    sums = list(accumulate((_weights(config, i) for i in range(config.num_layers)), initial=head))
+    cuts = [i for i in range(1, config.num_layers) if _may_split(config, i)]
+    if not 1 <= count <= len(cuts) + 1:
+        raise ModelError(
+            f"a model with {config.num_layers} layers can have 1 to {len(cuts) + 1} stages, not {count}"
+        )
+    ends = [0]
+    for number in range(1, count):
+        left = [cut for cut in cuts if cut > ends[-1]]
+        left = left[: len(left) - (count - 1 - number)]  # one for each later border
+        ends.append(min(left, key=lambda cut: abs(sums[cut] - sums[-1] * number / count)))
+    return [range(*pair) for pair in pairwise([*ends, config.num_layers])]
+
+
+def _weights(config: ModelConfig, layer: int) -> int:
+    """Weights of a layer in matrices."""
+    total, mixture = config.attention_parameters(layer), config.experts
+    if mixture is not None and config.is_sparse(layer):
+        total += (3 * mixture.size + 1) * mixture.count * config.hidden_size
+        total += 3 * mixture.shared_size * config.hidden_size
+    if mixture is None or not config.is_sparse(layer) or mixture.beside_dense:
+        total += 3 * config.hidden_size * config.mlp_size(layer)
+    return total
+
+
+def _may_split(config: ModelConfig, place: int) -> bool:
+    """Whether no layer from `place` on reads keys and values of one before it."""
+    return all(source >= place for source in config.kv_layers[place:])

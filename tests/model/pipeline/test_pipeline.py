@@ -1,0 +1,197 @@
+"""The guarantee on models whose layers run in several processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from every_drafter import DRAFTERS, resolve
+from families import random_oracle
+from stages import KEY, stage_here
+from test_guarantee import GREEDY, MIXED, SAMPLED, all_same, plain, prompts, same, watch
+
+from soothsay import LLM, DrafterError, ModelError, SamplingParams
+from soothsay.core.batch import Rows
+from soothsay.errors import StageError
+from soothsay.handshake import call
+from soothsay.model.pass_times import PassTimes
+from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key
+from soothsay.model.pipeline.remote_stage import RemoteStage
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
+
+QUICK = ("none", "suffix", "auto", "eagle3", "mtp", "medusa", "layer-skip(skip=2)", "suffix > eagle3")
+
+
+def piped(model: str | Path = "sibyl", dtype: str = "float32", stages: int = 2, **options: object) -> LLM:
+    options = {"drafter": "none", "kv_tokens": 8192, **options}
+    return LLM(model, dtype=dtype, stages=[stage_here() for _ in range(stages - 1)], **options)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """An engine whose pool is too small for all requests together."""
+    made = piped(kv_tokens=352, block_size=8, max_rows=48)
+    yield made
+    made.model.rest[0].close()
+
+
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(d, marks=() if d in QUICK else pytest.mark.slow) for d in [*DRAFTERS, QUICK[6]]]
+)
+def test_drafters_change_nothing(llm: LLM, drafter: str) -> None:
+    """At T = 0 and 1, with taps, preemption, chunks of prompts and prefix hits."""
+    requests = watch(llm)
+    spec = resolve(drafter)
+    for _ in range(2):  # prefixes are found in the second round
+        all_same(llm.generate(prompts(), MIXED, drafter=spec))
+    assert sum(request.num_preemptions for request in requests) > 0
+    assert sum(request.num_prefix_hits for request in requests) > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_number_formats(dtype: str) -> None:
+    all_same(piped(dtype=dtype).generate(prompts(), MIXED, drafter="suffix"), dtype)
+
+
+def test_each_process_has_its_own_layers_only() -> None:
+    llm = piped()
+    own, (rest,) = llm.model.own.layers, llm.model.rest
+    assert [*own, *rest.layers] == [*range(llm.model.config.num_layers)]
+    assert len(llm.model.blocks) == len(own) > 0
+    assert len(llm.engine.cache.layers) == len(own)
+    held = sum(part.numel() for part in llm.model.blocks.parameters())
+    whole = LLM("sibyl", dtype="float32", drafter="none").model.blocks
+    assert held < sum(part.numel() for part in whole.parameters()) * (len(own) + 1) / len(whole)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma4", "gemma3", "deepseek_v3", "qwen3_moe"])
+def test_families(family: str, tmp_path: Path) -> None:
+    """States, shared keys and values, embeddings of layers, windows, latent states and experts."""
+    random_oracle(family, max_position_embeddings=256).save_pretrained(tmp_path)
+    asked: Sequence[list[int]] = [[*range(20, 32)] * 4, [5, 6, 7], [*range(60)], [*range(20, 32)] * 4]
+    modes = [replace(mode, max_tokens=24, ignore_eos=True) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        alone = LLM(tmp_path, dtype="float32", drafter="none", kv_tokens=512, prefix_caching=False)
+        llm = piped(tmp_path, kv_tokens=128, block_size=8, max_rows=40)
+    expected = [alone.generate(ids, mode) for ids, mode in zip(asked, modes, strict=True)]
+    requests = watch(llm)
+    for drafter in ("none", "suffix", "layer-skip(skip=0)"):
+        for result, reference in zip(llm.generate(asked, modes, drafter=drafter), expected, strict=True):
+            same(result, reference)
+    assert sum(request.num_prefix_hits > 0 for request in requests) > 0
+
+
+def test_a_pass_within_itself_and_taps_of_all_layers() -> None:
+    alone, llm = LLM("sibyl", dtype="float32", drafter="none").model, piped(stages=3).model
+    rows = [Rows(torch.arange(5, 25).numpy(), 0), Rows(torch.arange(7).numpy(), 0)]
+    taps = range(alone.config.num_layers + 1)
+    with torch.inference_mode():
+        hidden, tapped = alone(alone.pack(rows), taps=taps)
+        found, found_taps = llm(llm.pack(rows), taps=taps)
+        assert torch.equal(hidden, found)
+        assert all(map(torch.equal, tapped, found_taps))
+        skipping = [layer for layer in taps[:-1] if layer not in llm.rest[0].layers]
+        assert torch.equal(
+            alone(alone.pack(rows), layers=skipping)[0], llm(llm.pack(rows), layers=skipping)[0]
+        )
+
+
+def test_pass_times_are_of_all_stages() -> None:
+    times = PassTimes.measure(piped().model, 256, repeats=1)
+    assert times(64) > 0
+
+
+def test_processes_of_this_machine_end_with_the_model() -> None:
+    llm = LLM("sibyl", dtype="float32", drafter="suffix", stages=2, kv_tokens=2048)
+    same(llm.generate(prompts()[1], MIXED[1]), plain()[1])
+    pid = process_of(llm)
+    os.kill(pid, 0)
+    del llm
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def process_of(llm: LLM) -> int:
+    (rest,) = llm.model.rest
+    assert isinstance(rest, RemoteStage)
+    found = re.fullmatch(r"process (\d+)", rest.place)
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_stage_that_dies_is_named() -> None:
+    llm = LLM("sibyl", dtype="float32", drafter="none", stages=2, kv_tokens=2048)
+    stream = llm.stream(prompts()[0], GREEDY)
+    next(iter(stream))
+    os.kill(process_of(llm), signal.SIGKILL)
+    with pytest.raises(StageError, match=r"stage with layers \d+ to 7 \(process \d+\) is lost"):
+        list(stream)
+    with pytest.raises(StageError):
+        llm.generate("Hello!")
+
+
+def test_a_failing_step_is_blamed_on_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in a stage is like one here: the others get their answers."""
+    run = RemoteStage.run
+
+    def run_badly(self: RemoteStage, x: torch.Tensor, batch: object, *rest: object) -> object:
+        if 31 in batch.tokens.tolist():  # type: ignore[attr-defined]
+            x = x[:, 1:]
+        return run(self, x, batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemoteStage, "run", run_badly)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    bad, good = llm.generate([[5, 31], [5, 6]], params)
+    assert "hidden states of the shape" in (bad.choices[0].error or "")
+    assert good.finish_reason == "length"
+
+
+def test_a_stage_that_cannot_load() -> None:
+    with pytest.raises(ModelError, match="1 to 8 stages"):
+        LLM("sibyl", stages=9)
+    address = stage_here()
+    one = RemoteStage(call(address.host, address.port, KEY), "here")
+    options = {"model": "sibyl", "dtype": "float32", "max_context": None, "threads": 1}
+    one.load(range(3, 8), kernels="z80", **options)
+    with pytest.raises(ModelError, match=r"layers 3 to 7.*kernels 'z80'"):
+        one.wait("")
+    one.close()
+    with pytest.raises(ModelError, match="CPUs only"):
+        LLM("sibyl", stages=2, device="cuda")
+    with pytest.raises(DrafterError):
+        piped(drafter="nonsense")
+
+
+def test_another_numeric_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = RemoteStage.load
+
+    def load_stock(self: RemoteStage, layers: range, **options: object) -> None:
+        load(self, layers, **{**options, "kernels": "stock"})
+
+    monkeypatch.setattr(RemoteStage, "load", load_stock)
+    with pytest.raises(ModelError, match="another numeric mode"):
+        piped()
+
+
+def test_callers_need_the_key(tmp_path: Path) -> None:
+    address = stage_here()
+    with pytest.raises(ModelError, match="no stage answers"):
+        load_pipeline("sibyl", [replace(address, key=b"another key, long enough")])
+    with pytest.raises(ModelError, match="HOST:PORT"):
+        StageAddress.parse("nowhere", KEY)
+    assert StageAddress.parse("[::1]:80", KEY) == StageAddress("::1", 80, KEY)
+    (tmp_path / "key").write_bytes(b"short\n")
+    with pytest.raises(ModelError, match="5 bytes"):
+        read_key(tmp_path / "key")
+    assert KEY.decode() not in repr(address)
