@@ -16,7 +16,9 @@ from soothsay.config import (
 )
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
-from soothsay.model.family_table import FAMILIES, UNSUPPORTED, Family, Raw
+from soothsay.model.family import Family
+from soothsay.model.family_layers import Raw
+from soothsay.model.family_table import FAMILIES, UNSUPPORTED
 from soothsay.model.rope_fields import parse_rope
 
 MAX_SPANS = 2**12

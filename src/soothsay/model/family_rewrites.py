@@ -1,0 +1,91 @@
+"""Rewrites of a family's `config.json` to the usual keys. Each returns a new mapping.
+
+Rewrites raise `ModelError` for a model that is not supported.
+"""
+
+from __future__ import annotations
+
+from soothsay.config import ModelConfig
+from soothsay.errors import ModelError
+from soothsay.model.family_layers import Raw
+
+
+def unchanged(raw: Raw) -> Raw:
+    """The file's keys are the usual ones."""
+    return raw
+
+
+def as_parsed(raw: Raw, config: ModelConfig) -> ModelConfig:
+    """The family has no fields of its own."""
+    return config
+
+
+def dense_hybrid(raw: Raw) -> Raw:
+    """A hybrid's configuration without recurrent layers and experts, as Granite 4's dense models have it."""
+    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]
+    has_experts = raw.get("num_local_experts", 8) or not raw["shared_intermediate_size"]
+    if has_experts or not set(kinds) <= {"attention", "full_attention"}:
+        raise ModelError("config.json: a hybrid with recurrent layers or experts is not supported")
+    return {**raw, "intermediate_size": raw["shared_intermediate_size"]}
+
+
+def softmax_groups(raw: Raw) -> Raw:
+    """DeepSeek-V2's configuration, where `topk_method` says whether groups count."""
+    method = raw.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"config.json: topk_method {method!r} is not supported in DeepSeek-V2")
+    if raw.get("norm_topk_prob"):
+        raise ModelError("config.json: norm_topk_prob is not supported in DeepSeek-V2")
+    return {**raw, "n_group": 1, "topk_group": 1} if method == "greedy" else raw
+
+
+def listed_experts(raw: Raw) -> Raw:
+    """A configuration whose `mlp_layer_types` takes the place of `first_k_dense_replace`."""
+    kinds = raw.get("mlp_layer_types")
+    if kinds is None:
+        return raw
+    if len(kinds) != int(raw["num_hidden_layers"]):
+        raise ModelError(
+            f"config.json: mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
+        )
+    if unknown := set(kinds) - {"dense", "sparse"}:
+        raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
+    dense = [i for i, kind in enumerate(kinds) if kind == "dense"]
+    return {**raw, "mlp_only_layers": dense, "first_k_dense_replace": 0}
+
+
+def rotary_share(raw: Raw) -> Raw:
+    """MiniMax-M2's configuration, where `rotary_dim` is the number of dimensions that rotate."""
+    if "rotary_dim" not in raw:
+        return raw
+    return {**raw, "partial_rotary_factor": int(raw["rotary_dim"]) / int(raw["head_dim"])}
+
+
+def llama4(raw: Raw) -> Raw:
+    """Llama 4's configuration, where `moe_layers` have experts, and other layers a size of their own."""
+    layers, step = int(raw["num_hidden_layers"]), int(raw.get("interleave_moe_layer_step") or 1)
+    sparse = raw.get("moe_layers")
+    sparse = range(step - 1, layers, step) if sparse is None else sparse
+    return {
+        **raw,
+        "num_experts_per_tok": raw.get("num_experts_per_tok", 1),
+        "n_shared_experts": 1,
+        "moe_intermediate_size": raw["intermediate_size"],
+        "intermediate_size": raw.get("intermediate_size_mlp", 16_384),
+        "mlp_only_layers": [layer for layer in range(layers) if layer not in sparse],
+    }
+
+
+def bounded_at_7(raw: Raw) -> Raw:
+    """A configuration of gpt-oss, whose activation has the published constants."""
+    for key, value in {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}.items():
+        if raw.get(key, value) != value:
+            raise ModelError(f"config.json: {key} {raw[key]!r:.80} is not supported, only {value}")
+    return raw
+
+
+def with_layer_types(raw: Raw) -> Raw:
+    """A configuration with `layer_types`. Without, each `full_attention_interval`-th layer is full."""
+    interval, layers = int(raw.get("full_attention_interval") or 4), int(raw["num_hidden_layers"])
+    kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+    return {"layer_types": kinds, **raw}
