@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -21,17 +20,18 @@ from soothsay.core.params import SamplingParams
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.accounts import Account, Charge
 from soothsay.server.api_errors import ApiError
-from soothsay.server.api_keys import KeyFileError, KeyRing
+from soothsay.server.api_keys import KeyRing
 from soothsay.server.bodies import BodyReader
 from soothsay.server.canary import Watch
 from soothsay.server.engine_loop import EngineLoop
 from soothsay.server.events import EventStream, while_connected
 from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.fleet.replica import EngineState
 from soothsay.server.gate import Gate
 from soothsay.server.grammar_checker import GrammarChecker
+from soothsay.server.health_routes import health_routes
 from soothsay.server.jobs import Job
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
+from soothsay.server.model_routes import model_routes
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
 from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
@@ -39,7 +39,7 @@ from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.reasoning import ReasoningFormat, Thoughts
-from soothsay.server.replica_routes import REPLICAS, REPLICAS_BODIES, facts, replica_routes
+from soothsay.server.replica_routes import REPLICAS, REPLICAS_BODIES, replica_routes
 from soothsay.server.replies import ChatFormat, CompletionFormat
 from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
 from soothsay.server.reports import usage
@@ -84,7 +84,7 @@ class Server:
 
     def __init__(self, fleet: Fleet, config: ServerConfig, keys: KeyRing | None = None):
         self.fleet, self.model, self.config = fleet, fleet.model, config
-        self.metrics, self._keys = Metrics(config.name), keys
+        self.metrics = Metrics(config.name)
         self.metrics.describe(self.model.block_size, self.model.num_blocks)
         self.loop = EngineLoop(fleet, self.metrics, config)
         self.watch = Watch(self.loop, fleet, config)
@@ -97,7 +97,6 @@ class Server:
         self._prompts = PromptReader(self.model)
         tokenizer, vocab_size = self.model.tokenizer, self.model.vocab_size
         self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
-        self._started = int(time.time())
         pages = page_routes()
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -106,14 +105,10 @@ class Server:
             *responses_routes(self),
             *ollama_routes(self),
             *(Route(path, _no_embeddings, methods=["POST"]) for path in EMBEDDINGS),
-            *(Route(path, self._models) for path in ("/v1/models", "/models")),
-            Route("/v1/models/{name:path}", self._model),
+            *model_routes(self, self._drafters),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
-            *(Route(path, self._health) for path in ("/health", "/v1/health")),
-            Route("/props", self._props),
-            Route("/ping", self._health, methods=["GET", "POST"]),
-            Route("/ready", self._ready),
+            *(health := health_routes(fleet, self.watch, keys)),
             Route("/version", self._version),
             Route("/metrics", self._metrics),
             Route("/openapi.json", self._openapi),
@@ -121,7 +116,7 @@ class Server:
         ]
         router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self.lifespan)
         paths = frozenset(route.path for route in routes)
-        keyless = frozenset({"/health", "/v1/health", "/ping", "/ready", *(page.path for page in pages)})
+        keyless = frozenset(route.path for route in (*health, *pages))
         self.app: ASGIApp = Gate(
             router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics", REPLICAS})
         )
@@ -272,42 +267,6 @@ class Server:
         record |= {name: counts[name] for name in names}
         record["drafter"] = job.drafter
 
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
-
-    async def _model(self, http: Request) -> Response:
-        self.check_model(http.path_params["name"])
-        return JSONResponse(self._card())
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self.config.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "soothsay",
-            "max_model_len": self.model.max_context,
-            "drafters": list(self._drafters),
-        }
-
-    async def _props(self, _: Request) -> Response:
-        """What clients of llama.cpp's server ask for first."""
-        tokenizer = self.model.tokenizer
-        special = {} if tokenizer is None else tokenizer.special
-        settings = {"n_ctx": self.model.max_context, "params": dict(self.model.sampling_defaults)}
-        return JSONResponse(
-            {
-                "default_generation_settings": settings,
-                "total_slots": self.model.max_requests,
-                "model_alias": self.config.name,
-                "chat_template": "" if tokenizer is None else tokenizer.templates.get("default", ""),
-                "bos_token": special.get("bos_token", ""),
-                "eos_token": special.get("eos_token", ""),
-                "modalities": {"vision": False, "audio": False},
-                "build_info": f"soothsay {__version__}",
-                "is_sleeping": False,
-            }
-        )
-
     async def _tokenize(self, http: Request) -> Response:
         body = await self.read(http, TokenizeRequest)
         self.check_model(body.model)
@@ -333,31 +292,6 @@ class Server:
 
         text = await self._prompts.run(len(body.tokens), work)
         return JSONResponse({"prompt": text, "content": text})
-
-    async def _health(self, _: Request) -> Response:
-        """Whether an engine runs and answers. Engines that do not run are restarted without a request."""
-        replicas, age, wait = self.fleet.replicas, self.watch.answer_age, self.fleet.jobs.restart_in
-        body: dict[str, Any] = {
-            "status": self.watch.status,
-            "engine_pid": replicas[0].pid if replicas else None,
-            "engine_restarts": self.fleet.restarts,
-            "seconds_since_answer": None if age is None else round(age, 1),
-            "seconds_to_restart": None if wait is None else round(wait, 1),
-        }
-        if len(replicas) > 1:
-            body["replicas"] = [facts(replica) for replica in replicas]
-        return JSONResponse(body, 200 if self.watch.status == EngineState.OK else 503)
-
-    async def _ready(self, _: Request) -> Response:
-        """Whether the server would answer another request. A load balancer should use another one if not."""
-        try:
-            if self._keys is not None:
-                self._keys.check()
-        except KeyFileError:
-            return JSONResponse({"status": "not ready", "reason": "the API keys cannot be read"}, 503)
-        if (problem := self.watch.problem) is None:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": problem}, 503)
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})

@@ -1,0 +1,54 @@
+"""`/health` and `/ready`: whether engines run, and whether the server would answer another request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from soothsay.server.api_keys import KeyFileError, KeyRing
+from soothsay.server.canary import Watch
+from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.fleet.replica import EngineState
+from soothsay.server.replica_routes import facts
+
+
+def health_routes(fleet: Fleet, watch: Watch, keys: KeyRing | None) -> list[Route]:
+    """The routes for load balancers and supervisors. None of them needs an API key."""
+
+    async def health(_: Request) -> Response:
+        """Whether an engine runs and answers. Engines that do not run are restarted without a request."""
+        return JSONResponse(_state(fleet, watch), 200 if watch.status == EngineState.OK else 503)
+
+    async def ready(_: Request) -> Response:
+        """Whether the server would answer another request. A load balancer should use another one if not."""
+        try:
+            if keys is not None:
+                keys.check()
+        except KeyFileError:
+            return JSONResponse({"status": "not ready", "reason": "the API keys cannot be read"}, 503)
+        if (problem := watch.problem) is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": problem}, 503)
+
+    return [
+        *(Route(path, health) for path in ("/health", "/v1/health")),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/ready", ready),
+    ]
+
+
+def _state(fleet: Fleet, watch: Watch) -> dict[str, Any]:
+    replicas, age, wait = fleet.replicas, watch.answer_age, fleet.jobs.restart_in
+    state: dict[str, Any] = {
+        "status": watch.status,
+        "engine_pid": replicas[0].pid if replicas else None,
+        "engine_restarts": fleet.restarts,
+        "seconds_since_answer": None if age is None else round(age, 1),
+        "seconds_to_restart": None if wait is None else round(wait, 1),
+    }
+    if len(replicas) > 1:
+        state["replicas"] = [facts(replica) for replica in replicas]
+    return state
