@@ -18,13 +18,12 @@ from torch import Tensor
 from soothsay.config import DType
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.block import BlockHead
+from soothsay.drafters.heads.one_pass import OnePassDrafter
 from soothsay.drafters.trees.context import DraftPass, own_pool, pack
-from soothsay.drafters.trees.features import FeatureKV
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
-from soothsay.drafters.trees.layout import TreeLayout
 from soothsay.drafters.trees.shapes import ConfidentShape
 
 
@@ -36,7 +35,7 @@ class _NodeRows:
     places: Tensor  # [M] int64, for each node, the row of the tokens below it
 
 
-class BlockDrafter(LevelwiseDrafter):
+class BlockDrafter(OnePassDrafter):
     """Predicts all depths in one pass, and makes trees of the likeliest tokens.
 
     The KV of the learned rows is at the slots of the next tokens, which overwrite it. Without a product of
@@ -53,8 +52,6 @@ class BlockDrafter(LevelwiseDrafter):
         dtype: element type of the drafter's linear layers; "auto" is the target's.
     """
 
-    trained = True
-
     def __init__(
         self,
         target: Target,
@@ -66,45 +63,21 @@ class BlockDrafter(LevelwiseDrafter):
     ):
         width = max(target.config.max_tree // 8, 4) if width is None else width
         check_at_least_one("block", nodes=nodes, branch=branch, width=width)
-        self.target, self.served = target, load_head(BlockHead, model, target, dtype)
-        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
-        size, self.max_nodes = self.head.config.size, 1 + nodes
-        self.kv = FeatureKV(target, own_pool(target, self.head.config.block, self.head.dtype))
+        served = load_head(BlockHead, model, target, dtype)
+        self.head = head = served.head
+        pool, size = own_pool(target, head.config.block, head.dtype), head.config.size
+        super().__init__(target, served, pool, size, nodes, branch)
         self.grower = TreeGrower(ConfidentShape(size, width, branch), target.model.kernels, self.max_nodes)
-        self.layout = TreeLayout("best-first", size, branch, nodes, target.model.kernels)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose features are known, and the root alone for the others."""
         if self.head.config.markov_rank:
             return self.grower.grow(self, requests, self.min_level_gain)
-        trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
-        ready = [request for request in requests if request.max_nodes > 1 and self.ready(request)]
-        if ready:
-            marginals = self._predict(ready)
-            depths = [len(logits) for logits in marginals]
-            trees.update(
-                zip(ready, self.layout.trees(ready, self._whole(torch.cat(marginals)), depths), strict=True)
-            )
-        return [*trees.values()]
+        return super().propose(requests)
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the features that the next rows read."""
-        for batch in self.kv.observe(observations, self.served.fuse):
-            self._run(batch)
-
-    @torch.inference_mode()
-    def release(self, request: Request) -> None:
-        """Forget a request, after its full blocks are complete for other requests."""
-        for batch in self.kv.close(request):
-            self._run(batch)
-
-    def reset(self) -> None:
-        """Forget what was computed for other requests."""
-        self.kv.reset()
-
-    def ready(self, request: Request) -> bool:
-        """Return whether all features up to the root are known, see `Expander`."""
-        return self.kv.ready(request)
+    def marginals(self, requests: Sequence[Request]) -> list[Tensor]:
+        """See `OnePassDrafter`."""
+        return [self._whole(logits) for logits in self._predict(requests)]
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, _NodeRows]:
         """Compute the one pass, see `Expander`."""
@@ -127,24 +100,15 @@ class BlockDrafter(LevelwiseDrafter):
 
     def _predict(self, requests: Sequence[Request]) -> list[Tensor]:
         """Compute the pass. Return for each request logits of the first D tokens after its root."""
-        chains = {}
-        for request in requests:
-            depth = min(self.head.config.size, request.max_nodes)
-            chains[request] = DraftTree(int(request.tokens[-1]))
-            chains[request].extend([0] * (depth - 1))  # learned rows; their tokens are not read
-        found: dict[Request, Tensor] = {}
-        for batch in self.kv.catch_up(chains):
-            logits = self.head.logits(self._run(batch), self.shared)
-            found.update(
-                zip(batch.ends, torch.split(logits, [len(chains[r]) for r in batch.ends]), strict=True)
-            )
-        return [found[request] for request in requests]
+        outputs = self.outputs({request: self.depth_for(request) - 1 for request in requests})
+        logits = self.head.logits(torch.cat(outputs), self.shared)
+        return [*torch.split(logits, [len(rows) for rows in outputs])]
 
     def _whole(self, logits: Tensor) -> Tensor:
         return self.head.whole(logits, self.shared.vocab_size)
 
-    def _run(self, batch: DraftPass) -> Tensor:
-        """Compute a pass; `[M, H]` hidden states of its logit rows."""
+    def run(self, batch: DraftPass) -> list[Tensor]:
+        """Compute a pass: `[D, H]` hidden states of each root and the learned rows after it."""
         packed, begin = pack(batch.rows, self.target, self.head.config.block), 0
         embedded = self.shared.embed(packed.tokens)
         features = torch.empty_like(embedded)
@@ -155,4 +119,5 @@ class BlockDrafter(LevelwiseDrafter):
             features[learned:end] = self.head.queries[: end - learned, 1]
             begin = end
         hidden: Tensor = self.head(embedded, features, packed, self.kv.pool.layers)
-        return hidden.index_select(0, packed.logit_rows)
+        counts = [len(rows.tree) for rows in batch.rows if rows.tree is not None]
+        return [*torch.split(hidden.index_select(0, packed.logit_rows), counts)]
