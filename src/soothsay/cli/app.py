@@ -24,6 +24,7 @@ from soothsay.cli.keys import keys
 from soothsay.cli.pull import pull
 from soothsay.cli.quantize import quantize
 from soothsay.cli.serve import serve
+from soothsay.cli.stage import stage
 from soothsay.cli.terminal import report
 from soothsay.cli.train.train_app import train
 from soothsay.cli.verify import verify
@@ -49,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, batch, demo, pull, inspect, quantize, grow, verify):
+for command in (generate, chat, serve, stage, batch, demo, pull, inspect, quantize, grow, verify):
     app.command()(command)
 app.add_typer(train, name="train")
 app.add_typer(datastore, name="datastore")

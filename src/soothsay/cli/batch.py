@@ -54,6 +54,18 @@ def batch(
     kv_tokens: KvTokensOption = None,
     max_running: MaxRunningOption = 64,
     keep: KeepOption = None,
+    replicas: Annotated[
+        int,
+        typer.Option("--replicas", min=1, help="Number of engines. Another one goes on if one dies."),
+    ] = 1,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            show_default="no Ray: all engines run on this machine",
+            help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
+        ),
+    ] = None,
     learn: LearnOption = 0.0,
 ) -> None:
     """Answer a file of requests as the server would. The same command goes on after an interruption.
@@ -89,6 +101,8 @@ def batch(
                 drafter=drafter,
                 kv_tokens=kv_tokens,
                 keep=keep,
+                replicas=replicas,
+                ray_address=ray_address,
                 learn=learn,
             )
         except KeyboardInterrupt:

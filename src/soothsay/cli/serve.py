@@ -31,6 +31,7 @@ from soothsay.server.server_config import ServerConfig, served_name
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
+    from soothsay.model.pipeline.pipeline import Stages
     from soothsay.server.cluster.ray_engine import Cluster
     from soothsay.server.fleet.engine import Engine
     from soothsay.server.fleet.scaling import Bounds
@@ -107,6 +108,35 @@ def serve(
             "--ray-address",
             show_default="no Ray: all engines run on this machine",
             help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None,
+    stages: Annotated[
+        int,
+        typer.Option(
+            "--stages",
+            min=1,
+            help="Number of processes of this machine that share each engine's layers.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = 1,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stage",
+            metavar="HOST:PORT",
+            help="Where 'soothsay stage' runs, which gets layers of a model that is too large for this "
+            "machine. Can be repeated.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None,
+    stage_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--stage-key",
+            dir_okay=False,
+            help="File with the key of these stages.",
+            show_default=False,
             rich_help_panel=REPLICAS,
         ),
     ] = None,
@@ -289,10 +319,13 @@ def serve(
 
             keys = None if api_keys is None else KeyRing(api_keys)
             forked = sys.platform == "linux" and bounds.most > 1 and ray_address is None
+            shared = parse_stages(stages, stage, stage_key, replicas=bounds.most)
+            forked = forked and shared == 1
             factory = partial(
                 load,
                 model,
                 cores=None if forked else cores,
+                stages=shared,
                 kernels="portable" if portable else "auto",
                 drafter=drafter,
                 dtype=dtype,
@@ -364,6 +397,20 @@ def parse_bounds(replicas: str) -> Bounds:
         return Bounds.parse(replicas)
     except SoothsayError as error:
         raise typer.BadParameter(f"--replicas: {error}") from None
+
+
+def parse_stages(count: int, addresses: Sequence[str] | None, key: Path | None, replicas: int) -> Stages:
+    """The processes that share an engine's layers. Raises `typer.BadParameter`, or `SoothsayError`."""
+    if not addresses:
+        return count
+    from soothsay.model.pipeline.pipeline import StageAddress, read_key
+
+    if count > 1 or replicas > 1:
+        raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
+    if key is None:
+        raise typer.BadParameter("--stage needs --stage-key FILE, as 'soothsay stage' does")
+    secret = read_key(key)
+    return [StageAddress.parse(address, secret) for address in addresses]
 
 
 def engine_cores(replicas: int, asked: int | None, ray_address: str | None) -> int | None:

@@ -9,25 +9,31 @@ import asyncio
 import hashlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from soothsay import __version__
 from soothsay.errors import RequestError, SoothsayError
 from soothsay.files import user_path
+from soothsay.processors import granted_processors
 from soothsay.server.app import Server
 from soothsay.server.batch_lines import BatchInput, BatchLine
 from soothsay.server.batch_output import OK, BatchOutput, State
 from soothsay.server.batch_replies import answer_tokens, settle
 from soothsay.server.events import to_line
+from soothsay.server.fleet.engine import Engine
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.replica import EngineState
-from soothsay.server.process import EngineProcess, load
+from soothsay.server.process import EngineProcess, load, pin
 from soothsay.server.server_config import ServerConfig, served_name
+
+if TYPE_CHECKING:
+    from soothsay.llm import LLM
 
 NO_ENGINE = 503
 """Status of a request that got no answer because the engine died."""
@@ -62,6 +68,8 @@ def run_batch(
     dtype: str = "auto",
     max_context: int | None = None,
     max_running: int = 64,
+    replicas: int = 1,
+    ray_address: str | None = None,
     progress: Progress = lambda done, total, tokens: None,
     **options: Any,
 ) -> BatchSummary:
@@ -77,6 +85,8 @@ def run_batch(
         seed: other seeds give other answers to requests that are sampled and have no seed of their own.
         dtype, max_context: as for `LLM`.
         max_running: limit of answers in one step.
+        replicas: number of engines. Another one goes on with the lines of one that dies.
+        ray_address: of a Ray cluster where the engines run; None: they run here.
         progress: called at the begin and after each line.
         options: further options of `LLM`, such as `drafter`. They must not change answers.
 
@@ -106,7 +116,7 @@ def run_batch(
             factory = partial(
                 load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
             )
-            with Fleet(partial(EngineProcess, factory)) as fleet:
+            with engines(factory, replicas, ray_address) as make, Fleet(make, replicas) as fleet:
                 batch = BatchRun(fleet, requests, answers, name, seed, progress)
                 asyncio.run(batch.run(state))
             answers.sync()
@@ -138,7 +148,7 @@ class BatchRun:
         self._lines = requests.lines(requests.unanswered(answers.keys))
         self._done, self._total = len(answers.keys), len(requests.keys)
         self.tokens = 0  # of the answers so far
-        self._num_workers = LINES_PER_ANSWER * fleet.model.max_requests
+        self._num_workers = LINES_PER_ANSWER * fleet.model.max_requests * len(fleet.replicas)
         self._server = Server(fleet, _config(name, fleet, self._num_workers))
         transport = httpx.ASGITransport(self._server.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://batch")
@@ -222,6 +232,30 @@ class BatchRun:
             "room for a request, in tokens (kv-tokens)": room,
             "numeric mode (weights, dtype or processor)": digest,
         }
+
+
+@contextmanager
+def engines(
+    factory: Callable[[], LLM], replicas: int, ray_address: str | None
+) -> Iterator[Callable[[], Engine]]:
+    """Makes engines, each with an equal share of this machine's cores; or on a Ray cluster."""
+    cores = max(granted_processors() // replicas, 1)
+    if ray_address is None:
+        yield partial(EngineProcess, factory if replicas == 1 else partial(_pinned, factory, cores))
+        return
+    try:
+        from soothsay.server.cluster.ray_engine import Cluster
+    except ImportError:
+        raise SoothsayError("Ray is not installed: pip install 'soothsay[ray]'") from None
+    own = cores if ray_address == "local" else 1
+    with Cluster(ray_address, partial(_pinned, factory, own), own, total=own * replicas) as cluster:
+        yield cluster.engine
+
+
+def _pinned(factory: Callable[[], LLM], cores: int) -> LLM:
+    """Make an `LLM` in a process with cores of its own."""
+    pin(cores)
+    return factory()
 
 
 def _config(name: str, fleet: Fleet, num_lines: int) -> ServerConfig:

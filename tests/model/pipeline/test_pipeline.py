@@ -39,7 +39,8 @@ def piped(model: str | Path = "sibyl", dtype: str = "float32", stages: int = 2, 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """An engine whose pool is too small for all requests together."""
-    made = piped(kv_tokens=352, block_size=8, max_rows=48)
+    longest = max(map(len, prompts())) + (GREEDY.max_tokens or 0)
+    made = piped(kv_tokens=longest + 100, block_size=8)
     yield made
     made.model.rest[0].close()
 
