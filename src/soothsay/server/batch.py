@@ -148,7 +148,7 @@ class BatchRun:
         self._lines = requests.lines(requests.unanswered(answers.keys))
         self._done, self._total = len(answers.keys), len(requests.keys)
         self.tokens = 0  # of the answers so far
-        self._num_workers = LINES_PER_ANSWER * fleet.model.max_requests * len(fleet.replicas)
+        self._num_workers = LINES_PER_ANSWER * fleet.model.max_requests * fleet.scaler.bounds.most
         self._server = Server(fleet, _config(name, fleet, self._num_workers))
         transport = httpx.ASGITransport(self._server.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://batch")
