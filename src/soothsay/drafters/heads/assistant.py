@@ -57,7 +57,10 @@ class Assistant(LevelwiseDrafter):
         # a target that is only inspected has no KV; then an empty pool takes its place
         pool = target.cache or target.model.new_cache(target.num_blocks, target.config.block_size)
         block, sources = self.served.head.config.block, target.model.config.last_kv_layers
-        self.kv = [pool.layers[sources[window is None]] for window in block.windows]
+        needed = [sources[window is None] for window in block.windows]
+        if not all(layer in target.model.own.layers for layer in needed):
+            raise DrafterError("assistant reads keys and values that another stage of the model has")
+        self.kv = [pool.layers[layer] for layer in needed]
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Grow a tree for each request whose last token alone has no KV; the others get the root alone."""
