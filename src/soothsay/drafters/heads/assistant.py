@@ -21,6 +21,7 @@ from soothsay.drafters.heads.modules.assistant import AssistantHead
 from soothsay.drafters.trees.features import LastFeatures
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape
+from soothsay.errors import DrafterError
 
 
 class Assistant(LevelwiseDrafter):
