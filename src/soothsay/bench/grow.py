@@ -38,17 +38,16 @@ projections and in the stream's new dimensions.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
 from soothsay.bench.grown_shape import GrownShape
+from soothsay.bench.grown_tensors import Axis, GrownTensor, Rule
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint, read_model_config
@@ -127,98 +126,7 @@ def grow(
     return Grown(out, shape, sum(math.prod(tensor.shape) for tensor in tensors), total, drafters)
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """A dimension of a tensor. Index `places[i]` of the new tensor is index `taken[i]` of the old one."""
-
-    old: int
-    new: int
-    places: Tensor  # [n] int64
-    taken: Tensor  # [n] int64
-
-    @classmethod
-    def first(cls, old: int, new: int) -> _Axis:
-        """An axis where the old indices come first, in order."""
-        return cls(old, new, torch.arange(old), torch.arange(old))
-
-    @classmethod
-    def heads(cls, old: int, new: int, head_dim: int, continued: Mapping[int, int]) -> _Axis:
-        """An axis of heads of size `head_dim`. `continued` maps new heads to old ones."""
-        within = torch.arange(head_dim)
-        places = torch.tensor(list(continued))[:, None] * head_dim + within
-        taken = torch.tensor(list(continued.values()))[:, None] * head_dim + within
-        return cls(old * head_dim, new * head_dim, places.flatten(), taken.flatten())
-
-    def emptied(self) -> _Axis:
-        """The same axis without old indices."""
-        return replace(self, places=self.places[:0], taken=self.taken[:0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """How a tensor grows."""
-
-    axes: tuple[_Axis, ...]  # out, in
-    factor: float = 1.0  # for old values
-    fill: float | None = None  # the new values; None: noise
-    centre: float | None = None  # for norms: the stored weight is the weight minus this
-
-    def bias(self) -> _Rule:
-        """The rule of a bias, from the rule of its weight."""
-        return replace(self, axes=self.axes[:1])
-
-    def emptied(self) -> _Rule:
-        """The same rule without old values."""
-        return replace(self, axes=tuple(axis.emptied() for axis in self.axes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """Description of a tensor of the grown model, which `make` makes."""
-
-    name: str
-    source: str  # its name in the checkpoint
-    rule: _Rule
-    dtype: torch.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(axis.new for axis in self.rule.axes)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def make(self, read: Reader) -> Tensor:
-        """Make the tensor. Raises `ModelError` if the old tensor does not have the configuration's shape."""
-        old, rule = read(self.source), self.rule
-        expected = [axis.old for axis in rule.axes]
-        if list(old.shape) != expected:
-            raise ModelError(f"{self.source} is {list(old.shape)}; by config.json it should be {expected}")
-        new = self._noise(old) if rule.fill is None else torch.full(self.shape, rule.fill, dtype=self.dtype)
-        for dimension, axis in enumerate(rule.axes):
-            old = old.index_select(dimension, axis.taken)
-        if rule.centre is not None:
-            old = (old.float() + rule.centre) * rule.factor - rule.centre
-        elif rule.factor != 1.0:
-            old = old * _without_rounding(rule.factor, self.dtype)
-        rows, *columns = (axis.places for axis in rule.axes)
-        new[(rows[:, None], *columns) if columns else rows] = old
-        return new
-
-    def _noise(self, old: Tensor) -> Tensor:
-        # Three digits, because the last digits may depend on the number of threads.
-        scale = float(f"{float(old.std()):.3g}")
-        generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
-        return torch.empty(self.shape, dtype=self.dtype).normal_(std=scale, generator=generator)
-
-
-def _without_rounding(factor: float, dtype: torch.dtype) -> float:
-    """The factor to use before a norm in this dtype; see the top of this file."""
-    return factor if dtype.itemsize > 2 else 2.0 ** round(math.log2(factor))
-
-
-def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], list[_Tensor], Growth]:
+def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], list[GrownTensor], Growth]:
     """The grown model's config.json, its tensors in order, and where the small model's hidden states are.
 
     Raises `ModelError` if the model cannot grow to this shape.
@@ -285,7 +193,7 @@ def _require_experts(old: ModelConfig, shape: GrownShape) -> None:
         )
 
 
-def _with_experts(tensor: _Tensor, old: ModelConfig, shape: GrownShape) -> Iterator[_Tensor]:
+def _with_experts(tensor: GrownTensor, old: ModelConfig, shape: GrownShape) -> Iterator[GrownTensor]:
     """The tensor, or those that take its place in a mixture of experts."""
     stem, _, part = tensor.name.removesuffix(".weight").rpartition(".mlp.")
     place, parts = EXPERTS[MIXTURES[old.family]]
@@ -294,8 +202,8 @@ def _with_experts(tensor: _Tensor, old: ModelConfig, shape: GrownShape) -> Itera
         return
     if part == "gate_proj":
         units, width = tensor.rule.axes
-        rows = replace(_Axis.first(units.old, shape.experts).emptied(), new=shape.experts)
-        rule = _Rule((rows, width.emptied()))
+        rows = replace(Axis.first(units.old, shape.experts).emptied(), new=shape.experts)
+        rule = Rule((rows, width.emptied()))
         yield replace(tensor, name=f"{stem}.{place}.gate.weight", rule=rule)
     for expert in range(shape.experts):
         yield replace(tensor, name=f"{stem}.{place}.experts.{expert}.{parts[part]}.weight")
@@ -336,40 +244,40 @@ def _config(raw: Mapping[str, Any], old: ModelConfig, shape: GrownShape) -> dict
     return config
 
 
-_Rules = dict[str, list[_Rule]]
+_Rules = dict[str, list[Rule]]
 """For each of our modules, the rules of the tensors that make it up."""
 
 
 def _rules(old: ModelConfig, shape: GrownShape, stream: float, squares: float) -> tuple[_Rules, _Rules]:
     """The rules outside of blocks, and those of a block. `stream` is s and `squares` is c, see the top."""
-    width = _Axis.first(old.hidden_size, shape.hidden)
-    vocabulary = _Axis.first(old.vocab_size, old.vocab_size)
-    head = _Axis.first(old.head_dim, old.head_dim)
-    units = _Axis.first(old.intermediate_size, shape.intermediate)
+    width = Axis.first(old.hidden_size, shape.hidden)
+    vocabulary = Axis.first(old.vocab_size, old.vocab_size)
+    head = Axis.first(old.head_dim, old.head_dim)
+    units = Axis.first(old.intermediate_size, shape.intermediate)
     queries, keys = _heads(old, shape)
     centre = 1.0 if old.zero_centred_norms else 0.0
 
-    def norm(axis: _Axis, factor: float = 1.0) -> list[_Rule]:
-        return [_Rule((axis,), factor, fill=1.0 - centre, centre=centre)]
+    def norm(axis: Axis, factor: float = 1.0) -> list[Rule]:
+        return [Rule((axis,), factor, fill=1.0 - centre, centre=centre)]
 
     reading = norm(width, math.sqrt(old.hidden_size / shape.hidden))
     outer = {
-        "embedding": [_Rule((vocabulary, width), fill=0.0)],
+        "embedding": [Rule((vocabulary, width), fill=0.0)],
         "norm": reading,
-        "head": [_Rule((vocabulary, width))],
+        "head": [Rule((vocabulary, width))],
     }
     per_head = math.sqrt(squares) if old.qk_norm else 1.0
     block = {
         "attention_norm": reading,
         "attention.qkv": [
-            _Rule((queries, width), per_head),
-            _Rule((keys, width), per_head),
-            _Rule((keys, width)),
+            Rule((queries, width), per_head),
+            Rule((keys, width), per_head),
+            Rule((keys, width)),
         ],
-        "attention.o": [_Rule((width, queries), stream, fill=0.0)],
+        "attention.o": [Rule((width, queries), stream, fill=0.0)],
         "mlp_norm": reading,
-        "mlp.gate_up": [_Rule((units, width))] * 2,
-        "mlp.down": [_Rule((width, units), stream, fill=0.0)],
+        "mlp.gate_up": [Rule((units, width))] * 2,
+        "mlp.down": [Rule((width, units), stream, fill=0.0)],
     }
     if old.qk_norm:
         block |= {"attention.q_norm": norm(head), "attention.k_norm": norm(head)}
@@ -379,7 +287,7 @@ def _rules(old: ModelConfig, shape: GrownShape, stream: float, squares: float) -
     return outer, block
 
 
-def _heads(old: ModelConfig, shape: GrownShape) -> tuple[_Axis, _Axis]:
+def _heads(old: ModelConfig, shape: GrownShape) -> tuple[Axis, Axis]:
     """Place query heads and key-value heads: each query head in a group with its keys and values.
 
     If the new groups are smaller, key-value heads get copies. Raises `ModelError` if that takes more heads
@@ -399,14 +307,14 @@ def _heads(old: ModelConfig, shape: GrownShape) -> tuple[_Axis, _Axis]:
         keys[place] = key
         queries[place * group + member % group] = head
     return (
-        _Axis.heads(old.num_heads, shape.heads, old.head_dim, queries),
-        _Axis.heads(old.num_kv_heads, shape.kv_heads, old.head_dim, keys),
+        Axis.heads(old.num_heads, shape.heads, old.head_dim, queries),
+        Axis.heads(old.num_kv_heads, shape.kv_heads, old.head_dim, keys),
     )
 
 
 def _tensors(
     names: TensorNames, read: Reader, outer: _Rules, block: _Rules, origins: Sequence[int]
-) -> Iterator[_Tensor]:
+) -> Iterator[GrownTensor]:
     """All tensors of the grown model, with the names of a text-only decoder."""
     c = names.config
     biased = {
@@ -416,13 +324,13 @@ def _tensors(
         "mlp.down": c.mlp_bias,
     }
 
-    def tensors(path: str, module: str, rules: list[_Rule], old: str, new: str) -> Iterator[_Tensor]:
+    def tensors(path: str, module: str, rules: list[Rule], old: str, new: str) -> Iterator[GrownTensor]:
         for suffix in ("weight", "bias") if biased.get(module) else ("weight",):
             for source, rule in zip(names.require(path, suffix), rules, strict=True):
                 stored = read(source).dtype
                 if not stored.is_floating_point or stored.itemsize < 2:
                     raise ModelError(f"{source} is {stored}; grow the model that it was made from")
-                yield _Tensor(
+                yield GrownTensor(
                     name=new + source.removeprefix(old),
                     source=source,
                     rule=rule if suffix == "weight" else rule.bias(),
