@@ -24,7 +24,7 @@ from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.reply_format import Json, TokenTexts
 from soothsay.server.responses_bodies import ResponsesRequest
-from soothsay.server.responses_format import ResponsesFormat
+from soothsay.server.responses_format import ResponsesFormat, with_bytes
 from soothsay.server.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tool_readers import HermesParser
 
@@ -102,6 +102,14 @@ def test_every_field_that_the_client_requires_is_there(running: Running) -> None
             checked(event.pop("response"))
             event["response"] = reply | {"usage": None}
         kind.validate_python(event)
+
+
+def test_a_part_of_a_character_has_a_list_of_bytes() -> None:
+    """The client requires one."""
+    part = {"token": "\ufffd", "logprob": -1.0, "bytes": None}
+    told = with_bytes({**part, "top_logprobs": [part, {"token": "a", "logprob": -2.0, "bytes": [97]}]})
+    assert told["bytes"] == []
+    assert [top["bytes"] for top in told["top_logprobs"]] == [[], [97]]
 
 
 def test_a_stream_adds_up_to_the_whole_response(client: OpenAI) -> None:

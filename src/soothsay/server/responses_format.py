@@ -98,7 +98,7 @@ class ResponsesFormat(ReplyFormat):
             parts.append(self._parser.end())
         part = join(parts)
         self._calls += part.calls
-        self._logprobs += list_logprobs(self.texts, update.logprobs or ())
+        self._logprobs += map(with_bytes, list_logprobs(self.texts, update.logprobs or ()))
         if part.reasoning:
             yield from self._think(part.reasoning)
         if part.content:
@@ -213,3 +213,10 @@ def _thought(text: str) -> Json:
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def with_bytes(entry: Json) -> Json:
+    """A token's log-probability with a list of bytes, as this API requires: empty for a part of a character."""
+    tops = [with_bytes(top) for top in entry.get("top_logprobs", ())]
+    told = {**entry, "bytes": entry["bytes"] or []}
+    return {**told, "top_logprobs": tops} if "top_logprobs" in entry else told
