@@ -216,7 +216,7 @@ def _new_id(prefix: str) -> str:
 
 
 def with_bytes(entry: Json) -> Json:
-    """A token's log-probability with a list of bytes, as this API requires: empty for a part of a character."""
+    """A token's log-probability with a list of bytes, empty for a part of a character: clients need one."""
     tops = [with_bytes(top) for top in entry.get("top_logprobs", ())]
     told = {**entry, "bytes": entry["bytes"] or []}
     return {**told, "top_logprobs": tops} if "top_logprobs" in entry else told
