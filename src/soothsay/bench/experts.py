@@ -19,10 +19,11 @@ from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
 from soothsay.bench.step import held_bytes, reading
 from soothsay.config import DType
+from soothsay.model.blocks import fuse, unfuse
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.load import load_model
 from soothsay.model.pass_times import VerifyPass, filled_cache
-from soothsay.model.transformer import Transformer, fuse, unfuse
+from soothsay.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Experts(nn.Module):
     """
 
     fused: FusedExperts | None = None
-    """Does `mixed` in one call; see `soothsay.model.transformer.fuse`."""
+    """Does `mixed` in one call; see `soothsay.model.blocks.fuse`."""
 
     def __init__(
         self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels, *, scaled: bool = False

@@ -189,7 +189,7 @@ class Kernels(noise.SamplingKernels, Protocol):
     def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
         """One call that runs all of `blocks`; None if these kernels have none for them.
 
-        `blocks` are of `soothsay.model.transformer.Block`. Their weights must keep their addresses.
+        `blocks` are of `soothsay.model.blocks.Block`. Their weights must keep their addresses.
         """
 
     def fuse_experts(self, experts: nn.Module) -> FusedExperts | None:

@@ -18,6 +18,7 @@ from soothsay.errors import ModelError
 from soothsay.heap import return_freed_memory
 from soothsay.machine import available_memory
 from soothsay.model.attention_layer import Sinks
+from soothsay.model.blocks import fuse
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
@@ -43,7 +44,7 @@ from soothsay.model.quantized import (
     round_to_nearest,
 )
 from soothsay.model.tensor_names import TensorNames
-from soothsay.model.transformer import LocalStage, Transformer, fuse
+from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.unused import warn_of_unused
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

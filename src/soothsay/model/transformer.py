@@ -17,153 +17,16 @@ from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import LayerStates, StatePool
-from soothsay.model.attention_layer import attention_of
+from soothsay.model.blocks import Block, Blocks
 from soothsay.model.delta_layer import Accepted, DeltaLayer
 from soothsay.model.embedding import Embedding
-from soothsay.model.feed_forward import DenseAndExperts, Experts, feed_forward
-from soothsay.model.kernels import FusedBlocks, Kernels, Ropes, StockKernels
-from soothsay.model.layer_embeddings import LayerEmbeddings, LayerInput
+from soothsay.model.feed_forward import Experts
+from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.layer_embeddings import LayerEmbeddings
 from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
 from soothsay.model.stage import Layers, PoolSize, Stage
-
-
-class Block(nn.Module):
-    """A decoder block: attention and feed-forward layer, added to the residual stream.
-
-    A norm stands before each (Llama), after each (OLMo 2), or both (Gemma). Or both read the same normed
-    stream (Cohere). With `in_features`, attention reads rows of that size that come with each pass, in place
-    of the normed stream.
-    """
-
-    fused: FusedBlocks | None = None
-    """Runs the whole block in one call; see `fuse`."""
-
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
-        super().__init__()
-
-        def norm() -> RMSNorm:  # the stream is divided by the multiplier, and its mean square by the square
-            eps = config.norm_eps / config.residual_multiplier**2
-            return RMSNorm(config.hidden_size, eps, centred=config.centred_norms)
-
-        self.rope_number = int(layer in config.second_rope_layers)
-        """0: it rotates by `rope`. 1: by `second_rope`."""
-        self.kernels = kernels
-        self.attention = attention_of(config, layer, kernels, in_features)
-        self.mlp = feed_forward(config, layer, kernels)
-        self.attention_norm = norm() if config.pre_norms and in_features is None else None
-        self.parallel = config.parallel
-        normed_inside = config.parallel or isinstance(self.mlp, DenseAndExperts)
-        self.mlp_norm = norm() if config.pre_norms and not normed_inside else None
-        self.attention_post_norm = norm() if config.post_norms else None
-        self.mlp_post_norm = norm() if config.post_norms else None
-        size = config.layer_embedding_size
-        self.layer_input = None if size is None else LayerInput(config, size, kernels)
-        self.scalar = Vector("layer_scalar", 1) if config.layer_scalars else None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of its linear layers' outputs."""
-        return cast(torch.dtype, self.attention.o.dtype)
-
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        batch: Batch,
-        kv: LayerMemory | None,
-        inputs: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, float32.
-
-        `inputs` `[N, in]` are for attention with `in_features`, `embedding` `[N, size]` for `LayerInput`.
-        """
-        if self.fused is not None:
-            return self.fused(x, (rope, rope), batch, None if kv is None else (kv,), (0,), (), inputs)[1]
-        dtype = self.dtype
-        if self.attention_norm is not None:
-            inputs = self.kernels.norm(x, self.attention_norm, dtype)
-        inputs = x if inputs is None else inputs
-        delta = self.attention(inputs, rope, batch, kv)
-        if self.mlp_norm is None:
-            x = self.kernels.add(x, delta, self.attention_post_norm)
-            normed = inputs if self.parallel else x
-        else:
-            x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
-        x = self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
-        if self.layer_input is not None:
-            x = self.layer_input(x, embedding)
-        return x if self.scalar is None else x * self.scalar.value
-
-
-class Blocks(nn.ModuleList):
-    """The blocks of a decoder."""
-
-    fused: FusedBlocks | None = None
-    """Runs all blocks in one call; see `fuse`."""
-
-    def forward(
-        self,
-        x: Tensor,
-        ropes: Ropes,
-        batch: Batch,
-        kv: Sequence[LayerMemory] | None,
-        layers: Sequence[int],
-        taps: Collection[int] = (),
-        embeddings: Tensor | None = None,
-    ) -> dict[int, Tensor]:
-        """One pass through some blocks.
-
-        Args:
-            x: `[N, hidden]` float32, the first block's input.
-            ropes: cosines and sines of the rows.
-            batch: N rows.
-            kv: `[2 * H_kv, S, d]`, or states, for each block of the decoder; None: they live within the pass.
-            layers: the blocks to run, in order.
-            taps: those of `layers` whose input is returned.
-            embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
-
-        Returns:
-            `[N, hidden]` float32 inputs by tap, and the last output by the number of blocks.
-        """
-        if self.fused is not None:
-            return self.fused(x, ropes, batch, kv, layers, taps, None)
-        streams = {}
-        for layer in layers:
-            if layer in taps:
-                streams[layer] = x
-            block = cast(Block, self[layer])
-            own = None if kv is None else kv[layer]
-            embedding = None if embeddings is None else embeddings[layer]
-            x = block(x, ropes[block.rope_number], batch, own, None, embedding)
-        return {**streams, len(self): x}
-
-
-def fuse(module: nn.Module) -> None:
-    """Make the blocks in `module` run in one call, together or each by itself, if their kernels can.
-
-    Mixtures of experts in other blocks run in a call of their own.
-
-    From then on, weights must keep their addresses, and hooks inside a block are not called. `unfuse` undoes
-    it.
-    """
-    for part in module.modules():
-        if isinstance(part, Blocks):
-            blocks = [cast(Block, block) for block in part]
-            part.fused = blocks[0].kernels.fuse(blocks)
-        elif isinstance(part, Block):
-            part.fused = part.kernels.fuse([part])
-        elif isinstance(part, Experts):
-            part.fused = part.kernels.fuse_experts(part)
-
-
-def unfuse(module: nn.Module) -> None:
-    """Make the blocks in `module` run layer by layer, so that layers can be hooked and replaced."""
-    for part in module.modules():
-        if isinstance(part, Blocks | Block | Experts):
-            part.fused = None
 
 
 def finished_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:

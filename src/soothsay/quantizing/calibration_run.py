@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Rows
-from soothsay.model.transformer import Block, Transformer, unfuse
+from soothsay.model.blocks import Block, unfuse
+from soothsay.model.transformer import Transformer
 
 ROWS = 2048
 """Largest number of tokens that go through a block in one call."""

@@ -20,9 +20,10 @@ from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
+from soothsay.model.blocks import fuse
 from soothsay.model.linear import Dense
 from soothsay.model.load import best_kernels
-from soothsay.model.transformer import Transformer, fuse
+from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.heads import Evaluate
 from soothsay.train.losses import Divergence, distillation, log_probs

@@ -24,8 +24,9 @@ from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.errors import DrafterError
 from soothsay.model.attention_layer import Attention
+from soothsay.model.blocks import Block
 from soothsay.model.feed_forward import FeedForward
-from soothsay.model.transformer import Block, Transformer
+from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 

@@ -15,12 +15,12 @@ from soothsay.core.paths import PathList
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
+from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.quantized import Integers, dequantized
 from soothsay.model.rope import rotate
-from soothsay.model.transformer import Block
 from soothsay.train.examples import Example
 
 

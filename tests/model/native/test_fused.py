@@ -16,6 +16,7 @@ from soothsay.config import DeltaConfig, ExpertsConfig, QueryGrowthConfig, RopeC
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention_layer import Sinks
+from soothsay.model.blocks import Block, fuse, unfuse
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.linear import Dense
@@ -25,7 +26,7 @@ from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.norm import Vector
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Transformer, fuse, unfuse
+from soothsay.model.transformer import Transformer
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.model.blocks import fuse
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.load import NumericMode
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.norm import RMSNorm
-from soothsay.model.transformer import Transformer, fuse
+from soothsay.model.transformer import Transformer
 
 AnyHead = TypeVar("AnyHead", bound=Head)
 ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.attention_layer import Attention
+from soothsay.model.blocks import Block
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
 from soothsay.model.native.linear import NativeLinear, address
-from soothsay.model.transformer import Block
 
 
 class _Parts(Structure):

@@ -16,6 +16,7 @@ from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
@@ -30,7 +31,6 @@ from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.paths import SIGNATURES as PATH_SIGNATURES
 from soothsay.model.native.paths import grow
 from soothsay.model.quantized import Integers
-from soothsay.model.transformer import Block
 from soothsay.processors import granted_processors
 
 VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")

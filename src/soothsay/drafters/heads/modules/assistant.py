@@ -13,12 +13,12 @@ from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
+from soothsay.model.blocks import Block, Blocks
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block, Blocks
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead
+from soothsay.model.blocks import Block
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead, TargetEnds
+from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
-from soothsay.model.transformer import Block
 
 TapNorms = Literal["none", "each", "whole"]
 """What is normed before `fc`: nothing, the feature of each layer, or all of them as one vector."""

@@ -12,9 +12,9 @@ from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.errors import DrafterError
+from soothsay.model.blocks import Block, Blocks
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import normal
-from soothsay.model.transformer import Block, Blocks
 
 MOST_GUESSES = 1024
 """Limit of guesses in one pass. Published heads make up to 8."""
