@@ -22,8 +22,9 @@ from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
 from soothsay.model.linear import Dense, Integer, Packed
-from soothsay.model.load import NumericMode, load_model, weight_bytes
+from soothsay.model.load import load_model, weight_bytes
 from soothsay.model.native.linear import NativeLinear
+from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.transformer import Transformer
 
 CONFIG: dict[str, Any] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from soothsay.cli.engine_options import RayAddressOption
 from soothsay.cli.options import (
     DrafterOption,
     DTypeOption,
@@ -58,14 +59,7 @@ def batch(
         int,
         typer.Option("--replicas", min=1, help="Number of engines. Another one goes on if one dies."),
     ] = 1,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            show_default="no Ray: all engines run on this machine",
-            help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
-        ),
-    ] = None,
+    ray_address: RayAddressOption = None,
     learn: LearnOption = 0.0,
 ) -> None:
     """Answer a file of requests as the server would. The same command goes on after an interruption.

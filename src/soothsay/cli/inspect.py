@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from soothsay.drafters.base import Target
     from soothsay.drafters.heads.checkpoints.stored import StoredHead
     from soothsay.model.checkpoint import Checkpoint
-    from soothsay.model.load import NumericMode
+    from soothsay.model.numeric_mode import NumericMode
     from soothsay.model.transformer import Transformer
     from soothsay.tokenizer import Tokenizer
 
@@ -105,7 +105,8 @@ def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> 
 
     from soothsay.files import read_json_object
     from soothsay.model.families import parse_model_config
-    from soothsay.model.load import best_kernels, declared_mode, for_context, weight_bytes
+    from soothsay.model.load import best_kernels, for_context, weight_bytes
+    from soothsay.model.numeric_mode import declared_mode
     from soothsay.model.transformer import Transformer
 
     raw = read_json_object(file)
@@ -229,7 +230,8 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
 def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
     import torch
 
-    from soothsay.model.load import best_kernels, numeric_mode, table_bytes, weight_bytes
+    from soothsay.model.load import best_kernels, table_bytes, weight_bytes
+    from soothsay.model.numeric_mode import numeric_mode
     from soothsay.model.tensor_names import TensorNames
 
     names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from soothsay.cli.engine_options import (
+    PortableOption,
+    RayAddressOption,
+    ReplicaCoresOption,
+    ReplicasOption,
+    StageKeyOption,
+    StageOption,
+    StagesOption,
+    parse_bounds,
+    parse_stages,
+)
 from soothsay.cli.options import (
     LIMITS,
     DrafterOption,
@@ -26,17 +36,10 @@ from soothsay.cli.options import (
     NameOption,
 )
 from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.errors import SoothsayError
 from soothsay.server.server_config import ServerConfig, served_name
 
 if TYPE_CHECKING:
-    from soothsay.llm import LLM
-    from soothsay.model.pipeline.pipeline import Stages
-    from soothsay.server.cluster.ray_engine import Cluster
-    from soothsay.server.fleet.engine import Engine
-    from soothsay.server.fleet.scaling import Bounds
-
-REPLICAS = "Many engines"
+    pass
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -82,73 +85,13 @@ def serve(
             help="Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
         ),
     ] = True,
-    replicas: Annotated[
-        str,
-        typer.Option(
-            "--replicas",
-            metavar="N or MIN:MAX",
-            help="Number of engines behind this port; with bounds, it follows the load. An answer goes on at "
-            "another engine if its own one ends.",
-            rich_help_panel=REPLICAS,
-        ),
-    ] = "1",
-    replica_cores: Annotated[
-        int | None,
-        typer.Option(
-            "--replica-cores",
-            min=1,
-            show_default="the cores of this machine, shared equally",
-            help="Physical cores of each engine, which are its own.",
-            rich_help_panel=REPLICAS,
-        ),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            show_default="no Ray: all engines run on this machine",
-            help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
-            rich_help_panel=REPLICAS,
-        ),
-    ] = None,
-    stages: Annotated[
-        int,
-        typer.Option(
-            "--stages",
-            min=1,
-            help="Number of processes of this machine that share each engine's layers.",
-            rich_help_panel=REPLICAS,
-        ),
-    ] = 1,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stage",
-            metavar="HOST:PORT",
-            help="Where 'soothsay stage' runs, which gets layers of a model that is too large for this "
-            "machine. Can be repeated.",
-            rich_help_panel=REPLICAS,
-        ),
-    ] = None,
-    stage_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--stage-key",
-            dir_okay=False,
-            help="File with the key of these stages.",
-            show_default=False,
-            rich_help_panel=REPLICAS,
-        ),
-    ] = None,
-    portable: Annotated[
-        bool,
-        typer.Option(
-            "--portable",
-            help="Compute with instructions that all processors of the family have, so that engines on "
-            "unlike machines give equal answers. Slower.",
-            rich_help_panel=REPLICAS,
-        ),
-    ] = False,
+    replicas: ReplicasOption = "1",
+    replica_cores: ReplicaCoresOption = None,
+    ray_address: RayAddressOption = None,
+    stages: StagesOption = 1,
+    stage: StageOption = None,
+    stage_key: StageKeyOption = None,
+    portable: PortableOption = False,
     api_keys: Annotated[
         Path | None,
         typer.Option(
@@ -306,25 +249,23 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
     bounds = parse_bounds(replicas)
-    cores = engine_cores(bounds.most, replica_cores, ray_address)
+    if replica_cores is None and ray_address not in (None, "local"):
+        raise typer.BadParameter("--ray-address needs --replica-cores N: machines of a cluster may differ")
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
             from soothsay.server.api_keys import KeyRing
             from soothsay.server.app import Server
+            from soothsay.server.engines import Placement, engines
             from soothsay.server.fleet.fleet import Fleet
             from soothsay.server.log import log_to_stderr
-            from soothsay.server.nursery import Nursery
-            from soothsay.server.process import PORTABLE, EngineProcess, load
+            from soothsay.server.process import PORTABLE, load
             from soothsay.server.runner import make_runner
 
             keys = None if api_keys is None else KeyRing(api_keys)
-            forked = sys.platform == "linux" and bounds.most > 1 and ray_address is None
             shared = parse_stages(stages, stage, stage_key, replicas=bounds.most)
-            forked = forked and shared == 1
             factory = partial(
                 load,
                 model,
-                cores=None if forked else cores,
                 stages=shared,
                 kernels="portable" if portable else "auto",
                 drafter=drafter,
@@ -338,13 +279,14 @@ def serve(
                 learn=learn,
                 learn_for_tenants=learn_for_tenants,
             )
-            environment = PORTABLE if portable else {}
-            make: Callable[[], Engine] = partial(EngineProcess, factory, environment)
-            if forked:
-                make = stack.enter_context(Nursery(factory, cores or 1, environment)).engine
-            if ray_address is not None:
-                cluster = ray_cluster(ray_address, factory, cores or 1, environment, bounds.most)
-                make = stack.enter_context(cluster).engine
+            placement = Placement(
+                bounds.most,
+                replica_cores,
+                ray_address,
+                environment=PORTABLE if portable else {},
+                in_stages=shared != 1,
+            )
+            make = stack.enter_context(engines(factory, placement))
             fleet = stack.enter_context(Fleet(make, bounds))
         config = ServerConfig(
             name=name or served_name(model),
@@ -387,49 +329,3 @@ def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[
     if not allowed and not (keyless and host in LOOPBACK):
         return ()
     return tuple(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *allowed))
-
-
-def parse_bounds(replicas: str) -> Bounds:
-    """The bounds of the number of engines. Raises `typer.BadParameter`."""
-    from soothsay.server.fleet.scaling import Bounds
-
-    try:
-        return Bounds.parse(replicas)
-    except SoothsayError as error:
-        raise typer.BadParameter(f"--replicas: {error}") from None
-
-
-def parse_stages(count: int, addresses: Sequence[str] | None, key: Path | None, replicas: int) -> Stages:
-    """The processes that share an engine's layers. Raises `typer.BadParameter`, or `SoothsayError`."""
-    if not addresses:
-        return count
-    from soothsay.model.pipeline.pipeline import StageAddress, read_key
-
-    if count > 1 or replicas > 1:
-        raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
-    if key is None:
-        raise typer.BadParameter("--stage needs --stage-key FILE, as 'soothsay stage' does")
-    secret = read_key(key)
-    return [StageAddress.parse(address, secret) for address in addresses]
-
-
-def engine_cores(replicas: int, asked: int | None, ray_address: str | None) -> int | None:
-    """Physical cores of each engine; None: the only engine shares all cores. Raises `typer.BadParameter`."""
-    from soothsay.processors import granted_processors
-
-    if asked is None and ray_address not in (None, "local"):
-        raise typer.BadParameter("--ray-address needs --replica-cores N: machines of a cluster may differ")
-    if asked is None and replicas == 1 and ray_address is None:
-        return None
-    return asked or max(granted_processors() // replicas, 1)
-
-
-def ray_cluster(
-    address: str, factory: Callable[[], LLM], cores: int, environment: Mapping[str, str], replicas: int
-) -> Cluster:
-    """A Ray cluster for engines. Raises `SoothsayError` if Ray is not installed."""
-    try:
-        from soothsay.server.cluster.ray_engine import Cluster
-    except ImportError:
-        raise SoothsayError("Ray is not installed: pip install 'soothsay[ray]'") from None
-    return Cluster(address, factory, cores, environment, cores * replicas)

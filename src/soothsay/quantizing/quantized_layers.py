@@ -13,11 +13,12 @@ from soothsay.config import ModelConfig
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.linear import Dense
-from soothsay.model.load import STAY_PLAIN, row_order
+from soothsay.model.numeric_mode import STAY_PLAIN
 from soothsay.model.quantized import Quantized
 from soothsay.model.rounding import gptq, round_fitted
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
+from soothsay.model.weight_source import row_order
 from soothsay.quantizing.calibration_run import CalibrationRun
 
 

@@ -9,8 +9,7 @@ import asyncio
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,20 +19,19 @@ import httpx
 from soothsay import __version__
 from soothsay.errors import RequestError, SoothsayError
 from soothsay.files import user_path
-from soothsay.processors import granted_processors
 from soothsay.server.app import Server
 from soothsay.server.batch_lines import BatchInput, BatchLine
 from soothsay.server.batch_output import OK, BatchOutput, State
 from soothsay.server.batch_replies import answer_tokens, settle
+from soothsay.server.engines import Placement, engines
 from soothsay.server.events import to_line
-from soothsay.server.fleet.engine import Engine
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.replica import EngineState
-from soothsay.server.process import EngineProcess, load, pin
+from soothsay.server.process import load
 from soothsay.server.server_config import ServerConfig, served_name
 
 if TYPE_CHECKING:
-    from soothsay.llm import LLM
+    pass
 
 NO_ENGINE = 503
 """Status of a request that got no answer because the engine died."""
@@ -116,7 +114,9 @@ def run_batch(
             factory = partial(
                 load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
             )
-            with engines(factory, replicas, ray_address) as make, Fleet(make, replicas) as fleet:
+            elsewhere = ray_address not in (None, "local")  # where nobody knows how many cores there are
+            placement = Placement(replicas, 1 if elsewhere else None, ray_address)
+            with engines(factory, placement) as make, Fleet(make, replicas) as fleet:
                 batch = BatchRun(fleet, requests, answers, name, seed, progress)
                 asyncio.run(batch.run(state))
             answers.sync()
@@ -232,30 +232,6 @@ class BatchRun:
             "room for a request, in tokens (kv-tokens)": room,
             "numeric mode (weights, dtype or processor)": digest,
         }
-
-
-@contextmanager
-def engines(
-    factory: Callable[[], LLM], replicas: int, ray_address: str | None
-) -> Iterator[Callable[[], Engine]]:
-    """Makes engines, each with an equal share of this machine's cores; or on a Ray cluster."""
-    cores = max(granted_processors() // replicas, 1)
-    if ray_address is None:
-        yield partial(EngineProcess, factory if replicas == 1 else partial(_pinned, factory, cores))
-        return
-    try:
-        from soothsay.server.cluster.ray_engine import Cluster
-    except ImportError:
-        raise SoothsayError("Ray is not installed: pip install 'soothsay[ray]'") from None
-    own = cores if ray_address == "local" else 1
-    with Cluster(ray_address, partial(_pinned, factory, own), own, total=own * replicas) as cluster:
-        yield cluster.engine
-
-
-def _pinned(factory: Callable[[], LLM], cores: int) -> LLM:
-    """Make an `LLM` in a process with cores of its own."""
-    pin(cores)
-    return factory()
 
 
 def _config(name: str, fleet: Fleet, num_lines: int) -> ServerConfig:

@@ -16,9 +16,10 @@ from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.load import load_model, row_order
+from soothsay.model.load import load_model
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
+from soothsay.model.weight_source import row_order
 from soothsay.model.writing import writing
 from soothsay.train.examples import Example
 from soothsay.train.losses import cross_entropy

@@ -19,8 +19,9 @@ from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.embedding import IntegerEmbedding
 from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.kernels import StockKernels
-from soothsay.model.load import load_model, numeric_mode, weight_bytes
+from soothsay.model.load import load_model, weight_bytes
 from soothsay.model.native.linear import NativeLinear, PackedTable
+from soothsay.model.numeric_mode import numeric_mode
 from soothsay.model.tensor_names import TensorNames
 
 HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS = 256, 512, 320, 4, 4, 2

@@ -18,8 +18,9 @@ from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.formats.declared import open_format
-from soothsay.model.load import NumericMode, weight_bytes
+from soothsay.model.load import weight_bytes
 from soothsay.model.native.linear import NativeLinear
+from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.quantized import Quantized
 from soothsay.model.transformer import Transformer
 

@@ -20,11 +20,11 @@ from soothsay.model.blocks import Block, fuse, unfuse
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.linear import Dense
-from soothsay.model.load import NumericMode
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.norm import Vector
+from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Transformer
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from fleets import FakeEngine, Fixture, heard, job, run, text, tokens, until
 
-from soothsay.cli.serve import parse_bounds
+from soothsay.cli.engine_options import parse_bounds
 from soothsay.core.load import EngineLoad
 from soothsay.errors import SoothsayError
 from soothsay.server.api_keys import KeyRing, add_key

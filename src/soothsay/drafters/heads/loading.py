@@ -13,7 +13,7 @@ from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.drafters.heads.serving import AnyHead, FeatureView, Served, serve
 from soothsay.drafters.places import drafter_directory
 from soothsay.errors import DrafterError
-from soothsay.model.load import BITS, DTYPES
+from soothsay.model.numeric_mode import BITS, DTYPES
 
 
 def load_head(

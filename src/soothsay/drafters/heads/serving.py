@@ -19,9 +19,9 @@ from soothsay.model.blocks import fuse
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense
-from soothsay.model.load import NumericMode
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.norm import RMSNorm
+from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.transformer import Transformer
 
 AnyHead = TypeVar("AnyHead", bound=Head)

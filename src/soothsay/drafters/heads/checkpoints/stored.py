@@ -17,8 +17,8 @@ from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.drafters.heads.checkpoints.views import ENDS
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
-from soothsay.model.load import row_order
 from soothsay.model.norm import RMSNorm
+from soothsay.model.weight_source import row_order
 
 IGNORED = r".*rotary_emb\.inv_freq"
 """Tensors that repeat the configuration."""

@@ -1,0 +1,164 @@
+"""The number formats in which a model computes, and how they are chosen."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soothsay.config import DType
+from soothsay.errors import ModelError
+from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.fp8 import FP8
+from soothsay.model.formats.mxfp4 import MXFP4
+from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.linear import Dense, Packed
+from soothsay.model.quantized import (
+    Integers,
+    dequantized,
+    round_to_nearest,
+)
+from soothsay.model.tensor_names import TensorNames
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BITS = {"int8": 8, "int4": 4}
+GROUP_SIZES = (32, 16)
+"""Group sizes of weights that are rounded on loading: the first that divides a layer's inputs.
+
+Activations are rounded in the same groups. Real models have channels of large activations, and those in the
+same group lose their precision (docs/log.md)."""
+
+STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
+"""Linear layers that are not rounded: gates and routers, and those of each head in latent attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericMode:
+    """The number formats of a model's linear layers."""
+
+    dtype: torch.dtype  # of activations, the KV pool and plain weights
+    bits: int | None = None  # to which plain weights are rounded; None: they stay plain
+    stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
+    keeps_integers: bool = False  # whether weights in integers stay so, or become plain
+
+    @property
+    def stored_bits(self) -> int | None:
+        """Bits of the loaded weights; None: they are plain."""
+        return 8 if self.keeps_integers and self.bits is None else self.bits
+
+    @property
+    def name(self) -> str:
+        """A description for people."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        if self.keeps_integers and isinstance(self.stored, MXFP4):
+            beside = "plain" if self.bits is None else f"int{self.bits}"
+            return f"{self.stored.name} beside {beside} weights, int8 activations, {dtype} between"
+        if self.bits is not None:
+            return f"int{self.bits} weights, int8 activations, {dtype} between"
+        if self.keeps_integers and self.stored is not None:
+            return f"{self.stored.name} weights, int8 activations, {dtype} between"
+        return dtype
+
+    def bits_of(self, module: str) -> int | None:
+        """Bits of a linear layer's integers; None: plain. The head always has 8, and some stay plain."""
+        if self.bits is None or module.endswith(STAY_PLAIN):
+            return None
+        return 8 if module == "head" else self.bits
+
+    def bytes_of(self, module: str, linear: Dense) -> int:
+        """Memory of a linear layer's weights in bytes, scales included."""
+        out, size = linear.weight.shape
+        bits = self.bits_of(module)
+        if self.keeps_integers and isinstance(self.stored, MXFP4) and ".experts." in module:
+            bits = 4
+        if bits is None:
+            return out * size * self.dtype.itemsize
+        return out * size * bits // 8 + out * size // (group_size(size) or size) * 2
+
+    def convert(self, module: str, weight: Tensor | Integers) -> Tensor | Integers:
+        """A weight in the format of its layer."""
+        bits = self.bits_of(module)
+        if not isinstance(weight, Tensor):
+            return weight if self.keeps_integers else dequantized(weight, self.dtype)
+        if bits is None:
+            return weight.to(self.dtype)
+        return round_to_nearest(weight, bits, group_size(weight.shape[1]))
+
+
+def group_size(size: int) -> int | None:
+    """Group size for rounding a weight of `size` inputs on loading; None: all inputs share a scale."""
+    return next((group for group in GROUP_SIZES if size % group == 0), None)
+
+
+def numeric_mode(
+    names: TensorNames, dtype: DType = "auto", device: torch.device | str = "cpu"
+) -> NumericMode:
+    """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`."""
+    on_cpu = torch.device(device).type == "cpu"
+    fast = not on_cpu or Packed.available(torch.bfloat16)
+    stored = names.checkpoint.weight_format()
+    if dtype not in ("auto", *DTYPES, *BITS):
+        raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
+    if dtype == "bfloat16" and not fast:
+        warnings.warn("this processor does not multiply bfloat16; computing in float32", stacklevel=3)
+        return NumericMode(torch.float32, stored=stored)
+    if dtype in DTYPES:
+        return NumericMode(DTYPES[dtype], stored=stored)
+    bits = BITS.get(dtype)
+    if isinstance(stored, FP8) and bits is None:
+        if not on_cpu:
+            return NumericMode(torch.bfloat16, stored=stored)
+        warnings.warn(
+            f"{names.checkpoint.path} is stored in FP8 and runs in int8 in groups of {GROUP_SIZES[0]}, "
+            "which takes as much memory; dtype='bfloat16' dequantizes it, in twice the memory",
+            stacklevel=3,
+        )
+    if stored is not None:
+        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8):
+            raise ModelError(
+                f"{names.checkpoint.path} is stored as {stored.name}, which cannot become {dtype} without "
+                "further loss; leave dtype at auto, or quantize the model that it was made from"
+            )
+        bits = stored.bits if bits is None else bits  # with MXFP4, of the layers that are stored plain
+    if bits is not None or stored is not None:
+        if not on_cpu:
+            raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
+        return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None)
+    with names.checkpoint.open() as read:
+        first = read(names.require("blocks.0.attention.o")[0])
+    if first.dtype == torch.float16 and fast:
+        warnings.warn(
+            f"{names.checkpoint.path} is stored in float16 and computed in bfloat16, which keeps 8 of its 11 "
+            "bits; dtype='float32' keeps all",
+            stacklevel=3,
+        )
+    return NumericMode(torch.bfloat16 if first.dtype.itemsize == 2 and fast else torch.float32)
+
+
+def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> NumericMode:
+    """The numeric mode on this machine of a model, by its config.json alone.
+
+    Raises `ModelError` if its format of weights is unknown, or cannot become `dtype`.
+    """
+    fast, stored = Packed.available(torch.bfloat16), open_format(raw, path)
+    text = raw.get("text_config")
+    inner = text if isinstance(text, Mapping) else {}
+    written = next(
+        (part[key] for part in (raw, inner) for key in ("dtype", "torch_dtype") if key in part), ""
+    )
+    plain = torch.bfloat16 if fast and (dtype == "bfloat16" or written != "float32") else torch.float32
+    if dtype in DTYPES:
+        return NumericMode(torch.float32 if dtype == "float32" else plain, stored=stored)
+    bits = BITS.get(dtype)
+    if stored is None:
+        halved = torch.bfloat16 if fast and bits is not None else plain
+        return NumericMode(halved, bits)
+    if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8):
+        raise ModelError(f"{path}: weights in {stored.name} cannot become {dtype} without further loss")
+    bits = stored.bits if bits is None else bits
+    return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)

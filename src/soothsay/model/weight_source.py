@@ -1,0 +1,182 @@
+"""Reads the weights of a model from a checkpoint, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from soothsay.config import ModelConfig
+from soothsay.errors import ModelError
+from soothsay.heap import return_freed_memory
+from soothsay.model.formats.fp8 import FP8
+from soothsay.model.formats.gguf_blocks import BlockRows
+from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.head_order import delta_order, latent_order, norm_order, qkv_order
+from soothsay.model.numeric_mode import NumericMode
+from soothsay.model.quantized import (
+    Integers,
+    Quantized,
+    QuantizedRows,
+    Reordered,
+    joined,
+)
+from soothsay.model.tensor_names import TensorNames
+
+MAPPED = 2**25
+"""Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
+
+
+class WeightSource:
+    """Reads the tensors of a module, checks their shapes and converts them. A context manager.
+
+    Args:
+        names: of the checkpoint's tensors.
+        mode: in which the model computes.
+
+    Attributes:
+        used: names of the tensors that were read.
+    """
+
+    def __init__(self, names: TensorNames, mode: NumericMode):
+        self.names, self.mode = names, mode
+        self._opened = ExitStack()
+        self.used = set[str]()
+        self._mapped = 0  # bytes read since the files were mapped
+
+    def __enter__(self) -> WeightSource:
+        self._reader = self._opened.enter_context(self.names.checkpoint.open())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+        return_freed_memory()
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of the checkpoint."""
+        tensor = self._reader(name)
+        self.used.add(name)
+        self._mapped += tensor.nbytes
+        return tensor
+
+    def release(self) -> None:
+        """Map the files anew after `MAPPED` bytes, which frees memory."""
+        if self._mapped > MAPPED:
+            self.__exit__()
+            self.__enter__()
+            self._mapped = 0
+
+    def tensor(self, module: str, suffix: str, expected: Tensor) -> Tensor:
+        """A plain tensor of a module, with its rows in our order and in the shape of `expected`."""
+        names = self.names.require(module, suffix)
+        parts = [self.read(name) for name in names]
+        self._check(names, parts, expected)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        order = row_order(module, self.names.config)
+        return whole if order is None else whole[order]
+
+    def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
+        """The weight of a linear layer, in the layer's format."""
+        stored, parts = self.mode.stored, self.names.of(module)
+        quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
+        if stored is None or isinstance(stored, FP8) or not any(quantized):
+            plain = self.names.require(module)
+            tensors = [
+                self.read(name) if stored is None or not held else cast(Tensor, self._stored(stored, part))
+                for name, part, held in zip(plain, parts, quantized, strict=True)
+            ]
+            self._check(plain, tensors, expected)
+            orders = self._orders(module, tensors)
+            if orders is not None:
+                tensors = [tensor[order] for tensor, order in zip(tensors, orders, strict=True)]
+            return _joined([self.mode.convert(module, tensor) for tensor in tensors])
+        if not all(quantized):
+            raise ModelError(
+                f"{self.names.checkpoint.path}: of {', '.join(parts)}, some are quantized and some are "
+                "not, but they are multiplied as one; load it with another engine, or quantize the original"
+            )
+        weights = [cast(QuantizedRows, self._stored(stored, part)) for part in parts]
+        self._check(parts, weights, expected)
+        orders = self._orders(module, weights)
+        if orders is not None:
+            weights = [Reordered(*part) for part in zip(weights, orders, strict=True)]
+        return self.mode.convert(module, joined(weights))
+
+    def _stored(self, stored: WeightFormat, part: str) -> QuantizedRows | Tensor:
+        """A weight that is stored in a format of its own. Raises `ModelError` if tensors do not make one."""
+        for name in stored.tensors(part):
+            self.names.check(name)
+            self.used.add(name)
+        try:
+            return stored.read(self.read, part)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # of torch, for odd shapes, dtypes
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {part}: the tensors do not make a weight of {stored.name} "
+                f"({error}); the file is damaged, or config.json belongs to another model"
+            ) from error
+
+    def _orders(self, module: str, parts: Sequence[Tensor | QuantizedRows]) -> list[Tensor] | None:
+        """For each part of a module, the order of its rows; None if they stay in order."""
+        order = row_order(module, self.names.config)
+        if order is None:
+            return None
+        sizes = [part.shape[0] for part in parts]
+        firsts = list(accumulate(sizes, initial=0))
+        orders = [order[first : first + size] - first for first, size in zip(firsts, sizes, strict=False)]
+        if any(own.min() < 0 or own.max() >= size for own, size in zip(orders, sizes, strict=True)):
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {', '.join(self.names.of(module))} have {sizes} rows, which "
+                "do not end with a head; the file is damaged, or config.json belongs to another model"
+            )
+        return orders
+
+    def blocks(self, module: str) -> BlockRows | None:
+        """The rows of a table in blocks, if they stay so."""
+        stored, (name,) = self.mode.stored, self.names.of(module)
+        if not self.mode.keeps_integers or stored is None or not stored.holds(self.names.all, name):
+            return None
+        rows = stored.read(self.read, name)
+        return rows if isinstance(rows, BlockRows) else None
+
+    def _check(self, names: list[str], parts: Sequence[Tensor | QuantizedRows], expected: Tensor) -> None:
+        shapes = [tuple(part.shape) for part in parts]
+        rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
+        if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
+            held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+            together = " together" if len(names) > 1 else ""
+            raise ModelError(
+                f"{self.names.checkpoint.path}: {held}: by config.json it should be "
+                f"{list(expected.shape)}{together}"
+            )
+        for name, part in zip(names, parts, strict=True):
+            if isinstance(part, Tensor) and (not part.is_floating_point() or part.dtype.itemsize < 2):
+                raise ModelError(
+                    f"{self.names.checkpoint.path}: {name} is stored as {part.dtype}, which config.json does "
+                    "not declare in a quantization_config; take another version of this model"
+                )
+
+
+def row_order(module: str, config: ModelConfig) -> Tensor | None:
+    """For each row of a module, its number in a checkpoint; None if the order is the same."""
+    if config.latent is not None:
+        return latent_order(config, module)
+    if config.delta is not None and (order := delta_order(config, module)) is not None:
+        return order
+    if module.endswith("attention.qkv"):
+        return qkv_order(config)
+    if not module.endswith(("attention.q_norm", "attention.k_norm")):
+        return None
+    heads = config.num_heads if module.endswith("q_norm") else config.num_kv_heads
+    return norm_order(config, heads if config.qk_norm_over_heads else 1)
+
+
+def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:
+    """Plain or rounded weights, joined along their rows."""
+    plain = [part for part in parts if isinstance(part, Tensor)]
+    if plain:
+        return plain[0] if len(plain) == 1 else torch.cat(plain)
+    return joined([part for part in parts if isinstance(part, Quantized)])
