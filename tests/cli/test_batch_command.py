@@ -70,6 +70,14 @@ def limited(source: Path, output: Path, kilobytes: int) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def test_several_engines_answer_what_one_would(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", 30, max_tokens=8)
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert "30 lines: 29 answered, 1 failed" in run(source, one).output
+    assert "30 lines: 29 answered, 1 failed" in run(source, two, "--replicas", "2").output
+    assert sorted(lines(two)) == sorted(lines(one))
+
+
 def test_it_goes_on_after_whatever_stops_it(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 150, max_tokens=16), tmp_path / "out.jsonl"
     clean = run(source, tmp_path / "clean.jsonl", "--drafter", "none")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from soothsay.config import DeltaConfig
+from soothsay.core.strands import Marks
 from soothsay.machine import mapped_zeros
 
 
@@ -57,6 +58,14 @@ class StatePool:
         parts = zip(self._matrices, self._inputs, journal, gates, strict=True)
         self.layers = {layer: LayerStates(*part) for layer, part in zip(config.layers, parts, strict=True)}
         """By the number of the layer."""
+
+    def check(self, slot: int | None, nodes: int, marks: Marks) -> None:
+        """Raise `ValueError` if a request's state, tree or marks do not fit: kernels do not check bounds."""
+        if slot is None or not 0 <= slot < self.num_requests or nodes > self.nodes:
+            raise ValueError(f"no room for a request's state in slot {slot}, or for {nodes} nodes")
+        last = self.num_requests + self.num_snapshots
+        if beyond := [mark for _, mark in marks if not 0 <= mark < last]:
+            raise ValueError(f"no room for copies of a state in the slots {beyond}")
 
     def copy(self, source: int, target: int) -> None:
         """Copy a state from slot to slot, in all layers."""

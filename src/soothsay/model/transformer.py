@@ -110,7 +110,9 @@ class LocalStage:
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
         if self.config.delta is not None and cache is not None:
-            _check_states(batch, cache)
+            for request in batch.requests:
+                nodes = 0 if request.tree is None else len(request.tree)
+                _states(cache).check(request.state, nodes, request.marks)
         rope, second = self.ropes
         first = rope(batch.positions)
         ropes = first, first if second is None else second(batch.positions)
@@ -131,6 +133,8 @@ class LocalStage:
         cache.commit(moves)
         if cache.states is None or not moves:
             return
+        for move in moves:
+            cache.states.check(move.state, max(move.nodes) + 1, move.marks)
         accepted = Accepted.of(moves, self.device)
         for number, states in cache.states.layers.items():
             cast(DeltaLayer, cast(Block, self.blocks[number]).attention).commit(states, accepted)
@@ -291,11 +295,7 @@ class Transformer(nn.Module):
             stage.copy_state(cache, source, target)
 
 
-def _check_states(batch: Batch, cache: KVPool) -> None:
-    """Raises `ValueError` if a request's state or tree does not fit: kernels do not check bounds."""
-    states = cache.states
-    for request in batch.requests:
-        nodes = 0 if request.tree is None else len(request.tree)
-        held = states is not None and request.state is not None and 0 <= request.state < states.num_requests
-        if states is None or not held or nodes > states.nodes:
-            raise ValueError(f"no room for a request's state in slot {request.state}, or for {nodes} nodes")
+def _states(cache: KVPool) -> StatePool:
+    if cache.states is None:
+        raise ValueError("the model keeps states, and the pool has no room for them")
+    return cache.states

@@ -1,4 +1,4 @@
-"""Drafters that learn while they serve: what they learn, when, from whom, and that tokens do not notice."""
+"""Drafters learn while they serve, from the right requests and in time. Tokens do not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving teaches about a drafter: continuations of the target's answers, and when to believe whom."""
+"""What serving teaches: how the target's answers continue, and how far to believe a drafter or the counts."""
 
 from __future__ import annotations
 

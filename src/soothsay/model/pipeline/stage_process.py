@@ -139,8 +139,14 @@ def listen(host: str, port: int, key: bytes, tell: Callable[[str, int], None]) -
         port: 0: any free one.
         key: that engines must have.
         tell: is called with the address, once engines may call.
+
+    Raises `SoothsayError` if the address cannot be had.
     """
-    with socket.create_server((host, port)) as listening:
+    try:
+        waiting = socket.create_server((host, port))
+    except OSError as error:
+        raise SoothsayError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+    with waiting as listening:
         tell(*listening.getsockname()[:2])
         while True:
             caller, (address, *_) = listening.accept()

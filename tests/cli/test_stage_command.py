@@ -1,0 +1,74 @@
+"""`soothsay stage` and `soothsay serve --stage`: a model in two processes, from the command line."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import command
+from typer.testing import CliRunner, Result
+
+from soothsay import LLM, SamplingParams
+from soothsay.cli.app import app
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A file with a key."""
+    file = tmp_path / "key"
+    file.write_text(secrets.token_urlsafe(32))
+    return file
+
+
+@contextmanager
+def stage(key: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run the command. Yields its address, and the process."""
+    line = [sys.executable, "-m", "soothsay", "stage", "127.0.0.1:0", "--key", str(key)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = re.search(r"waiting for engines at (\S+)", process.stderr.readline())
+        assert found is not None
+        try:
+            yield found[1], process
+        finally:
+            process.kill()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def test_a_server_whose_layers_run_in_another_process(tmp_path: Path, sibyl: LLM, key: Path) -> None:
+    meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=12)).text
+    body = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 12}
+    with stage(key) as (address, process):
+        with command(tmp_path / "log", "--stage", address, "--stage-key", str(key)) as url:
+            assert httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"] == meant
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=20)
+    assert "Traceback" not in printed
+
+
+def test_refusals(tmp_path: Path, key: Path) -> None:
+    short = tmp_path / "short"
+    short.write_text("abc")
+    assert "needs --stage-key FILE" in run("serve", "sibyl", "--stage", "127.0.0.1:1").stderr
+    two = run("serve", "sibyl", "--stage", "127.0.0.1:1", "--stage-key", str(key), "--replicas", "2")
+    assert "--stage serves one engine" in two.stderr
+    assert "'here' is not HOST:PORT" in run("stage", "here", "--key", str(key)).stderr
+    assert "at least" in run("stage", "127.0.0.1:0", "--key", str(short)).stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("stage", address, "--key", str(key))
+    assert result.exit_code == 2
+    assert f"cannot listen at {address}" in result.stderr
