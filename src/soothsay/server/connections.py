@@ -178,8 +178,12 @@ class ClientConnection(H11Protocol):
 
 
 def _files_left() -> int:
-    """Number of connections that this process can open beside the files that it has and needs."""
+    """Number of connections that this process can open beside the files that it has and needs; at least 1."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 1 << 30
-    return max(limit - len(os.listdir("/dev/fd")) - RESERVED, 1)
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:  # no file is left to list them with
+        return 1
+    return max(limit - used - RESERVED, 1)
