@@ -14,6 +14,7 @@ from families import load, random_oracle, random_tokens
 from test_guarantee import GREEDY, SAMPLED, same, watch
 
 from soothsay import LLM, DrafterError, Result
+from soothsay.config import state_bytes
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
@@ -29,7 +30,7 @@ MODES = [replace(mode, max_tokens=24) for mode in (GREEDY, SAMPLED, GREEDY, SAMP
 DRAFTERS = ("suffix", "auto", "layer-skip(exit=3)")  # test_every_kind.py has all
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next"])
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next", "lfm2"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp(request.param)
     random_oracle(request.param, max_position_embeddings=256).save_pretrained(made)
@@ -60,7 +61,7 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
         write_head(heads, directory / "medusa", str(directory))
     model = loaded(directory, dtype)
     expected = plain(model)
-    llm = LLM(model, drafter="none", kv_tokens=128, block_size=8, max_rows=40)
+    llm = LLM(model, drafter="none", kv_tokens=104, block_size=8, max_rows=40)
     requests = watch(llm)
     for drafter in (*DRAFTERS, f"medusa(model={directory / 'medusa'})"):
         results = llm.generate(ASKED, MODES, drafter=drafter)
@@ -113,7 +114,8 @@ def test_requests_together_wait_for_what_they_share(directory: Path) -> None:
 def test_a_budget_of_snapshots(directory: Path) -> None:
     """None: nothing is shared. One: the latest is kept."""
     model = loaded(directory)
-    state = model.config.delta.state_bytes(4)  # type: ignore[union-attr]
+    assert model.config.states is not None
+    state = state_bytes(model.config.states, 4)
     for copies, hits in ((0, False), (1, True)):
         llm = LLM(model, drafter="none", kv_tokens=1024, block_size=8, snapshot_bytes=copies * state)
         requests = watch(llm)

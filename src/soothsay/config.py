@@ -106,14 +106,44 @@ class DeltaConfig:
         """Size of a token's input of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
 
-    def state_bytes(self, element_size: int) -> int:
-        """Bytes of the state of one request over all layers."""
-        matrices = 4 * self.values * self.key_size
-        return len(self.layers) * (matrices + (self.taps - 1) * self.channels * element_size)
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Shape of a layer's state: `[H_v, d_k, d_v]`."""
+        return self.value_heads, self.key_size, self.value_size
 
-    def journal_bytes(self, element_size: int) -> int:
-        """Bytes that a node of a draft tree takes over all layers until the tree is verified."""
-        return len(self.layers) * (self.channels + 2 * self.value_heads) * element_size
+    @property
+    def gates(self) -> int:
+        """Numbers by which a token changes and keeps the states of all heads."""
+        return 2 * self.value_heads
+
+
+@dataclass(frozen=True)
+class ConvolutionConfig:
+    """Layers that read the last tokens by a short convolution instead of attention (LFM2, 2025).
+
+    Their state is the convolution's last inputs. See `soothsay.model.convolution_layer`.
+    """
+
+    layers: tuple[int, ...]  # those that keep a state
+    channels: int  # size of a token's input of the convolution
+    taps: int  # tokens that the convolution reads, its own included
+    matrices = (0, 0, 0)
+    gates = 0
+
+
+StatesConfig = DeltaConfig | ConvolutionConfig
+"""Layers that keep a state instead of keys and values."""
+
+
+def state_bytes(config: StatesConfig, element_size: int) -> int:
+    """Bytes of the state of one request over all layers."""
+    inputs = (config.taps - 1) * config.channels * element_size
+    return len(config.layers) * (4 * math.prod(config.matrices) + inputs)
+
+
+def journal_bytes(config: StatesConfig, element_size: int) -> int:
+    """Bytes that a node of a draft tree takes over all layers until the tree is verified."""
+    return len(config.layers) * (config.channels + config.gates) * element_size
 
 
 @dataclass(frozen=True)
@@ -127,6 +157,7 @@ class ExpertsConfig:
     normalize: bool = True  # the weights of the chosen experts add up to 1
     sigmoid: bool = False  # an expert's weight is the sigmoid of its score, not its softmax among all
     corrected: bool = False  # a learned number is added to each weight, for the choice alone
+    correction_name: str = "e_score_correction_bias"  # of these numbers in checkpoints
     groups: int = 1  # experts are chosen from the best groups of consecutive experts
     groups_chosen: int = 1
     group_best: int = 2  # a group is worth as much as this many of its best experts together
@@ -190,7 +221,13 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None  # attention over latent states, which are one key-value head
     delta: DeltaConfig | None = None  # some layers keep a state instead of keys and values
+    convolution: ConvolutionConfig | None = None  # some layers read the last tokens by a convolution
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate for each number
+
+    @property
+    def states(self) -> StatesConfig | None:
+        """The layers that keep a state instead of keys and values."""
+        return self.delta or self.convolution
 
     @cached_property
     def group(self) -> int:
@@ -215,7 +252,8 @@ class ModelConfig:
     def last_kv_layers(self) -> Mapping[bool, int]:
         """The last layers with keys and values of their own. True: without a window. False: with one."""
         own = self.num_layers - self.num_shared_kv_layers
-        return {window is None: layer for layer, window in enumerate(self.windows[:own])}
+        layers = [layer for layer in range(own) if not self.is_recurrent(layer)]
+        return {self.windows[layer] is None: layer for layer in layers}
 
     def shares_kv(self, layer: int) -> bool:
         """Whether a layer reads the keys and values of another one."""
@@ -229,7 +267,7 @@ class ModelConfig:
     @property
     def has_common_blocks(self) -> bool:
         """Whether blocks compute no more than Llama's and Gemma's do. Heads of drafters are made of these."""
-        return self.has_native_blocks and self.delta is None and not self.gated_attention
+        return self.has_native_blocks and self.states is None and not self.gated_attention
 
     @property
     def has_native_blocks(self) -> bool:
@@ -263,6 +301,8 @@ class ModelConfig:
             d = self.delta
             products = self.hidden_size * (d.channels + 2 * d.values + 2 * d.value_heads)
             return products + d.taps * d.channels
+        if self.convolution is not None and self.is_recurrent(layer):
+            return (4 * self.hidden_size + self.convolution.taps) * self.convolution.channels
         c = self.latent
         if c is None:
             own = self.heads(layer)
@@ -287,7 +327,7 @@ class ModelConfig:
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state instead of keys and values."""
-        return self.delta is not None and layer in self.delta.layers
+        return self.states is not None and layer in self.states.layers
 
     def is_unrotated(self, layer: int) -> bool:
         """Whether a layer's queries and keys do not rotate."""

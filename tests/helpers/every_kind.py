@@ -20,6 +20,7 @@ from soothsay.train.sequences import TrainingKernels
 POSITIONS = 256
 KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "hybrid": ("qwen3_5", "bfloat16"),
+    "convolutions": ("lfm2", "int8"),
     "shared KV": ("gemma4", "int8"),
     "sinks": ("gpt_oss", "auto"),
     "latent": ("deepseek_v3", "bfloat16"),
@@ -28,6 +29,7 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
 
 SIZES = {
     "hybrid": {"num_hidden_layers": 8},  # two of them have attention
+    "convolutions": {"num_hidden_layers": 8, "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
     "experts": {"moe_intermediate_size": 64},  # which native kernels multiply
 }
 
@@ -61,7 +63,7 @@ def make_kind(kind: str, directory: Path) -> dict[str, str]:
     write_datastore(own / "rest.store", texts, tokenizer)
     models = {name: own / name for name in (*makers(range(1)), "assistant")}
     models |= {"dflash": random_dflash(target=str(plain)), "peagle": random_peagle(target=str(plain))}
-    models["draft-model"] = plain if kind == "hybrid" else directory  # a hybrid cannot draft
+    models["draft-model"] = plain if config.states else directory  # a model with states cannot draft
     options = {name: f"model={path}" for name, path in models.items()} | {
         "rest": f"store={own / 'rest.store'}"
     }

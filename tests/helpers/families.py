@@ -378,6 +378,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
     ),
     "qwen3_5_moe": ("Qwen3_5Moe", {**HYBRID, **HYBRID_EXPERTS}),
     "qwen3_next": ("Qwen3Next", {**HYBRID, **HYBRID_EXPERTS, "mlp_only_layers": [2]}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 5,
+            "intermediate_size": 100,
+            "block_multiple_of": 16,
+            "eos_token_id": None,  # answers go on
+            "norm_eps": 1e-3,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "conv_L_cache": 4,
+            "eos_token_id": None,
+            "norm_eps": 1e-3,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": False,
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {
@@ -551,7 +578,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
             value = noise * parameter.shape[-1] ** -0.5 * (1.7 if key.endswith(sharper) else 1.0)
         parameter.data.copy_(value)
     for key, buffer in oracle.named_buffers():
-        if key.endswith("e_score_correction_bias"):
+        if key.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.5 * torch.randn(buffer.shape, generator=generator))
         elif key.endswith("layer_scalar"):
             buffer.fill_(0.5 + 0.5 * float(torch.rand(1, generator=generator)))
@@ -613,7 +640,7 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     rope = config["rope_parameters"]
-    if config["model_type"] != "granitemoehybrid":  # where it always was
+    if config["model_type"] not in ("granitemoehybrid", "lfm2", "lfm2_moe"):  # where it always was
         older.pop("layer_types", None)
     if "sliding_attention" in rope:
         if "_sliding_window_pattern" in older:  # Gemma 3

@@ -68,6 +68,8 @@ FURTHER = [
     "gpt_oss",
     "qwen3_5",
     "qwen3_next",
+    "lfm2",
+    "lfm2_moe",
     "llama4",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
@@ -92,7 +94,9 @@ class Pair:
         last norm."""
         before: list[Tensor] = []
         decoder = self.oracle.get_decoder()
-        norm = getattr(decoder, "model", decoder).norm  # Llama 4's whole model is its own decoder
+        inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
+        is_lfm2 = self.oracle.config.model_type.startswith("lfm2")
+        norm = inner.embedding_norm if is_lfm2 else inner.norm
         hook = norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
         states = self._oracle(sequences).hidden_states
         hook.remove()
@@ -349,6 +353,8 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "gpt_oss",
         "qwen3_5",
         "qwen3_next",
+        "lfm2",
+        "lfm2_moe",
         "llama4",
         "minimax_m2",
         "gemma4",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
-from soothsay.config import DType
+from soothsay.config import DType, state_bytes
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
@@ -44,8 +44,9 @@ class Work:
             keys = 0 if not heads else context if window is None else min(abs(window), context)
             kv += heads * size * element * keys
             attention += 4 * c.num_heads * size * keys
+        if c.states is not None:
+            kv += state_bytes(c.states, element)
         if c.delta is not None:  # a state is read once, and each row multiplies it four times
-            kv += c.delta.state_bytes(element)
             attention += 8 * len(c.delta.layers) * c.delta.values * c.delta.key_size
         return cls(
             bytes=sum(held_bytes(layer) for layer, _ in layers) + kv,

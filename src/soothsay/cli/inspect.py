@@ -17,7 +17,7 @@ from rich.text import Text
 from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.config import DType, EngineConfig, ModelConfig
+from soothsay.config import DType, EngineConfig, ModelConfig, journal_bytes, state_bytes
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 
@@ -135,8 +135,9 @@ def _kv_cache(config: ModelConfig, mode: NumericMode, context: int, requests: in
     one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
     many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
     yield "KV cache", one + (many if requests > 1 else "")
-    if (delta := config.delta) is not None:
-        state, node = delta.state_bytes(mode.dtype.itemsize), delta.journal_bytes(mode.dtype.itemsize)
+    if config.states is not None:
+        size = mode.dtype.itemsize
+        state, node = state_bytes(config.states, size), journal_bytes(config.states, size)
         yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
 
 
@@ -165,6 +166,9 @@ def _architecture(c: ModelConfig) -> Rows:
             f"{len(d.layers)} of {c.num_layers} layers, {d.value_heads} heads with states of "
             f"{d.key_size} x {d.value_size}",
         )
+    if c.convolution is not None:
+        number, taps = len(c.convolution.layers), c.convolution.taps
+        yield "convolutions", f"{number} of {c.num_layers} layers, over {taps} tokens"
     if c.global_heads is not None:
         heads, values = c.global_heads, ", values are keys" if c.global_heads.keys_are_values else ""
         yield "", f"{heads.count} heads of {heads.size} for keys{values}, in layers without a window"

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from soothsay.core.paths import Lanes, Path, PathList, Paths, stack_paths
-from soothsay.core.strands import WITHIN, Marks, Strand, Strands, marked
+from soothsay.core.strand import WITHIN, Marks, Strand, marked
+from soothsay.core.strands import Strands
 from soothsay.core.tree import DraftTree
 
 IntArray = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from soothsay.core.states import LayerStates, StatePool
-from soothsay.core.strands import Marks
+from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
 
 IntArray = npt.NDArray[np.int64]

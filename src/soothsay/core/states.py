@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soothsay.config import DeltaConfig
-from soothsay.core.strands import Marks
+from soothsay.config import StatesConfig
+from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
 
 
 class LayerStates(NamedTuple):
-    """The states of one layer, by slot."""
+    """The states of one layer, by slot. Layers with a convolution alone have no matrices and gates."""
 
     matrices: Tensor  # [slots, H_v, d_k, d_v] float32
     inputs: Tensor  # [slots, taps - 1, channels], the convolution's last inputs, the latest last
@@ -39,7 +39,7 @@ class StatePool:
 
     def __init__(
         self,
-        config: DeltaConfig,
+        config: StatesConfig,
         num_requests: int,
         num_snapshots: int,
         nodes: int,
@@ -50,11 +50,10 @@ class StatePool:
         self.nodes = nodes
         zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
         c, slots, layers = config, num_requests + num_snapshots, len(config.layers)
-        matrix = c.value_heads, c.key_size, c.value_size
-        self._matrices = zeros((layers, slots, *matrix), dtype=torch.float32)
+        self._matrices = zeros((layers, slots, *c.matrices), dtype=torch.float32)
         self._inputs = zeros((layers, slots, c.taps - 1, c.channels), dtype=dtype)
         journal = zeros((layers, num_requests, nodes, c.channels), dtype=dtype)
-        gates = zeros((layers, num_requests, nodes, 2 * c.value_heads), dtype=dtype)
+        gates = zeros((layers, num_requests, nodes, c.gates), dtype=dtype)
         parts = zip(self._matrices, self._inputs, journal, gates, strict=True)
         self.layers = {layer: LayerStates(*part) for layer, part in zip(config.layers, parts, strict=True)}
         """By the number of the layer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
-from soothsay.config import EngineConfig
+from soothsay.config import EngineConfig, journal_bytes, state_bytes
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory
 from soothsay.model.transformer import Transformer
@@ -44,18 +44,18 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
 
 def num_snapshots(config: EngineConfig, model: Transformer) -> int:
     """Copies of states that `snapshot_bytes` is enough for."""
-    if model.config.delta is None or not config.prefix_caching:
+    if model.config.states is None or not config.prefix_caching:
         return 0
-    return (config.snapshot_bytes or 0) // model.config.delta.state_bytes(model.dtype.itemsize)
+    return (config.snapshot_bytes or 0) // state_bytes(model.config.states, model.dtype.itemsize)
 
 
 def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     """The configuration with numbers that fit the states of a model, if it has any."""
-    delta, size = model.config.delta, model.dtype.itemsize
-    if delta is None:
+    states, size = model.config.states, model.dtype.itemsize
+    if states is None:
         return config
-    share, state = int(available_memory() * STATE_SHARE), delta.state_bytes(size)
-    one = state + config.max_tree * delta.journal_bytes(size)
+    share, state = int(available_memory() * STATE_SHARE), state_bytes(states, size)
+    one = state + config.max_tree * journal_bytes(states, size)
     if share < one:
         raise ModelError(f"no memory is left for states ({one} bytes a request); use a smaller model")
     requests, copies = min(config.max_requests, share // one), config.snapshot_bytes

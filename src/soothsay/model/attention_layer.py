@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
+from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.latent_attention import LatentAttention
@@ -98,9 +99,10 @@ class Attention(nn.Module):
 
 def attention_of(
     config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None
-) -> Attention | LatentAttention | DeltaLayer:
+) -> Attention | LatentAttention | DeltaLayer | ConvolutionLayer:
     """The part of a layer in which tokens read what came before them. `in_features`: as in `Attention`."""
     if config.is_recurrent(layer):
-        return DeltaLayer(config, kernels, in_features)
+        kept = DeltaLayer if config.convolution is None else ConvolutionLayer
+        return kept(config, kernels, in_features)
     kind = Attention if config.latent is None else LatentAttention
     return kind(config, layer, kernels, in_features)

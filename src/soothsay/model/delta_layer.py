@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
+from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch
-from soothsay.core.cache import LayerMemory, Move
+from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
-from soothsay.core.strands import Strand, Strands, marked
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
@@ -44,26 +41,3 @@ class DeltaLayer(nn.Module):
         """Advance states by accepted rows of trees, from the journal."""
         rows, gates = states.journal[accepted.rows], states.gates[accepted.rows]
         self.kernels.delta_rule(rows, gates, self.recurrence, states, accepted.strands)
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """The accepted rows of trees."""
-
-    strands: Strands
-    rows: tuple[Tensor, Tensor]  # [N] int64 each: the slot of the request, and the node of its tree
-
-    @classmethod
-    def of(cls, moves: Sequence[Move], device: torch.device) -> Accepted:
-        """The roots and accepted nodes of `moves`. Raises `ValueError` for a request without a state."""
-        strands, nodes, slots = list[Strand](), list[int](), list[int]()
-        for move in moves:
-            if move.state is None:
-                raise ValueError("a request without a slot for its state cannot advance")
-            own, start = move.nodes, move.start - 1
-            marks = marked(move.marks, start, len(own))
-            strands.append(Strand(len(nodes), len(own), 0, (), move.state, start == 0, marks))
-            nodes += own
-            slots += [move.state] * len(own)
-        rows = torch.tensor(slots, device=device), torch.tensor(nodes, device=device)
-        return cls(Strands(tuple(strands)), rows)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from soothsay.config import DeltaConfig
 from soothsay.core.states import LayerStates
-from soothsay.core.strands import WITHIN, Strand, Strands
+from soothsay.core.strand import WITHIN, Strand
+from soothsay.core.strands import Strands
 
 EPS = 1e-6
 """Added to the sum of squares of queries and keys before these are normed."""

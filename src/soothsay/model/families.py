@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soothsay.config import (
-    DeltaConfig,
     ExpertsConfig,
     LatentConfig,
     ModelConfig,
@@ -20,6 +19,7 @@ from soothsay.model.family import Family
 from soothsay.model.family_layers import Raw
 from soothsay.model.family_table import FAMILIES, UNSUPPORTED
 from soothsay.model.rope_fields import parse_rope
+from soothsay.model.state_fields import parse_convolution, parse_delta
 
 MAX_SPANS = 2**12
 """Limit of the original contexts in a context, for queries that grow with each of them."""
@@ -110,7 +110,8 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         logit_softcap=raw.get("final_logit_softcapping"),
         experts=_experts(family, raw, layers) if family.has_experts else None,
         latent=latent,
-        delta=_delta(raw, layers) if family.has_states else None,
+        delta=parse_delta(raw, layers) if family.has_states else None,
+        convolution=parse_convolution(raw, layers) if family.has_convolutions else None,
         gated_attention=family.has_states,
         **{
             **_scales(family, raw, hidden, head_dim),
@@ -127,34 +128,6 @@ def _latent(raw: Raw) -> LatentConfig:
         plain=int(raw["qk_nope_head_dim"]),
         value=int(raw["v_head_dim"]),
         query_rank=None if query_rank is None else int(query_rank),
-    )
-
-
-def _delta(raw: Raw, layers: int) -> DeltaConfig | None:
-    """The layers that keep a state; None: no layer does."""
-    kinds = raw["layer_types"]
-    if len(kinds) != layers or not set(kinds) <= {"linear_attention", "full_attention"}:
-        raise ModelError(
-            f"config.json: layer_types should be linear_attention or full_attention for each of {layers} "
-            f"layers; it has {len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
-        )
-    key_heads, value_heads = int(raw["linear_num_key_heads"]), int(raw["linear_num_value_heads"])
-    if value_heads % key_heads:
-        raise ModelError(
-            f"config.json: {value_heads} linear_num_value_heads cannot share {key_heads} "
-            "linear_num_key_heads evenly"
-        )
-    recurrent = tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
-    if not recurrent:
-        return None
-    return DeltaConfig(
-        layers=recurrent,
-        key_heads=key_heads,
-        value_heads=value_heads,
-        key_size=int(raw["linear_key_head_dim"]),
-        value_size=int(raw["linear_value_head_dim"]),
-        taps=int(raw["linear_conv_kernel_dim"]),
-        tiled=bool(raw.get("linear_heads_tiled", False)),
     )
 
 
@@ -253,7 +226,8 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
         ),
         normalize=family.always_normalizes_experts or bool(raw.get("norm_topk_prob", False)),
         sigmoid=by_sigmoid,
-        corrected=family.routes_by_sigmoid,
+        corrected=family.routes_by_sigmoid and bool(raw.get("use_expert_bias", True)),
+        correction_name=family.correction_name,
         groups=groups,
         groups_chosen=kept,
         group_best=group_best,

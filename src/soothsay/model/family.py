@@ -79,6 +79,9 @@ class Family:
     routes_by_sigmoid: bool = False
     """Experts are chosen as in DeepSeek-V3: by sigmoids with a correction, from the best groups."""
 
+    correction_name: str = "e_score_correction_bias"
+    """The tensor of these corrections."""
+
     biased_experts: bool = False
     """Experts and their router have biases."""
 
@@ -96,6 +99,9 @@ class Family:
 
     has_states: bool = False
     """Layers of the type "linear_attention" keep a state, and attention has gates, as in Qwen3-Next."""
+
+    has_convolutions: bool = False
+    """Layers of the type "conv" read the last tokens by a short convolution (LFM2)."""
 
     windowed: Callable[[Raw, int], Sequence[bool]] = no_layer
     """For each layer, whether it has a sliding window, if the file has a `sliding_window`."""

@@ -76,6 +76,32 @@ def llama4(raw: Raw) -> Raw:
     }
 
 
+def lfm2(raw: Raw) -> Raw:
+    """LFM2's configuration, where the size of feed-forward parts may be derived."""
+    size = int(raw.get("block_ff_dim") or raw["intermediate_size"])
+    if raw.get("block_auto_adjust_ff_dim", True):
+        step = int(raw.get("block_multiple_of") or 256)
+        size = int(float(raw.get("block_ffn_dim_multiplier") or 1.0) * int(2 * size / 3))
+        size = -(-size // step) * step
+    return {**_short_convolutions(raw), "intermediate_size": size}
+
+
+def lfm2_moe(raw: Raw) -> Raw:
+    """LFM2-MoE's configuration, where `num_dense_layers` takes the place of `first_k_dense_replace`."""
+    return {**_short_convolutions(raw), "first_k_dense_replace": int(raw.get("num_dense_layers", 2))}
+
+
+def _short_convolutions(raw: Raw) -> Raw:
+    """Both families' configuration, with the type of each layer."""
+    if raw.get("conv_bias"):
+        raise ModelError("config.json: conv_bias (convolutions with a bias) is not supported")
+    layers = int(raw["num_hidden_layers"])
+    full = raw.get("full_attn_idxs")
+    kinds = ["full_attention" if full is None or i in full else "conv" for i in range(layers)]
+    tied = raw.get("tie_embedding", raw.get("tie_word_embeddings", True))
+    return {**raw, "layer_types": raw.get("layer_types") or kinds, "tie_word_embeddings": tied}
+
+
 def bounded_at_7(raw: Raw) -> Raw:
     """A configuration of gpt-oss, whose activation has the published constants."""
     for key, value in {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}.items():

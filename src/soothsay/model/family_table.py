@@ -25,6 +25,8 @@ from soothsay.model.family_layers import (
 from soothsay.model.family_rewrites import (
     bounded_at_7,
     dense_hybrid,
+    lfm2,
+    lfm2_moe,
     listed_experts,
     llama4,
     rotary_share,
@@ -110,6 +112,17 @@ _QWEN3_5_MOE = replace(
     _QWEN3_NEXT,
     always_normalizes_experts=True,
     defaults={**_QWEN3_NEXT.defaults, "intermediate_size": 512},  # no layer is dense
+)
+
+_LFM2 = Family(
+    qk_norm=True,
+    has_convolutions=True,
+    default_tied=True,
+    default_theta=1e6,
+    norm_eps_key="norm_eps",
+    default_norm_eps=1e-5,
+    rewritten=lfm2,
+    defaults={"num_key_value_heads": 8, "max_position_embeddings": 128_000, "conv_L_cache": 3},
 )
 
 _DEEPSEEK_V3 = Family(
@@ -210,6 +223,21 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         rewritten=llama4,
         defaults={"head_dim": 128, "attention_chunk_size": 8192, "num_local_experts": 16},
     ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        has_experts=True,
+        routes_by_sigmoid=True,
+        correction_name="expert_bias",
+        rewritten=lfm2_moe,
+        defaults={
+            **_LFM2.defaults,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1792,
+            "norm_topk_prob": True,
+        },
+    ),
     "minimax_m2": Family(
         qk_norm=True,
         qk_norm_over_heads=True,
@@ -254,8 +282,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "glm_moe_dsa": _SPARSE,
     "jamba": _RECURRENT,
     "kimi_linear": "it has layers of Kimi Delta Attention",
-    "lfm2": "it has short convolutions",
-    "lfm2_moe": "it has short convolutions",
     "mamba": _RECURRENT,
     "mamba2": _RECURRENT,
     "mimo": "it has not been tried: its code comes with its weights",

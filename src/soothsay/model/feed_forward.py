@@ -46,7 +46,7 @@ class Experts(nn.Module):
         """Number of experts that had rows in the last pass. Kernels write it, so it stays on the CPU."""
         self.scales = Vector("per_expert_scale", experts.count) if scaled else None
         self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
-        self.correction = Vector("e_score_correction_bias", experts.count) if experts.corrected else None
+        self.correction = Vector(experts.correction_name, experts.count) if experts.corrected else None
         """Added to the experts' weights for their choice alone (DeepSeek-V3, arXiv 2412.19437)."""
         self.experts = nn.ModuleList(FeedForward(config, experts.size, kernels) for _ in range(experts.count))
         self.shared = FeedForward(config, experts.shared_size, kernels) if experts.shared_size else None

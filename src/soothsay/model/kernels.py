@@ -22,6 +22,7 @@ from soothsay.core.refinement import Candidates, Refinement, grow
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.attention import attend
+from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
@@ -165,6 +166,21 @@ class Kernels(noise.SamplingKernels, Protocol):
             `[N, H_v * d_v]` float32; of no use without gates of outputs.
         """
 
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """A causal convolution, channel by channel; see `soothsay.model.convolution`.
+
+        States and the journal change as in `delta_rule`.
+
+        Args:
+            x: `[N, channels]`, its inputs.
+            taps: `[taps, channels]` float32, the token's own last.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, channels]` float32.
+        """
+
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
 
@@ -304,6 +320,10 @@ class StockKernels:
     ) -> Tensor:
         """See `Kernels`."""
         return delta_rule(qkvz, gates, weights, states, strands)
+
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """See `Kernels`."""
+        return convolve(x, taps, states, strands)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""

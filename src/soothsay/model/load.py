@@ -14,6 +14,7 @@ from soothsay.machine import available_memory
 from soothsay.model.attention_layer import Sinks
 from soothsay.model.blocks import fuse
 from soothsay.model.checkpoint import Checkpoint, read_model_config
+from soothsay.model.convolution_layer import Taps
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.gguf_blocks import GGUFFormat
@@ -190,12 +191,11 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
     elif isinstance(module, Recurrence):
         for part, stored in RECURRENCE.items():
             weight = cast(nn.Parameter, getattr(module, part))
-            shape = (
-                weight.t()[:, None] if part == "taps" else weight
-            )  # of a convolution, `[channels, 1, taps]`
-            read = source.tensor(name, stored, shape).float()
-            values = read[:, 0].t() if part == "taps" else read
-            setattr(module, part, nn.Parameter(values.clone(memory_format=torch.contiguous_format)))
+            is_taps = part == "taps"
+            read = _taps(source, name, stored, weight) if is_taps else source.tensor(name, stored, weight)
+            setattr(module, part, nn.Parameter(read.float().clone()))
+    elif isinstance(module, Taps):
+        module.weight = nn.Parameter(_taps(source, name, "weight", module.weight))
     elif isinstance(module, Vector):
         numbers = source.tensor(name, module.name, module.value)
         module.register_parameter(module.name, nn.Parameter(numbers.float().clone()))
@@ -211,3 +211,9 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
         module.weight = nn.Parameter(table, requires_grad=False)
         if model.config.embedding_scale_rounded:
             module.scale = float(torch.tensor(module.scale, dtype=table.dtype))
+
+
+def _taps(source: WeightSource, name: str, stored: str, expected: Tensor) -> Tensor:
+    """The taps of a convolution `[taps, channels]` float32, stored as `[channels, 1, taps]`."""
+    read = source.tensor(name, stored, expected.t()[:, None])
+    return read[:, 0].t().float().clone(memory_format=torch.contiguous_format)

@@ -72,13 +72,30 @@ _QWEN3_5_NAMES: Names = {
     "mlp.shared.down": ("mlp.shared_expert.down_proj",),
     "mlp.shared_gate": ("mlp.shared_expert_gate",),
 }
-_RECURRENT_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
+_LFM2_NAMES: Names = {
+    "norm": ("embedding_norm",),
+    "attention_norm": ("operator_norm",),
+    "mlp_norm": ("ffn_norm",),
+    "attention.o": ("self_attn.out_proj",),
+    "attention.q_norm": ("self_attn.q_layernorm",),
+    "attention.k_norm": ("self_attn.k_layernorm",),
+    "attention.bcx": ("conv.in_proj",),
+    "attention.taps": ("conv.conv",),
+    "mlp.gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "mlp.down": ("feed_forward.w2",),
+    "mlp.router": ("feed_forward.gate",),
+    "mlp.correction": ("feed_forward",),
+    "mlp.experts.gate_up": ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+    "mlp.experts.down": ("feed_forward.experts.{}.w2",),
+}
+_RULE_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
+_CONVOLUTION_NAMES: Names = {"attention.o": ("conv.out_proj",)}
 """Names in layers that keep a state, where they differ from those of other layers."""
-OUTER_NAMES = {
-    "norm": "norm",
-    "layer_embeddings.table": "embed_tokens_per_layer",
-    "layer_embeddings.projection": "per_layer_model_projection",
-    "layer_embeddings.norm": "per_layer_projection_norm",
+OUTER_NAMES: Names = {
+    "norm": ("norm",),
+    "layer_embeddings.table": ("embed_tokens_per_layer",),
+    "layer_embeddings.projection": ("per_layer_model_projection",),
+    "layer_embeddings.norm": ("per_layer_projection_norm",),
 }
 """A module outside of the blocks -> the tensor."""
 
@@ -125,6 +142,8 @@ FAMILY_NAMES: Mapping[str, Names] = {
         "mlp.gate_up": ("shared_mlp.input_linear",),
         "mlp.down": ("shared_mlp.output_linear",),
     },
+    "lfm2": _LFM2_NAMES,
+    "lfm2_moe": _LFM2_NAMES,
     "olmo2": _OLMO_NAMES,
     "olmo3": _OLMO_NAMES,
     "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
@@ -150,7 +169,8 @@ class TensorNames:
         if module == "head":
             return [self._head()]
         if module in OUTER_NAMES:
-            return [f"{self.prefix}{OUTER_NAMES[module]}"]
+            named = {**OUTER_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
+            return [f"{self.prefix}{name}" for name in named[module]]
         _, block, *rest = module.split(".")
         layer = self.first_layer + int(block)
         names = self._in_block(".".join(rest), layer)
@@ -173,7 +193,7 @@ class TensorNames:
     def _in_block(self, module: str, layer: int) -> list[str]:
         names = {**BLOCK_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
         if self.config.is_recurrent(layer):
-            names |= _RECURRENT_NAMES
+            names |= _RULE_NAMES if self.config.convolution is None else _CONVOLUTION_NAMES
         if module in names:
             return list(names[module])
         start, expert, part = module.rsplit(".", 2)  # mlp.experts.{e}.gate_up or .down

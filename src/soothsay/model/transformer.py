@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
+from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.model.blocks import Block, Blocks
-from soothsay.model.delta_layer import Accepted, DeltaLayer
+from soothsay.model.convolution_layer import ConvolutionLayer
+from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, StockKernels
@@ -85,10 +87,10 @@ class LocalStage:
 
     def new_cache(self, size: PoolSize) -> KVPool:
         """A KV pool for its layers, which counts them from 0."""
-        states, at, delta = None, (self.dtype, self.device), self.config.delta
-        if delta is not None:
-            own = tuple(layer - self.layers.start for layer in delta.layers if layer in self.layers)
-            states = StatePool(replace(delta, layers=own), size.requests, size.snapshots, size.nodes, *at)
+        states, at, kept = None, (self.dtype, self.device), self.config.states
+        if kept is not None:
+            own = tuple(layer - self.layers.start for layer in kept.layers if layer in self.layers)
+            states = StatePool(replace(kept, layers=own), size.requests, size.snapshots, size.nodes, *at)
         shapes = self.config.kv_shapes[self.layers.start : self.layers.stop]
         cache = KVPool(shapes, size.num_blocks, size.block_size, *at, states)
         if size.is_filled:
@@ -109,7 +111,7 @@ class LocalStage:
         available = len(batch.tokens) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
-        if self.config.delta is not None and cache is not None:
+        if self.config.states is not None and cache is not None:
             for request in batch.requests:
                 nodes = 0 if request.tree is None else len(request.tree)
                 _states(cache).check(request.state, nodes, request.marks)
@@ -137,7 +139,8 @@ class LocalStage:
             cache.states.check(move.state, max(move.nodes) + 1, move.marks)
         accepted = Accepted.of(moves, self.device)
         for number, states in cache.states.layers.items():
-            cast(DeltaLayer, cast(Block, self.blocks[number]).attention).commit(states, accepted)
+            layer = cast(Block, self.blocks[number]).attention
+            cast(DeltaLayer | ConvolutionLayer, layer).commit(states, accepted)
 
     def copy_state(self, cache: KVPool, source: int, target: int) -> None:
         """See `Layers`."""

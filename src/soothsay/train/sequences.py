@@ -23,6 +23,9 @@ from soothsay.model.quantized import Integers, dequantized
 from soothsay.model.rope import rotate
 from soothsay.train.examples import Example
 
+STATES = "models whose layers keep states cannot be trained, nor drafters for them"
+"""Why some models are refused."""
+
 
 @dataclass(frozen=True)
 class Sequences(Batch):
@@ -184,7 +187,11 @@ class TrainingKernels(StockKernels):
         strands: Strands,
     ) -> Tensor:
         """Raise `TrainingError`. See `Kernels`."""
-        raise TrainingError("models whose layers keep states cannot be trained, nor drafters for them")
+        raise TrainingError(STATES)
+
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """Raise `TrainingError`. See `Kernels`."""
+        raise TrainingError(STATES)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """Return a layer with a trainable weight. See `Kernels`."""

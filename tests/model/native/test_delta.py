@@ -10,7 +10,8 @@ from torch import Tensor
 
 from soothsay.config import DeltaConfig
 from soothsay.core.states import LayerStates, StatePool
-from soothsay.core.strands import Strand, Strands
+from soothsay.core.strand import Strand
+from soothsay.core.strands import Strands
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels

@@ -153,7 +153,7 @@ class DraftModel(LevelwiseDrafter):
 
 def _check_context(model: Transformer, target: Target) -> None:
     """Raise `DrafterError` if the draft model's context is smaller than the target's, or it has states."""
-    if model.config.delta is not None:
+    if model.config.states is not None:
         raise DrafterError(
             f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
             "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"

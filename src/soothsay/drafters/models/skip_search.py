@@ -161,7 +161,7 @@ class SkipJudge:
     """
 
     def __init__(self, model: Transformer, samples: Tensor):
-        if model.config.delta is not None:
+        if model.config.states is not None:
             raise DrafterError(
                 f"layers to skip cannot be searched for in family {model.config.family!r}: its states cannot "
                 "be shared between tries; name them, as in layer-skip(skip='4,5')"

@@ -13,6 +13,7 @@ from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.attention_layer import Attention
 from soothsay.model.blocks import Block
+from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
@@ -61,7 +62,7 @@ class NativeBlocks:
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        if not block.attention.config.has_native_blocks:
+        if not block.attention.config.has_native_blocks or isinstance(block.attention, ConvolutionLayer):
             return False
         if isinstance(block.mlp, Experts):
             whole = is_native(block.mlp.router) and block.mlp.shared_gate is None

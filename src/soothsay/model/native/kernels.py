@@ -17,6 +17,7 @@ from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.blocks import Block
+from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
@@ -273,6 +274,10 @@ class NativeKernels:
             *(strands.plan.buffer_info()[0], address(out)),
         )
         return torch.empty(0) if out is None else out
+
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """See `Kernels`."""
+        return convolve(x, taps, states, strands)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""

@@ -1,0 +1,100 @@
+"""The places of a convolution's inputs: for each row of a pass, the tokens that its window covers.
+
+Places count inputs that stand in one line: a zero, the last inputs of states, nodes in journals, and the rows
+of the pass.
+
+Example:
+    A new request has the rows `a b` that advance its state, and a tree of `c` with the child `d`. With three
+    taps the rows have the places 1, 2, 3 and 4. The windows are `0 0 1`, `0 1 2`, `1 2 3` and `2 3 4`. The
+    state after the pass has the inputs `1 2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from soothsay.core.strand import WITHIN, Strand
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Places of inputs, and what is kept of them. All are int64."""
+
+    slots: Tensor  # [S] of the states whose last inputs stand in the line
+    kept: tuple[Tensor, Tensor]  # [J] each: slots and nodes in journals whose inputs stand in the line
+    rows: Tensor  # [N, taps] the places of each row's window, its own last
+    end_slots: Tensor  # [K] slots that get a state
+    ends: Tensor  # [K, taps - 1] the places of these states
+    noted: tuple[Tensor, Tensor]  # [M] each: slots and nodes in journals that get inputs
+    noted_rows: Tensor  # [M] the rows that are their inputs
+
+
+class WindowPlanner:
+    """Finds the windows of a pass.
+
+    Args:
+        strands: the rows of each request.
+        taps: tokens that a window covers, at least 2.
+    """
+
+    def __init__(self, strands: Sequence[Strand], taps: int):
+        self.strands, self.before = strands, taps - 1
+        self.slots = [s.slot for s in strands if _has_state(s)]
+        self.kept = [(s.slot, node) for s in strands for node in range(s.first_node)]
+        self.first = 1 + len(self.slots) * self.before + len(self.kept)
+        self.rows = list[list[int]]()
+        self.ends = list[tuple[int, list[int]]]()
+        self.noted = list[tuple[int, int, int]]()
+
+    def plan(self, device: torch.device) -> Windows:
+        """The windows, on a device."""
+        state, node = 1, 1 + len(self.slots) * self.before
+        for strand in self.strands:
+            start = [0] * self.before
+            if _has_state(strand):
+                start = [*range(state, state + self.before)]
+                state += self.before
+            self._add(strand, start, node)
+            node += strand.first_node
+
+        def tensor(values: Sequence[object], *shape: int) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device).view(*shape)
+
+        slots, nodes = tensor(self.kept, -1, 2).t()
+        noted_slots, noted_nodes, noted_rows = tensor(self.noted, -1, 3).t()
+        return Windows(
+            slots=tensor(self.slots, -1),
+            kept=(slots, nodes),
+            rows=tensor(self.rows, -1, self.before + 1),
+            end_slots=tensor([slot for slot, _ in self.ends], -1),
+            ends=tensor([places for _, places in self.ends], -1, self.before),
+            noted=(noted_slots, noted_nodes),
+            noted_rows=noted_rows,
+        )
+
+    def _add(self, s: Strand, start: list[int], first_kept: int) -> None:
+        """The rows of one request, whose state has the places `start`, and kept nodes those from a first."""
+        before, place = self.before, self.first + s.first
+        line = [*start, *range(place, place + s.advancing)]
+        self.rows += [line[i : i + before + 1] for i in range(s.advancing)]
+        reached = [*s.marks, (s.advancing, s.slot)] if s.slot != WITHIN and s.advancing else s.marks
+        self.ends += [(slot, line[count : count + before]) for count, slot in reached]
+        windows = {-1: line[-before - 1 :]}
+        for node, parent in enumerate(s.parents):
+            own = first_kept + node
+            if node >= s.first_node:
+                row = s.first + s.advancing + node - s.first_node
+                own = self.first + row
+                if s.slot != WITHIN:
+                    self.noted.append((s.slot, node, row))
+            windows[node] = [*windows[parent][-before:], own]
+            if node >= s.first_node:
+                self.rows.append(windows[node])
+
+
+def _has_state(strand: Strand) -> bool:
+    return strand.slot != WITHIN and not strand.is_new

@@ -1,0 +1,46 @@
+"""The layers that keep a state instead of keys and values, in a `config.json`."""
+
+from __future__ import annotations
+
+from soothsay.config import ConvolutionConfig, DeltaConfig
+from soothsay.errors import ModelError
+from soothsay.model.family_layers import Raw
+
+
+def parse_delta(raw: Raw, layers: int) -> DeltaConfig | None:
+    """The layers with a gated delta rule; None: no layer has it. Raises `ModelError`."""
+    recurrent = _layers_of("linear_attention", raw, layers)
+    key_heads, value_heads = int(raw["linear_num_key_heads"]), int(raw["linear_num_value_heads"])
+    if value_heads % key_heads:
+        raise ModelError(
+            f"config.json: {value_heads} linear_num_value_heads cannot share {key_heads} "
+            "linear_num_key_heads evenly"
+        )
+    if not recurrent:
+        return None
+    return DeltaConfig(
+        layers=recurrent,
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_size=int(raw["linear_key_head_dim"]),
+        value_size=int(raw["linear_value_head_dim"]),
+        taps=int(raw["linear_conv_kernel_dim"]),
+        tiled=bool(raw.get("linear_heads_tiled", False)),
+    )
+
+
+def parse_convolution(raw: Raw, layers: int) -> ConvolutionConfig | None:
+    """The layers with a short convolution; None: no layer has it. Raises `ModelError`."""
+    found = _layers_of("conv", raw, layers)
+    return ConvolutionConfig(found, int(raw["hidden_size"]), int(raw["conv_L_cache"])) if found else None
+
+
+def _layers_of(wanted: str, raw: Raw, layers: int) -> tuple[int, ...]:
+    """The layers of a type. All others should have full attention."""
+    kinds = raw["layer_types"]
+    if len(kinds) != layers or not set(kinds) <= {wanted, "full_attention"}:
+        raise ModelError(
+            f"config.json: layer_types should be {wanted} or full_attention for each of {layers} "
+            f"layers; it has {len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
+        )
+    return tuple(i for i, kind in enumerate(kinds) if kind == wanted)
