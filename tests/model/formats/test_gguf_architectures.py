@@ -1,4 +1,4 @@
-"""GGUF files of Gemma 4, Llama 4, MiniMax-M2 and Qwen3-Next, as llama.cpp's converter writes them."""
+"""GGUF files of Gemma 4, Llama 4, LFM2, MiniMax-M2 and Qwen3-Next, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -115,6 +115,34 @@ def minimax_m2(writer: GGUFWriter, c: Any) -> None:
     writer.add_rope_dimension_count(c.head_dim // 2)
 
 
+def lfm2(writer: GGUFWriter, c: Any) -> None:
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv([c.num_key_value_heads * (kind != "conv") for kind in c.layer_types])
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_shortconv_l_cache(c.conv_L_cache)
+    if c.model_type == "lfm2":
+        adjusted = int(2 * c.intermediate_size / 3)
+        writer.add_feed_forward_length(-(-adjusted // c.block_multiple_of) * c.block_multiple_of)
+    else:
+        writer.add_feed_forward_length(c.intermediate_size)
+        experts(writer, c.num_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+        writer.add_leading_dense_block_count(c.num_dense_layers)
+
+
+def lfm2_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for name, tensor in stacked(tensors, c):
+        if name.endswith("conv.conv.weight"):
+            yield name, tensor[:, 0]
+        else:
+            is_stack = ".experts." in name
+            renamed = name.removeprefix("model.") if is_stack else name.replace("bias", "bias.bias")
+            yield renamed, tensor
+
+
 def stacked(tensors: dict[str, Tensor], c: Any) -> Named:
     stacks: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
@@ -172,6 +200,11 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
         {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
     ),
     "minimax_m2": ((gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, stacked), {}),
+    "lfm2": ((gguf.MODEL_ARCH.LFM2, lfm2, lfm2_tensors), {}),
+    "lfm2_moe": (
+        (gguf.MODEL_ARCH.LFM2MOE, lfm2, lfm2_tensors),
+        {"routed_scaling_factor": 1.0, "tie_word_embeddings": True},
+    ),
     "qwen3_next": ((gguf.MODEL_ARCH.QWEN3NEXT, qwen3_next, qwen3_next_tensors), {"mlp_only_layers": []}),
 }
 
@@ -185,7 +218,7 @@ def write(path: Path, name: str, source: Path, kind: str = "F32") -> None:
     for full, tensor in named(load_file(source / "model.safetensors"), c):
         stored = full if full.startswith("blk.") else names.get_name(full, try_suffixes=(".weight", ".bias"))
         assert stored is not None, full
-        packs = tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "conv1d" not in stored
+        packs = tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "conv" not in stored.split(".")[-2]
         data = tensor.contiguous().numpy()
         used = kind if packs else "F32"
         data = data if used == "F32" else quantize(data, GGMLQuantizationType[used])
@@ -211,7 +244,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert expected.std() > 1
 
 
-@pytest.mark.parametrize("name", ["gemma4_all", "qwen3_next", "minimax_m2"])
+@pytest.mark.parametrize("name", ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe"])
 def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
     oracle = random_oracle(name, **CASES[name][1])
     oracle.save_pretrained(tmp_path)

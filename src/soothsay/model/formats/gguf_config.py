@@ -38,6 +38,8 @@ FAMILIES = {
     "gpt-oss": "gpt_oss",
     "llama4": "llama4_text",
     "minimax-m2": "minimax_m2",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2_moe",
     "qwen3next": "qwen3_next_gguf",
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
@@ -139,7 +141,7 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
                 f"{header.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
             )
     layers = require("block_count")
-    varied = family == "gemma4_text"  # whose layers have sizes of their own
+    varied = family in ("gemma4_text", "lfm2", "lfm2_moe")  # whose layers have sizes of their own
     config = {
         "model_type": family,
         "vocab_size": shapes["token_embd.weight"][0],
@@ -177,7 +179,8 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 def _norm_eps(header: Header) -> dict[str, Any]:
     if header.family.startswith("cohere"):
         return {"layer_norm_eps": header.require("attention.layer_norm_epsilon")}
-    return {"rms_norm_eps": header.require("attention.layer_norm_rms_epsilon")}
+    key = "norm_eps" if header.family.startswith("lfm2") else "rms_norm_eps"
+    return {key: header.require("attention.layer_norm_rms_epsilon")}
 
 
 def read_rope_scaling(

@@ -22,6 +22,7 @@ INTERLEAVED = ("llama", "smollm3", "granite", "mistral3")
 OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",  # LFM2's last norm
     "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -55,7 +56,10 @@ _QWEN3_5_CHANGES: dict[str, Change] = {
     "ssm_conv1d": lambda taps: taps[:, None],
     "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
 }
+_LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
 CHANGES: dict[str, dict[str, Change]] = {
+    "lfm2": _LFM2_CHANGES,
+    "lfm2_moe": _LFM2_CHANGES,
     "qwen3_5_text": _QWEN3_5_CHANGES,
     "qwen3_5_moe_text": _QWEN3_5_CHANGES,
     "qwen3_next_gguf": _QWEN3_5_CHANGES,
@@ -113,6 +117,24 @@ _MIXTRAL_NAMES = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_LFM2_NAMES = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.{}.w1",
+    "ffn_up_exps": "feed_forward.experts.{}.w3",
+    "ffn_down_exps": "feed_forward.experts.{}.w2",
+}
 FUSED = "ffn_gate_up_exps"
 """Experts' gates and up, one after the other in one matrix: the halves of `FUSED_HALVES`."""
 
@@ -128,6 +150,8 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "post_ffw_norm": "post_mlp_layernorm",
         "ffn_up": "mlp.gate_up_proj",
     },
+    "lfm2": _LFM2_NAMES,
+    "lfm2_moe": _LFM2_NAMES,
     "mixtral": _MIXTRAL_NAMES,
     "minimax_m2": {
         **_MIXTRAL_NAMES,
@@ -178,6 +202,8 @@ def own_config(
         return gguf_gemma4.own_config(header, config, shapes)
     if header.family == "llama4_text":
         return _llama4_config(header, config)
+    if header.family.startswith("lfm2"):
+        return _lfm2_config(header, config)
     if header.family.startswith("gemma"):
         return _gemma_config(header, config)
     if header.family.startswith(("qwen3_5", "qwen3_next")):
@@ -225,6 +251,27 @@ def _qwen3_5_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]
             "num_experts_per_tok": require("expert_used_count"),
             "moe_intermediate_size": require("expert_feed_forward_length"),
             "shared_expert_intermediate_size": require("expert_shared_feed_forward_length"),
+        }
+    return own
+
+
+def _lfm2_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers without key-value heads have a convolution. Sizes of feed-forward parts are final."""
+    kv = header.layers("attention.head_count_kv", config["num_hidden_layers"])
+    own = {
+        "layer_types": ["full_attention" if heads else "conv" for heads in kv],
+        "num_key_value_heads": max(kv, default=0) or 1,
+        "conv_L_cache": header.require("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+    if header.family == "lfm2_moe":
+        experts = header.require("expert_count")
+        own |= {
+            "num_experts": experts,
+            "num_local_experts": experts,
+            "num_experts_per_tok": header.require("expert_used_count"),
+            "moe_intermediate_size": header.require("expert_feed_forward_length"),
+            "num_dense_layers": header.number("leading_dense_block_count", 0),
         }
     return own
 
