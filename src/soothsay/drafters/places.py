@@ -20,12 +20,12 @@ def drafters_beside(target: Target) -> Path | None:
 
 
 def drafter_directory(method: str, model: str, target: Target) -> Path:
-    """The directory of one drafter.
+    """The directory of one drafter, or the GGUF file of its target.
 
     Args:
         method: its name in `drafters`.
         model: a path that a user named; empty: `drafters/METHOD` beside the target's weights. For mtp the
-            target's own directory is the second choice, since its checkpoint may hold MTP modules.
+            target's own directory or GGUF file is the second choice, since it may hold MTP modules.
         target: the model to draft for.
 
     Raises:
@@ -41,6 +41,8 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
         )
     if (drafters / method).is_dir():
         return drafters / method
+    if method == "mtp" and target.path is not None and target.path.suffix == ".gguf":
+        return target.path
     if method == "mtp" and (drafters.parent / "config.json").is_file():
         return drafters.parent
     raise MissingDrafterError(

@@ -1,4 +1,4 @@
-"""GGUF files of Gemma 4, Llama 4, LFM2, MiniMax-M2 and Qwen3-Next, as llama.cpp's converter writes them."""
+"""GGUF files of several architectures, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from families import array, random_oracle, random_tokens, read_config, run
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
+from mtp_targets import in_module
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -115,6 +116,19 @@ def minimax_m2(writer: GGUFWriter, c: Any) -> None:
     writer.add_rope_dimension_count(c.head_dim // 2)
 
 
+def glm4_moe(writer: GGUFWriter, c: Any) -> None:
+    common(writer, c)
+    experts(writer, c.n_routed_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+    writer.add_expert_shared_count(c.n_shared_experts)
+    writer.add_leading_dense_block_count(c.first_k_dense_replace)
+    writer.add_expert_weights_scale(c.routed_scaling_factor)
+    writer.add_expert_weights_norm(c.norm_topk_prob)
+    writer.add_expert_group_count(c.n_group)
+    writer.add_expert_group_used_count(c.topk_group)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(int(c.head_dim * c.rope_parameters["partial_rotary_factor"]))
+
+
 def lfm2(writer: GGUFWriter, c: Any) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_context_length(c.max_position_embeddings)
@@ -199,6 +213,7 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
         (gguf.MODEL_ARCH.LLAMA4, llama4, llama4_tensors),  # which has no keys for these
         {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
     ),
+    "glm4_moe": ((gguf.MODEL_ARCH.GLM4_MOE, glm4_moe, stacked), {}),
     "minimax_m2": ((gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, stacked), {}),
     "lfm2": ((gguf.MODEL_ARCH.LFM2, lfm2, lfm2_tensors), {}),
     "lfm2_moe": (
@@ -214,8 +229,13 @@ def write(path: Path, name: str, source: Path, kind: str = "F32") -> None:
     c = SimpleNamespace(**read_config(source))
     writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     describe(writer, c)
-    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers)
-    for full, tensor in named(load_file(source / "model.safetensors"), c):
+    modules = getattr(c, "num_nextn_predict_layers", None) or 0
+    if modules:
+        writer.add_nextn_predict_layers(modules)
+        writer.add_block_count(c.num_hidden_layers + modules)
+    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers + modules)
+    tensors = in_module(load_file(source / "model.safetensors"), c.num_hidden_layers)
+    for full, tensor in named(tensors, c):
         stored = full if full.startswith("blk.") else names.get_name(full, try_suffixes=(".weight", ".bias"))
         assert stored is not None, full
         packs = tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "conv" not in stored.split(".")[-2]

@@ -12,6 +12,7 @@ import torch
 from families import array, load, random_oracle, random_tokens, run
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
+from mtp_targets import in_module, save_with_mtp
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -78,10 +79,9 @@ def write(path: Path, name: str, source: Path, c: Any, kind: str = "F32", module
         writer.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
     if modules:
         writer.add_uint32(f"{gguf.MODEL_ARCH_NAMES[arch]}.nextn_predict_layers", modules)
-        writer.add_tensor(f"blk.{c.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((64, 128), np.float32))
-    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers)
+    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers + modules)
     stacks: dict[str, list[Tensor]] = {}
-    for full, tensor in load_file(source / "model.safetensors").items():
+    for full, tensor in in_module(load_file(source / "model.safetensors"), c.num_hidden_layers).items():
         stem, _, part = full.partition(".experts.")
         if part:
             stacks.setdefault(f"{stem}.experts.{part.partition('.')[2]}", []).append(tensor)
@@ -90,7 +90,7 @@ def write(path: Path, name: str, source: Path, c: Any, kind: str = "F32", module
     for full, tensors in stacks.items():
         tensor = torch.stack(tensors) if ".experts." in full else tensors[0]
         named = full.replace("dt_bias", "dt_proj.bias")
-        stored = names.get_name(named, try_suffixes=(".weight", ".bias"))
+        stored = full if "nextn" in full else names.get_name(named, try_suffixes=(".weight", ".bias"))
         assert stored is not None, full
         rounded = (
             kind if tensor.ndim > 1 and "ssm_conv1d" not in stored and tensor.shape[-1] % 32 == 0 else "F32"
@@ -108,8 +108,12 @@ def write(path: Path, name: str, source: Path, c: Any, kind: str = "F32", module
 @pytest.mark.parametrize("modules", [0, 1])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_the_original(name: str, modules: int, tmp_path: Path) -> None:
-    oracle = random_oracle(name, attention_bias=False, linear_num_value_heads=6)
-    oracle.save_pretrained(tmp_path)
+    changes = {"attention_bias": False, "linear_num_value_heads": 6}
+    if modules:
+        oracle, _ = save_with_mtp(tmp_path, name, **changes)
+    else:
+        oracle = random_oracle(name, **changes)
+        oracle.save_pretrained(tmp_path)
     write(tmp_path / "model.gguf", name, tmp_path, oracle.config, modules=modules)
     model = load_model(open_checkpoint(tmp_path / "model.gguf"), "float32")
     (tokens,) = random_tokens(np.random.default_rng(0), 60)

@@ -30,6 +30,7 @@ FAMILIES = {
     "olmo2": "olmo2",  # OLMo 3's files too, which have a sliding window
     "mistral3": "ministral3",
     "glm4": "glm4",
+    "glm4moe": "glm4_moe",
     "command-r": "cohere",
     "cohere2": "cohere2",
     "gemma2": "gemma2",
@@ -52,7 +53,15 @@ MAX_FACTORS = 2**15
 """Limit of the factors in a tensor: a head has at most twice as many dimensions."""
 
 
-ROTATES_PART = ("phi3", "glm4", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next_gguf")
+ROTATES_PART = (
+    "phi3",
+    "glm4",
+    "glm4_moe",
+    "minimax_m2",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "qwen3_next_gguf",
+)
 """Families of which `rope.dimension_count` may be less than the size of a head."""
 
 

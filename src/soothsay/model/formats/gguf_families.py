@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
-from soothsay.model.formats import gguf_gemma4
+from soothsay.model.formats import gguf_gemma4, gguf_glm
 from soothsay.model.formats.gguf_config import Header
 
 INTERLEAVED = ("llama", "smollm3", "granite", "mistral3")
@@ -71,12 +71,6 @@ def is_centred(family: str, name: str) -> bool:
     """Whether a tensor is a norm's weight w that the converter stores as 1 + w."""
     zero_centred = family.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next"))
     return zero_centred and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
-
-
-def is_module(header: Header, layer: str, config: Mapping[str, Any]) -> bool:
-    """Whether a layer is an MTP module after the model's own layers, which is not read."""
-    modules = header.family.startswith(("qwen3_5", "qwen3_next")) and header.number("nextn_predict_layers", 0)
-    return bool(modules) and layer.isdecimal() and int(layer[:9]) >= config["num_hidden_layers"]
 
 
 _GEMMA_NAMES = {
@@ -158,6 +152,7 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
     },
     "gemma4_text": gguf_gemma4.NAMES,
+    "glm4_moe": gguf_glm.NAMES,
     "llama4_text": {
         "ffn_gate": "feed_forward.gate_proj",
         "ffn_up": "feed_forward.up_proj",
@@ -200,6 +195,8 @@ def own_config(
     get = header.number
     if header.family == "gemma4_text":
         return gguf_gemma4.own_config(header, config, shapes)
+    if header.family == "glm4_moe":
+        return gguf_glm.own_config(header, config, shapes)
     if header.family == "llama4_text":
         return _llama4_config(header, config)
     if header.family.startswith("lfm2"):

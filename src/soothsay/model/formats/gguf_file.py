@@ -37,11 +37,11 @@ from soothsay.model.formats.gguf_families import (
     OUTER_NAMES,
     Change,
     is_centred,
-    is_module,
     own_config,
 )
 from soothsay.model.formats.gguf_gemma4 import rope_parameters
 from soothsay.model.formats.gguf_header import MAX_TENSORS
+from soothsay.model.formats.gguf_modules import module_names, module_number
 from soothsay.model.formats.gguf_parts import read_parts
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
@@ -74,7 +74,7 @@ class GGUFCheckpoint:
             self.config["rope_parameters"] = rope_parameters(header, divided_by)
         elif scaling := read_rope_scaling(header, divided_by, longrope, self.config):
             self.config["rope_scaling"] = scaling
-        self._tensors = _rename(header, stored, self.config)
+        self._tensors, self._modules = _rename(header, stored, self.config)
         self.eos_ids = stop_ids(self._metadata)
 
     def names(self) -> frozenset[str]:
@@ -90,7 +90,7 @@ class GGUFCheckpoint:
         mapped: dict[Path, npt.NDArray[np.uint8]] = {}
 
         def read(name: str) -> Tensor:
-            tensor = self._tensors[name]
+            tensor = self._tensors.get(name) or self._modules[name]
             if tensor.path not in mapped:
                 mapped[tensor.path] = _map(tensor.path)
             return tensor.read(mapped[tensor.path])
@@ -99,6 +99,17 @@ class GGUFCheckpoint:
             yield read
         finally:
             mapped.clear()  # a caller may keep `read`, which must not keep files mapped
+
+    def modules(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The tensors of MTP modules, as Hugging Face names them: their shapes, and dtypes of their values.
+
+        `open` reads them too.
+        """
+        found = {}
+        for name, tensor in self._modules.items():
+            shape = tensor.shape if tensor.change is None else tuple(tensor.read(_map(tensor.path)).shape)
+            found[name] = shape, DTYPES.get(tensor.kind, torch.float32)
+        return found
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """For each tensor, GGML's name of its element type and its number of elements."""
@@ -188,23 +199,33 @@ def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, _Stor
     return files, metadata, {name: _Stored(*place) for name, place in tensors.items()}
 
 
-def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]) -> dict[str, _Stored]:
-    """Tensors by Hugging Face's names, with the changes that `_Stored.read` has to undo."""
+def _rename(
+    header: Header, stored: Mapping[str, _Stored], config: Mapping[str, Any]
+) -> tuple[dict[str, _Stored], dict[str, _Stored]]:
+    """Tensors by Hugging Face's names, with the changes that `_Stored.read` has to undo.
+
+    Those of the model, then those of its MTP modules.
+    """
     block_names = BLOCK_NAMES | FAMILY_NAMES.get(header.family, {})
     interleaved = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-    renamed: dict[str, _Stored] = {}
+    own: dict[str, _Stored] = {}
+    modules: dict[str, _Stored] = {}
     for name, tensor in stored.items():
-        if (number := name.split(".")[1:2]) and is_module(header, number[0], config):
-            continue
         stem, _, suffix = name.rpartition(".")
         if suffix not in ("weight", "bias"):
             stem, suffix = name, ""
         outer, _, inner = stem.partition(".")
         layer, _, part = inner.partition(".")
+        module = module_number(header, layer, config) if outer == "blk" else None
+        beside, place = (
+            ({}, f"model.layers.{layer}") if module is None else module_names(header, layer, module)
+        )
+        renamed = own if module is None else modules
         whole = block_names.get(f"{part}.{suffix}" if suffix else part) if outer == "blk" else None
         fused = part == FUSED and FUSED_HALVES[0] in block_names
         part = FUSED_HALVES[0] if fused else part
         target = whole or (block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem))
+        target = beside.get(part, target)
         if target is None or not (suffix or whole):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
         if header.architecture in INTERLEAVED and part in interleaved:
@@ -216,7 +237,7 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
             tensor = replace(tensor, centred=True)
         if (change := CHANGES.get(header.family, {}).get(part)) is not None:
             tensor = replace(tensor, change=change)
-        target = f"model.layers.{layer}.{target}" if outer == "blk" else target
+        target = f"{place}.{target}" if outer == "blk" and part not in beside else target
         full = target if whole else f"{target}.{suffix}"
         if "{}" in full:
             if (
@@ -227,13 +248,13 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
                     f"{header.path}: {name} {list(tensor.shape)} should have a part for each of "
                     f"{config['num_local_experts']} experts"
                 )
-            if len(renamed) + tensor.shape[0] > MAX_TENSORS:
+            if len(own) + len(modules) + tensor.shape[0] > MAX_TENSORS:
                 raise ModelError(
                     f"{header.path} has more than {MAX_TENSORS:,} tensors, experts counted one by one"
                 )
             for e in range(tensor.shape[0]):
                 if fused:
-                    targets = [f"model.layers.{layer}.{block_names[half]}.{suffix}" for half in FUSED_HALVES]
+                    targets = [f"{place}.{block_names[half]}.{suffix}" for half in FUSED_HALVES]
                     renamed |= {
                         t.format(e): half for t, half in zip(targets, tensor.expert(e).halves(), strict=True)
                     }
@@ -241,4 +262,4 @@ def _rename(header: Header, stored: Mapping[str, _Stored], config: Mapping[str, 
                     renamed[full.format(e)] = tensor.expert(e)
         else:
             renamed[full] = tensor
-    return renamed
+    return own, modules

@@ -1,4 +1,4 @@
-"""A drafter's directory: config.json and tensors, in safetensors or in PyTorch's pickles."""
+"""A drafter's directory: config.json and tensors, in safetensors or in PyTorch's pickles. Or a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from soothsay.drafters.heads.checkpoints.gguf_modules import GGUFModules
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
 from soothsay.model.config_fields import checked_fields
@@ -31,17 +32,22 @@ WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class DrafterFiles:
     """Names, shapes and values of the tensors in all weight files of a directory.
 
-    A context manager: leaving it closes the files. Raises `DrafterError` for a directory, a configuration or
-    a weight file that is not there or damaged.
+    Of a GGUF file, those of the MTP modules after the model's own layers. A context manager: leaving it
+    closes the files. Raises `DrafterError` for a directory, a configuration or a weight file that is not
+    there or damaged.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.config = _read_config(path)
         self._opened = ExitStack()
         self._experts: dict[str, Slice] = {}
         self._mapped: dict[str, Any] = {}  # tensor -> the safetensors file it is in
         self._pickled: dict[str, Tensor] = {}
+        self._in_gguf = GGUFModules(path) if path.suffix == ".gguf" and path.is_file() else None
+        if self._in_gguf is not None:
+            self.config = self._in_gguf.config
+            return
+        self.config = _read_config(path)
         files = sorted(path.glob("*.safetensors"))
         for file in files:
             opened = self._open(file)
@@ -63,11 +69,15 @@ class DrafterFiles:
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors. Experts that are stacked in one tensor are named one by one."""
+        if self._in_gguf is not None:
+            return frozenset(self._in_gguf.tensors)
         stacks = {part.stack for part in self._experts.values()}
         return frozenset([*(self._mapped.keys() - stacks), *self._pickled, *self._experts])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
+        if self._in_gguf is not None:
+            return self._in_gguf.tensors[name][0]
         if name in self._pickled:
             return tuple(self._pickled[name].shape)
         part = self._experts.get(name)
@@ -97,10 +107,14 @@ class DrafterFiles:
 
     def dtype(self, name: str) -> torch.dtype:
         """Dtype of a tensor. A tensor of a safetensors file is mapped for it, not copied."""
+        if self._in_gguf is not None:
+            return self._in_gguf.tensors[name][1]
         return self.read(name).dtype
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored. It may be a view of the file."""
+        if self._in_gguf is not None:
+            return self._in_gguf.read(name)
         if name in self._pickled:
             return self._pickled[name]
         part = self._experts.get(name)
