@@ -64,6 +64,9 @@ def described(c: ModelConfig) -> str:
     parts = ["latent attention" if c.latent else "attention"]
     if c.delta is not None:
         parts = [f"states in {len(c.delta.layers)} of {c.num_layers} layers, attention in the others"]
+    if c.convolution is not None:
+        number = len(c.convolution.layers)
+        parts = [f"convolutions in {number} of {c.num_layers} layers, attention in the others"]
     for window in sorted({window for window in c.windows if window is not None}):
         kind = "windows" if window > 0 else "chunks"
         parts.append(f"{kind} of {abs(window):,} in {c.windows.count(window)} of {c.num_layers} layers")
