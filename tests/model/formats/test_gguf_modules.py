@@ -12,23 +12,30 @@ import test_gguf_architectures
 import test_gguf_hybrid
 import torch
 from mtp_targets import save_with_mtp
+from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.loading import find_head
 from soothsay.drafters.heads.modules.mtp import MTPHead
-from soothsay.errors import MissingDrafterError
+from soothsay.errors import DrafterError, MissingDrafterError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 
 NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe")
 
 
-def write(directory: Path, name: str, kind: str = "F32") -> Path:
-    """Write a target with a module as safetensors, and in another folder as GGUF; return the latter."""
+def write(directory: Path, name: str, kind: str = "F32", more: str = "") -> Path:
+    """Write a target with a module as safetensors, and in another folder as GGUF; return the latter.
+
+    `more` is the name of a further tensor.
+    """
     own = {"mlp_only_layers": []} if name == "qwen3_next" else {}
     oracle, _ = save_with_mtp(directory, name, attention_bias=name == "glm4_moe", **own)
+    if more:
+        tensors = load_file(directory / "model.safetensors") | {more: torch.ones(64)}
+        save_file(tensors, directory / "model.safetensors")
     path = directory / "gguf" / "model.gguf"
     path.parent.mkdir()
     if name in test_gguf_hybrid.ARCHITECTURES:
@@ -80,3 +87,9 @@ def test_a_file_without_modules(tmp_path: Path) -> None:
     test_gguf_hybrid.write(path, "qwen3_5", tmp_path, oracle.config)
     with pytest.raises(MissingDrafterError, match="no MTP modules"):
         find_head(MTPHead, "", target_of(path))
+
+
+def test_a_module_that_is_not_understood_is_refused_and_the_model_runs(tmp_path: Path) -> None:
+    target = target_of(write(tmp_path, "qwen3_5", more="blk.5.nextn.other.weight"))
+    with pytest.raises(DrafterError, match=r"nextn\.other\.weight"):
+        find_head(MTPHead, "", target)

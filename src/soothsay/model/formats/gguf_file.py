@@ -226,6 +226,9 @@ def _rename(
         part = FUSED_HALVES[0] if fused else part
         target = whole or (block_names.get(part) if outer == "blk" else OUTER_NAMES.get(stem))
         target = beside.get(part, target)
+        if target is None and module is not None:  # the model runs without its modules; drafters refuse them
+            modules[f"{place}.{name}"] = tensor
+            continue
         if target is None or not (suffix or whole):
             raise ModelError(f"{header.path}: {header.family} as soothsay knows it has no tensor {name!r}")
         if header.architecture in INTERLEAVED and part in interleaved:
