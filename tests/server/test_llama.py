@@ -250,6 +250,9 @@ def test_an_infill(filling: tuple[Running, Tokenizer]) -> None:
     ids = [*tokenizer.encode(""), prefix, *before, suffix, *after, middle, *begun]
     assert said["tokens_evaluated"] == len(ids)
     assert said["content"] == openai(running, prompt=[ids], max_tokens=8)["choices"][0]["text"]
+    for mark in (prefix, suffix, middle):  # another gap begins
+        ended = post(running, "/infill", body, logit_bias=[[mark, 100]]).json()
+        assert (ended["stop_type"], ended["tokens_predicted"]) == ("eos", 1)
     extra = [{"filename": "a.py", "text": "import x"}]
     more = post(running, "/infill", body, input_extra=extra).json()
     assert "import x" in more["prompt"]
@@ -273,6 +276,7 @@ def test_the_layout_of_infills() -> None:
     )
     tokens = GapTokens.of(vocabulary)
     assert tokens == GapTokens(0, 1, 2, 3, 4)
+    assert (tokens.ends, GapTokens(0, 1, 2).ends) == ([0, 1, 2, 3, 4], [0, 1, 2])
     gap = [0, "pre", 1, "suf", 2, "mid"]
     files = [3, "project\n", 4, "a.py\nA\n", 4, "b.py\nB\n", 4, "file\n"]
     assert tokens.prompt(body) == ["", *files, *gap]

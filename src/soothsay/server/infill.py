@@ -40,6 +40,12 @@ class GapTokens:
                 return cls(prefix, suffix, middle, repository, file)
         return None
 
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an answer: with them, the model begins another gap or file."""
+        marks = (self.prefix, self.suffix, self.middle, self.repository, self.file)
+        return [mark for mark in marks if mark is not None]
+
     def prompt(self, body: InfillRequest) -> Parts:
         """The prompt for a gap: the prefix comes before the suffix, and the answer after both.
 

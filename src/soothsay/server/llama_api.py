@@ -62,7 +62,9 @@ class LlamaApi:
         if self._gap is None:
             message = "this model cannot fill gaps: its vocabulary has no tokens for that; use /completion"
             raise ApiError(400, message, "unsupported", param="input_prefix")
-        return await self._answer(http, body, [self._gap.prompt(body)])
+        ends = [*(body.stop_token_ids or ()), *self._gap.ends]
+        ended = body.model_copy(update={"stop_token_ids": ends})
+        return await self._answer(http, ended, [self._gap.prompt(body)])
 
     async def apply_template(self, http: Request) -> Response:
         """`POST /apply-template`: a conversation as the model reads it."""
