@@ -484,6 +484,8 @@ def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
         (["generate", "x", "--max-context", "2", "--chat"], "the context of 2 must hold the answer too"),
         (["generate", ""], "the prompt is empty"),
         (["chat", "--model", "nope"], "no model at 'nope'"),
+        (["chat", "--model", "smolm2"], "Did you mean smollm2?"),
+        (["generate", "x", "--drafter", "sufix"], "Did you mean suffix?"),
         (["demo", "-m", "sibyl", "--drafter", "draft-model(model=nowhere)"], "no model at 'nowhere'"),
         (["inspect", "nope"], "no model at 'nope'"),
         (["inspect", "sibyl", "--drafter", "draft-model(model=nope)"], "no model at 'nope'"),
