@@ -232,6 +232,35 @@ def test_chat_colours_what_was_drafted(conversation: Conversation) -> None:
     )
 
 
+def test_chat_shows_markdown_unless_it_colours(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Said(list[Piece]):
+        choice = conversation.llm.generate(PROMPT, GREEDY).choices[0]
+
+    said = [Piece(0, "**He**"), Piece(0, "llo\x1b[2J")]
+    monkeypatch.setattr(conversation.llm, "stream", lambda *_, **__: Said(said))
+    shown = []
+    for command in ("/markdown", "/colour", "/colour", "/markdown"):
+        conversation.handle(command)
+        before = len(printed(conversation))
+        conversation.handle("Hello!")
+        shown.append(printed(conversation)[before:])
+    assert ["**He" in one for one in shown] == [False, True, False, True]
+    assert ["\x1b[1mHe" in one for one in shown] == [True, False, True, False]
+    assert all("\x1b[2J" not in one for one in shown)
+    assert all("\u241b[2J" in one for one in shown)
+    assert conversation.turns[0] == conversation.turns[1] == ("Hello!", "**He**llo\x1b[2J")
+
+
+@pytest.mark.parametrize(("options", "told"), [([], "the model writes them"), (["--plain"], "Markdown")])
+def test_chat_has_markdown_in_terminals_only(options: list[str], told: str) -> None:
+    piped = run("chat", "-n", "2", stdin="/markdown")
+    assert "answers are shown as Markdown" in piped.stdout
+    in_terminal = run("chat", *options, stdin="/markdown", FORCE_COLOR="1", TERM="xterm").stdout
+    assert f"answers are shown as {told}" in in_terminal
+
+
 def test_chat_divides_thoughts_from_the_answer(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +484,8 @@ def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
         (["generate", "x", "--max-context", "2", "--chat"], "the context of 2 must hold the answer too"),
         (["generate", ""], "the prompt is empty"),
         (["chat", "--model", "nope"], "no model at 'nope'"),
+        (["chat", "--model", "smolm2"], "Did you mean smollm2?"),
+        (["generate", "x", "--drafter", "sufix"], "Did you mean suffix?"),
         (["demo", "-m", "sibyl", "--drafter", "draft-model(model=nowhere)"], "no model at 'nowhere'"),
         (["inspect", "nope"], "no model at 'nope'"),
         (["inspect", "sibyl", "--drafter", "draft-model(model=nope)"], "no model at 'nope'"),

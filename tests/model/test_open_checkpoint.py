@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from gguf_files import write_gguf
+from huggingface_hub.errors import HFValidationError
 
 from soothsay import LLM
 from soothsay.errors import ModelError
@@ -82,6 +84,7 @@ class Hub:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch):
         self.root, self.cache, self.downloaded = root / "hub", root / "cache", list[str]()
         self.offline = False
+        self.failure: Exception | None = None
         for function in (self.list_repo_files, self.snapshot_download, self.hf_hub_download):
             monkeypatch.setattr(huggingface_hub, function.__name__, function)
 
@@ -99,6 +102,8 @@ class Hub:
     def snapshot_download(
         self, name: str, *, allow_patterns: list[str], local_files_only: bool = False
     ) -> str:
+        if self.failure is not None:
+            raise self.failure
         if self.offline or local_files_only:
             if not (self.cache / name).is_dir():
                 raise FileNotFoundError(f"{name} is not in the cache")
@@ -191,6 +196,22 @@ class TestHub:
         for name in ("org/none", "org/none:Q8_0"):
             with pytest.raises(ModelError, match=r"'org/none' .* could not be downloaded \(404: there is no"):
                 open_checkpoint(name)
+
+    @pytest.mark.parametrize(
+        ("failure", "advice"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device"), "make room there, or set HF_HOME"),
+            (OSError(errno.EACCES, "Permission denied"), "set HF_HOME to a directory that can be written"),
+            (ConnectionResetError(errno.ECONNRESET, "reset"), "check the network, set HF_ENDPOINT"),
+            (TimeoutError("too slow"), "check the network, set HF_ENDPOINT"),
+            (HFValidationError("Repo id must be"), "check the name"),
+        ],
+        ids=lambda one: type(one).__name__,
+    )
+    def test_failures(self, hub: Hub, failure: Exception, advice: str) -> None:
+        hub.failure = failure
+        with pytest.raises(ModelError, match=rf"'org/m' .* could not be downloaded .*; {advice}"):
+            open_checkpoint("org/m")
 
     def test_a_repository_without_models(self, hub: Hub) -> None:
         (hub.repository("org/m") / "sub").mkdir(parents=True)

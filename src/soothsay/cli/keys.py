@@ -47,7 +47,8 @@ def add(
         bool,
         typer.Option(
             "--operator",
-            help="Allow to read /metrics, which count the requests of all keys, and to use /replicas.",
+            help="Allow to read /metrics and /slots, which count the requests of all keys, "
+            "and to use /replicas.",
         ),
     ] = False,
 ) -> None:

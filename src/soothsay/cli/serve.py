@@ -316,6 +316,11 @@ def serve(
             console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
         if keys is None and host not in LOOPBACK:
             console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
+        if console.is_terminal and port:
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            console.print(
+                f"{config.name} is served at {address}/v1, with a page at {address}. Ctrl-C ends it."
+            )
         log_to_stderr()
         make_runner(Server(fleet, config, keys), host, port).run()
 

@@ -23,9 +23,25 @@ PLAIN = "none"
 """The drafter that proposes nothing."""
 
 
+CONTROLS = {
+    **{code: chr(0x2400 + code) for code in range(0x20)},
+    0x7F: "\u2421",
+    **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
+    ord("\n"): "\n",
+    ord("\t"): "\t",
+    ord("\r"): "",
+}
+"""Control characters, and what a terminal shows in their place. Line ends and tabs stay."""
+
+
+def harmless(text: str) -> str:
+    """A text of a stranger, such as a model, without characters that a terminal would obey."""
+    return text.translate(CONTROLS)
+
+
 def report(error: Exception) -> None:
     """Print an error as one line on stderr."""
-    line = Text.assemble(("error: ", "bold red"), " ".join(str(error).split()))
+    line = Text.assemble(("error: ", "bold red"), harmless(" ".join(str(error).split())))
     Console(stderr=True).print(line, soft_wrap=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
@@ -134,7 +135,8 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         return drafter
     name, options = spec.name, spec.options
     if name not in REGISTRY:
-        raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}")
+        meant = "".join(f". Did you mean {one}?" for one in get_close_matches(name, REGISTRY, n=1))
+        raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}{meant}")
     known = [p for p in inspect.signature(REGISTRY[name]).parameters.values() if p.name != "target"]
     names = [p.name for p in known]
     for option in options:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -205,10 +206,11 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
         return _open(_gguf_in(user_path(name), kind, name))
     name, _, kind = str(model).partition(":")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        names = ", ".join([*bundled_models(), *PACKAGED])
+        known = [*bundled_models(), *PACKAGED]
+        meant = "".join(f" Did you mean {one}?" for one in get_close_matches(name, known, n=1))
         raise ModelError(
-            f"no model at {str(model)!r}: give a directory, a .gguf file, a known model ({names}) or a "
-            "hub name 'owner/name', with ':TYPE' after it to choose among GGUF files"
+            f"no model at {str(model)!r}: give a directory, a .gguf file, a known model ({', '.join(known)}) "
+            f"or a hub name 'owner/name', with ':TYPE' after it to choose among GGUF files.{meant}"
         )
     return _open(download(name, kind))
 

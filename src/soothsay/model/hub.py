@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -46,6 +49,39 @@ def download(name: str, kind: str = "") -> Path:
         return paths[0]
 
 
+@contextmanager
+def checked(name: str) -> Iterator[None]:
+    """Compare a repository's large files in the hub's cache with their SHA-256, when the block ends.
+
+    The hub's library compares sizes only. A file with another digest is deleted, so that it is downloaded
+    again. A name that is not of a repository in the cache has no files to compare.
+
+    Raises `ModelError` if a digest is wrong, also in place of an error of the block.
+    """
+    from huggingface_hub import constants
+
+    try:
+        yield
+    finally:
+        blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
+        wrong = [blob for blob in blobs.glob("*") if not _has_its_digest(blob)]
+        for blob in wrong:
+            blob.unlink()
+        if wrong:
+            raise ModelError(
+                f"{name!r} had files with a wrong digest ({len(wrong)}); they are deleted. "
+                "Try again, and they are downloaded again"
+            )
+
+
+def _has_its_digest(blob: Path) -> bool:
+    """Whether a file of the cache is as its name says. Names of small files say nothing."""
+    if not re.fullmatch("[0-9a-f]{64}", blob.name):
+        return True
+    with blob.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == blob.name
+
+
 def has_safetensors(directory: Path) -> bool:
     """Whether a directory has a model's weights in safetensors."""
     return any((directory / file).is_file() for file in SAFETENSORS)
@@ -75,6 +111,26 @@ def _readable_errors(name: str) -> Iterator[None]:
     except Exception as error:  # of whichever HTTP library the hub's own uses
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{name!r} is not a local path and could not be downloaded ({reason}); check the name, or give a "
-            "directory or a .gguf file"
+            f"{name!r} is not a local path and could not be downloaded ({reason}); {_advice(error)}"
         ) from error
+
+
+def _advice(error: Exception) -> str:
+    """What a user can do about a download that failed."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "accept the model's terms on the hub, and log in with `hf auth login` or HF_TOKEN"
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if status in (401, 403, 404) or isinstance(error, errors.HFValidationError):
+        private = "A private model needs `hf auth login` or HF_TOKEN"
+        return f"check the name, or give a directory or a .gguf file. {private}"
+    number = error.errno if isinstance(error, OSError) and not isinstance(error, ConnectionError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there, or set HF_HOME to a directory on another disk"
+    if number is not None:
+        return "set HF_HOME to a directory that can be written"
+    return (
+        "check the network, set HF_ENDPOINT to a mirror of the hub, or give a directory or a .gguf file. "
+        "What has arrived is kept: the next try goes on from there"
+    )

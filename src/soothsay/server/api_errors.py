@@ -67,6 +67,16 @@ class ApiError(Exception):
         """The JSON body: `{"error": ...}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    def renamed(self, names: Mapping[str, str | None]) -> ApiError:
+        """The same error with another API's name of the field."""
+        before = self.param or ""
+        first, dot, rest = before.partition(".")
+        param = f"{names.get(first) or first}{dot}{rest}" or None
+        message = self.message
+        if before and param and message.startswith(before):
+            message = param + message.removeprefix(before)
+        return ApiError(self.status, message, self.code, param=param, headers=self.headers)
+
     def response(self, path: str) -> JSONResponse:
         """The HTTP response to a request for `path`. Below `/api/` it has the form of Ollama's API."""
         body = {"error": self.message} if path.startswith("/api/") else self.body

@@ -30,6 +30,7 @@ from soothsay.server.gate import Gate
 from soothsay.server.grammar_checker import GrammarChecker
 from soothsay.server.health_routes import health_routes
 from soothsay.server.jobs import Job
+from soothsay.server.llama_api import LLAMA_BODIES, SLOTS, llama_routes
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
 from soothsay.server.model_routes import model_routes
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
@@ -46,6 +47,7 @@ from soothsay.server.reports import usage
 from soothsay.server.responses_api import RESPONSES_BODIES, responses_routes
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.service import ChatReply, CompletionReply
+from soothsay.server.token_routes import token_routes
 from soothsay.server.tool_calls import OneCall, PlainParser, ToolCallParser
 from soothsay.server.tools import ToolFormat
 from soothsay.server.unknown_fields import HEADER, ignored_fields
@@ -62,10 +64,11 @@ BODIES: dict[str, type[BaseModel]] = {
     **REPLICAS_BODIES,
     **RESPONSES_BODIES,
     **OLLAMA_BODIES,
+    **LLAMA_BODIES,
 }
 """The class of the body of each path."""
 
-GETS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics", REPLICAS)
+GETS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/ready", "/version", "/metrics", REPLICAS, SLOTS)
 """Paths without a body that `/openapi.json` describes."""
 
 RESERVED = ("messages", "self", "tools")
@@ -94,7 +97,7 @@ class Server:
         self.texts = TokenTexts(self.model.tokenizer)
         bodies = BodyReader(config.max_bodies)
         self.read = bodies.read
-        self._prompts = PromptReader(self.model)
+        self.prompts = PromptReader(self.model)
         tokenizer, vocab_size = self.model.tokenizer, self.model.vocab_size
         self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
         pages = page_routes()
@@ -104,10 +107,10 @@ class Server:
             *replica_routes(fleet, bodies),
             *responses_routes(self),
             *ollama_routes(self),
+            *llama_routes(self, lambda: self.loop.in_flight),
             *(Route(path, _no_embeddings, methods=["POST"]) for path in EMBEDDINGS),
             *model_routes(self, self._drafters),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
+            *token_routes(self),
             *(health := health_routes(fleet, self.watch, keys)),
             Route("/version", self._version),
             Route("/metrics", self._metrics),
@@ -118,7 +121,7 @@ class Server:
         paths = frozenset(route.path for route in routes)
         keyless = frozenset(route.path for route in (*health, *pages))
         self.app: ASGIApp = Gate(
-            router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics", REPLICAS})
+            router, config, self.metrics, keys, paths, keyless, frozenset({"/metrics", REPLICAS, SLOTS})
         )
 
     @asynccontextmanager
@@ -149,7 +152,7 @@ class Server:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
         grammar = self._tool_grammar(tools) if forced else None
         params = sampling_params(body, self.config, self.model.sampling_defaults, grammar)
-        ids, text = await self._read_chat(body, tools)
+        ids, text = await self.read_chat(body, tools)
         parser: MakeParser = partial(self.tools.parser, tools) if tools else PlainParser
         if body.parallel_tool_calls is False:
             parser = partial(_one_call, parser)
@@ -170,15 +173,15 @@ class Server:
             raise ApiError(400, problem, "unsupported", param="tool_choice")
         return grammar
 
-    async def _read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+    async def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
         """Token ids of a conversation in the chat template, and its text. Raises `ApiError`."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
         if tools:
             variables["tools"] = list(tools)
-        work = partial(chat_ids, self._prompts, body, variables, self.model.max_context)
-        return await self._prompts.run(sum(message.size for message in body.messages), work)
+        work = partial(chat_ids, self.prompts, body, variables, self.model.max_context)
+        return await self.prompts.run(sum(message.size for message in body.messages), work)
 
     async def _complete(self, http: Request) -> Response:
         body = await self.read(http, CompletionRequest)
@@ -196,8 +199,8 @@ class Server:
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        work = partial(completion_ids, self._prompts, body, prompts, self.model.max_context)
-        ids, echoed = await self._prompts.run(sum(map(len, prompts)), work)
+        work = partial(completion_ids, self.prompts, body, prompts, self.model.max_context)
+        ids, echoed = await self.prompts.run(sum(map(len, prompts)), work)
         return await self._answer(http, body, ids, params, reply(echoed))
 
     def _reply_texts(self, body: ChatRequest | CompletionRequest) -> TokenTexts:
@@ -266,32 +269,6 @@ class Server:
         record: dict[str, Any] = http.state.record
         record |= {name: counts[name] for name in names}
         record["drafter"] = job.drafter
-
-    async def _tokenize(self, http: Request) -> Response:
-        body = await self.read(http, TokenizeRequest)
-        self.check_model(body.model)
-        if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
-            raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
-        if body.messages is not None:
-            chat = ChatRequest(model=self.config.name, messages=body.messages)
-            ids, _ = await self._read_chat(chat, ())
-        else:
-            text = body.content or body.prompt or ""
-            special = body.add_special_tokens if body.content is None else body.add_special
-            encode = partial(self._prompts.encode, text, special=special)
-            ids = await self._prompts.run(len(text), encode)
-        return JSONResponse({"count": len(ids), "max_model_len": self.model.max_context, "tokens": ids})
-
-    async def _detokenize(self, http: Request) -> Response:
-        body = await self.read(http, DetokenizeRequest)
-        self.check_model(body.model)
-
-        def work() -> str:
-            self._prompts.check(body.tokens, "tokens")
-            return self._prompts.decode(body.tokens, skip_special=False)
-
-        text = await self._prompts.run(len(body.tokens), work)
-        return JSONResponse({"prompt": text, "content": text})
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})

@@ -25,7 +25,7 @@ log = logging.getLogger("soothsay.server")
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
 
-WITHOUT_ANSWERS = frozenset({"/tokenize", "/detokenize", "/replicas"})
+WITHOUT_ANSWERS = frozenset({"/apply-template", "/detokenize", "/replicas", "/tokenize"})
 """Paths of requests that have a body and ask for no answer of the model."""
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -44,11 +44,16 @@ class PromptReader:
             raise ApiError(400, f"{NO_TOKENIZER}. Give token ids", "unsupported", param="prompt")
         return self._model.tokenizer
 
+    @property
+    def has_no_tokenizer(self) -> bool:
+        """Whether prompts can be token ids only."""
+        return self._model.tokenizer is None
+
     def encode(self, text: str, *, special: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a text. `special` adds the tokens that surround a text, such as a first one."""
         tokenizer = self.tokenizer
         if self._too_long is not None and self._too_long(text):
-            raise self._over_long(f"{len(text)} characters", field)
+            raise self.over_long(f"{len(text)} characters", field)
         try:
             return tokenizer.encode(text, special=special)
         except Exception as error:  # the library raises plain Exception
@@ -82,10 +87,11 @@ class PromptReader:
     def check_prompt(self, ids: list[int]) -> list[int]:
         """Refuse a prompt that has unknown token ids or more than the context holds. Returns the prompt."""
         if len(ids) >= self._model.max_context:
-            raise self._over_long(f"{len(ids)} tokens", "prompt")
+            raise self.over_long(f"{len(ids)} tokens", "prompt")
         self.check(ids, "prompt")
         return ids
 
-    def _over_long(self, size: str, field: str) -> ApiError:
+    def over_long(self, size: str, field: str) -> ApiError:
+        """The error for a prompt of this size that the context cannot hold."""
         message = f"{field} has {size}, more than the context of {self._model.max_context} tokens can hold"
         return ApiError(400, message, "context_length_exceeded", param=field)

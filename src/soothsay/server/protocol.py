@@ -37,7 +37,7 @@ Fields = Annotated[dict[str, T], BeforeValidator(_limited)]
 """An object whose fields may have any name."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """Unknown fields are dropped."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
@@ -51,14 +51,14 @@ class _Body(BaseModel):
 Choices = Annotated[Items[str], Field(max_length=MAX_CHOICES)]
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # usage in every chunk
 
 
-class Speculation(_Body):
+class Speculation(Body):
     """How to speculate: drafter, verifier, limit of draft tokens, and whether to report each step."""
 
     model_config = ConfigDict(extra="forbid")
@@ -69,7 +69,7 @@ class Speculation(_Body):
     trace: bool | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """vLLM's field for a form that the answer must have. Only one of its fields may be set."""
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
@@ -80,7 +80,7 @@ class StructuredOutputs(_Body):
     structural_tag: Any = None  # not supported
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(Body):
     """The fields that chats and completions share. None always means the default."""
 
     model_config = ConfigDict(extra="allow")
@@ -137,7 +137,7 @@ class GenerationRequest(_Body):
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-class TextPart(_Body):
+class TextPart(Body):
     """A part of a message. Images and sound are not supported."""
 
     type: Literal["text"]
@@ -157,14 +157,14 @@ class TextPart(_Body):
         return {"type": "text", "text": data.get(TEXT_PARTS[kind])}
 
 
-class CalledFunction(_Body):
+class CalledFunction(Body):
     """The function of a call. `arguments` is JSON text."""
 
     name: str
     arguments: str = "{}"
 
 
-class Call(_Body):
+class Call(Body):
     """A call in an earlier message of the model."""
 
     id: str
@@ -172,7 +172,7 @@ class Call(_Body):
     function: CalledFunction
 
 
-class ChatMessage(_Body):
+class ChatMessage(Body):
     """One message of a conversation. Clients send back messages that they got, with fields of all kinds."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -215,7 +215,7 @@ class ChatMessage(_Body):
         return message
 
 
-class Function(_Body):
+class Function(Body):
     """A function that the model may call. `parameters` is a JSON schema."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -223,47 +223,47 @@ class Function(_Body):
     parameters: dict[str, Any] | None = None  # forced calls always follow it, as `strict` asks
 
 
-class Tool(_Body):
+class Tool(Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_Body):
+class NamedFunction(Body):
     """Names one of the functions."""
 
     name: str
 
 
-class NamedTool(_Body):
+class NamedTool(Body):
     """Names the tool that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class ToolSubset(_Body):
+class ToolSubset(Body):
     """Some of the tools, by name, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Items[NamedTool]
 
 
-class AllowedTools(_Body):
+class AllowedTools(Body):
     """Names the tools that the model may or must call."""
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolSubset
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """A JSON schema, which answers always follow. None: any object."""
 
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """The form of an answer: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -300,7 +300,7 @@ class CompletionRequest(GenerationRequest):
     response_format: ResponseFormat | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """The body of `POST /tokenize`: a text or a conversation. `content` and `add_special` are llama.cpp's."""
 
     model: str | None = None
@@ -309,9 +309,10 @@ class TokenizeRequest(_Body):
     messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_special: bool = False
+    with_pieces: bool = False  # whether tokens of `content` come with their texts
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """The body of `POST /detokenize`."""
 
     model: str | None = None

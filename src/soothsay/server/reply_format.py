@@ -66,7 +66,7 @@ class ReplyFormat(ABC):
         """
 
     @abstractmethod
-    async def collect(self, job: Job, body: GenerationRequest) -> Json:
+    async def collect(self, job: Job, body: GenerationRequest) -> Json | list[Json]:
         """Wait for all answers, and return the whole reply. Raises `ApiError` if the job fails."""
 
     def failure(self, error: ApiError) -> Json:

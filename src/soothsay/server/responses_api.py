@@ -31,17 +31,6 @@ def responses_routes(service: Service) -> list[Route]:
                 lambda parser: ResponsesFormat(service.config.name, service.texts, parser, body.echo()),
             )
         except ApiError as error:
-            raise _renamed(error) from None
+            raise error.renamed(RENAMED) from None
 
     return [Route("/v1/responses", respond, methods=["POST"])]
-
-
-def _renamed(error: ApiError) -> ApiError:
-    """An error of a chat, with this API's name of the field."""
-    before = error.param or ""
-    first, dot, rest = before.partition(".")
-    param = f"{RENAMED.get(first) or first}{dot}{rest}" or None
-    message = error.message
-    if before and param and message.startswith(before):
-        message = param + message.removeprefix(before)
-    return ApiError(error.status, message, error.code, param=param, headers=error.headers)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
+from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest
 from soothsay.server.reasoning import Thoughts
 from soothsay.server.replies import Echo
@@ -36,12 +37,16 @@ class Service(Protocol):
     texts: TokenTexts
     tools: ToolFormat
     reasoning: Thoughts | None
+    prompts: PromptReader
 
-    def check_model(self, name: str) -> None:
-        """Check that this is the name of the server's model."""
+    def check_model(self, name: str | None) -> None:
+        """Check that this is the name of the server's model. None: the client gave none."""
 
     async def read(self, http: Request, kind: type[Body]) -> Body:
         """Read and check the body of a request."""
+
+    async def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+        """Token ids of a conversation in the chat template, and its text."""
 
     async def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Response:
         """Answer a conversation."""

@@ -1,0 +1,176 @@
+"""Replies of llama.cpp's API to completions and infills."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from soothsay.core.answer import FinishReason, TokenLogprobs
+from soothsay.server.events import EVENTS
+from soothsay.server.jobs import Job
+from soothsay.server.llama_bodies import LlamaRequest
+from soothsay.server.messages import AnswerUpdate
+from soothsay.server.protocol import GenerationRequest
+from soothsay.server.reply_format import Json, ReplyFormat, TokenTexts
+from soothsay.server.reports import timings, usage
+
+NO_SLOT = -1
+"""The slot of all answers: requests are not bound to slots."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer so far."""
+
+    texts: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    probabilities: list[Json] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+class LlamaFormat(ReplyFormat):
+    """Formats answers as llama.cpp's server does.
+
+    Args:
+        model, texts: see `ReplyFormat`.
+        asked: the request.
+        prompts: the text of each prompt, special tokens included.
+        max_context: tokens of prompt and answer.
+        decode: turns the token ids of an answer into text.
+    """
+
+    framing = replace(EVENTS, end="")
+
+    def __init__(
+        self,
+        model: str,
+        texts: TokenTexts,
+        asked: LlamaRequest,
+        prompts: Sequence[str],
+        max_context: int,
+        decode: Callable[[Sequence[int]], str],
+    ):
+        super().__init__(model, texts)
+        self._asked, self._prompts = asked, prompts
+        self._max_context, self._decode = max_context, decode
+
+    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+        """Chunks with new text. The last one of each answer has no text, and all other fields."""
+        answers = [_Answer() for _ in job.answers]
+        async for update in job:
+            new = self._take(answers[update.index], update)
+            if update.text or new:
+                yield self._chunk(job, update, new)
+            if update.finish_reason is not None:
+                yield self._selected(self._whole(job, update.index, answers[update.index], last=True))
+
+    async def collect(self, job: Job, body: GenerationRequest) -> Json | list[Json]:
+        """Wait for all answers, and return the reply; a list of them for more than one answer."""
+        answers = [_Answer() for _ in job.answers]
+        async for update in job:
+            self._take(answers[update.index], update)
+        made = [self._selected(self._whole(job, index, answer)) for index, answer in enumerate(answers)]
+        return made[0] if len(made) == 1 else made
+
+    def _take(self, answer: _Answer, update: AnswerUpdate) -> list[Json]:
+        """Add an update to an answer. Returns its new probabilities."""
+        new = [self._probability(one) for one in update.logprobs or ()] if self._asked.n_probs else []
+        answer.texts.append(update.text)
+        answer.ids += update.token_ids
+        answer.probabilities += new
+        answer.reason = update.finish_reason
+        return new
+
+    def _chunk(self, job: Job, update: AnswerUpdate, new: list[Json]) -> Json:
+        progress = job.answers[update.index]
+        chunk: Json = {
+            "index": update.index,
+            "content": update.text,
+            "tokens": list(update.token_ids),
+            "stop": False,
+            "id_slot": NO_SLOT,
+            "tokens_predicted": update.num_output,
+            "tokens_evaluated": progress.num_prompt,
+        }
+        if self._asked.timings_per_token:
+            chunk["timings"] = timings(job)
+        return {**chunk, "completion_probabilities": new} if new else chunk
+
+    def _whole(self, job: Job, index: int, answer: _Answer, *, last: bool = False) -> Json:
+        """A whole reply. `last`: its text was sent before."""
+        progress, content = job.answers[index], "".join(answer.texts)
+        word = self._stopping_word(job, answer, content)
+        kinds = {FinishReason.STOP: "word" if word else "eos", FinishReason.LENGTH: "limit"}
+        limited = answer.reason is FinishReason.LENGTH
+        made: Json = {
+            "index": index,
+            "content": "" if last else content,
+            "tokens": answer.ids if self._asked.return_tokens and not last else [],
+            "id_slot": NO_SLOT,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": progress.num_output,
+            "tokens_evaluated": progress.num_prompt,
+            "generation_settings": self._settings(job, progress.seed),
+            "prompt": self._prompts[index // job.params.n],
+            "has_new_line": "\n" in content,
+            "truncated": limited and progress.num_prompt + progress.num_output >= self._max_context,
+            "stop_type": kinds.get(answer.reason, "none") if answer.reason else "none",
+            "stopping_word": word,
+            "tokens_cached": progress.num_cached,
+            "timings": timings(job),
+            "speculation": usage(job)["speculation"],
+        }
+        if answer.probabilities and not last:
+            made["completion_probabilities"] = answer.probabilities
+        return made
+
+    def _stopping_word(self, job: Job, answer: _Answer, content: str) -> str:
+        """The stop string that ended an answer; empty: none did."""
+        if answer.reason is not FinishReason.STOP or not job.params.stop:
+            return ""
+        said = self._decode(answer.ids)  # with the stop string, which the text does not have
+        places = {word: place for word in job.params.stop if (place := said.find(word)) >= 0}
+        return min(places, key=lambda word: places[word], default="")
+
+    def _settings(self, job: Job, seed: int) -> Json:
+        """The parameters of the answer, by llama.cpp's names."""
+        params = job.params
+        names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+        limit = -1 if params.max_tokens is None else params.max_tokens
+        return {
+            "seed": seed,
+            "n_ctx": self._max_context,
+            "n_predict": limit,
+            "max_tokens": limit,
+            "n_probs": self._asked.n_probs or 0,
+            "stream": bool(self._asked.stream),
+            "stop": list(params.stop),
+            "ignore_eos": params.ignore_eos,
+            "repeat_penalty": params.repetition_penalty,
+            **{name: getattr(params, name) for name in names},
+        }
+
+    def _selected(self, reply: Json) -> Json:
+        """The fields of a reply that the request names; a slash leads into a field. All, if it names none."""
+        wanted = self._asked.response_fields
+        if not wanted:
+            return reply
+        found: Json = {}
+        for name in wanted:
+            value: Any = reply
+            for step in name.split("/"):
+                value = value.get(step) if isinstance(value, dict) else None
+            if value is not None:
+                found[name] = value
+        return found
+
+    def _probability(self, one: TokenLogprobs) -> Json:
+        top = [self._entry(token, logprob) for token, logprob in one.top.items()]
+        return {**self._entry(one.token, one.logprob), "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        text = self.texts(token)
+        spelling = [] if "\ufffd" in text else list(text.encode())
+        return {"id": token, "token": text, "bytes": spelling, "logprob": logprob}
