@@ -117,6 +117,10 @@ class Drafter(ABC):
         return ()
 
 
+FIRST_GAIN = 2.0
+"""Right nodes that a drafter is expected to propose before it was asked. High, so that it is tried."""
+
+
 class SignalingDrafter(Drafter):
     """A drafter that can say cheaply what kind of draft it would make.
 
@@ -130,6 +134,15 @@ class SignalingDrafter(Drafter):
         0 means that it would have no nodes. Other values have no meaning beyond being different. Few values
         give the controller more drafts of each.
         """
+
+    def first_gain(self, signal: int, sampled: bool) -> float:
+        """Nodes of a large draft that are expected to be right, before a draft of this kind was seen.
+
+        Args:
+            signal: the kind.
+            sampled: whether the request samples at a temperature above 0.
+        """
+        return FIRST_GAIN
 
 
 class LevelwiseDrafter(Drafter):

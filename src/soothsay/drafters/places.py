@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 from soothsay.drafters.base import Target
 from soothsay.errors import MissingDrafterError
 from soothsay.files import user_path
+
+SUFFIX_STORE = "suffix.store"
+"""File name of the texts from which `auto` drafts besides those of the requests."""
+
+SHIPPED_TEXTS = {"34693f9b4d4f3de390259f3beb839ccb": "smollm2"}
+"""Folders of the package with answers of a model, by the vocabulary of the model (`Target.vocabulary`)."""
 
 
 def drafters_beside(target: Target) -> Path | None:
@@ -48,3 +55,18 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
     raise MissingDrafterError(
         f"there is no drafter at {drafters / method}: train one, or name one, {method}(model=...)"
     )
+
+
+def suffix_store(target: Target) -> Path | None:
+    """The texts from which suffix matching may draft for a target.
+
+    They are `drafters/suffix.store` beside its weights, or else come with the package, for the models whose
+    vocabulary the target has. None if there are none.
+    """
+    beside = drafters_beside(target)
+    if beside is not None and (beside / SUFFIX_STORE).is_file():
+        return beside / SUFFIX_STORE
+    folder = SHIPPED_TEXTS.get(target.vocabulary)
+    if folder is None:
+        return None
+    return Path(str(resources.files("soothsay"))) / "bundled" / folder / SUFFIX_STORE

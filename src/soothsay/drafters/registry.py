@@ -29,7 +29,7 @@ from soothsay.drafters.lookup.suffix import Suffix
 from soothsay.drafters.models.draft_model import draft_model
 from soothsay.drafters.models.layer_skip import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
-from soothsay.drafters.places import drafter_directory
+from soothsay.drafters.places import drafter_directory, suffix_store
 from soothsay.drafters.spec import Composed, Named, parse
 from soothsay.errors import DrafterError
 
@@ -63,10 +63,11 @@ TRAINED = {
 def automatic(target: Target) -> Controller:
     """A controller over suffix matching and the first of `TRAINED` that the target has.
 
-    A drafter that exists and cannot be read is left out, with a warning. If there is none, and drafters are
-    to learn, n-grams of the target's answers take its place.
+    Suffix matching also drafts from the target's `suffix_store`. A drafter or a store that exists and cannot
+    be read is left out, with a warning. If there is no trained drafter, and drafters are to learn, n-grams of
+    the target's answers take its place.
     """
-    parts = [build_drafter("suffix", target)]
+    parts = [_suffix_with_store(target)]
     for name, directory in TRAINED.items():
         try:
             place = drafter_directory(directory, "", target)
@@ -82,6 +83,19 @@ def automatic(target: Target) -> Controller:
         parts.append(Learning(target, build_drafter("none", target)))
         parts[-1].name = "learned"
     return Controller(target, parts)
+
+
+def _suffix_with_store(target: Target) -> Drafter:
+    """Suffix matching that also drafts from the target's `suffix_store`, if there is one."""
+    store = suffix_store(target)
+    if store is not None:
+        try:
+            drafter = Suffix(target, store=store)
+            drafter.name = "suffix"
+            return drafter
+        except DrafterError as error:
+            warnings.warn(f"drafter auto goes without {store}: {error}", stacklevel=3)
+    return build_drafter("suffix", target)
 
 
 REGISTRY: dict[str, Callable[..., Drafter]] = {

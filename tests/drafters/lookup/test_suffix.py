@@ -21,7 +21,8 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.lookup.suffix import PIECE, Suffix
+from soothsay.drafters.learned import read_learned
+from soothsay.drafters.lookup.suffix import PIECE, Suffix, write_texts
 from soothsay.drafters.registry import build_drafter
 
 VOCABULARY = 1000
@@ -30,7 +31,9 @@ TARGET = Target(MODEL, None, EngineConfig(), 0)  # type: ignore[arg-type]
 
 
 def ask(drafter: Suffix, prompt: Sequence[int], room: int = 100, nodes: int = 64) -> Request:
-    request = Request(prompt, SamplingParams(), seed=0, limit=len(prompt) + room, drafter=drafter)
+    request = Request(
+        prompt, SamplingParams(temperature=0), seed=0, limit=len(prompt) + room, drafter=drafter
+    )
     request.max_nodes = nodes
     return request
 
@@ -75,6 +78,14 @@ def test_it_proposes_what_came_after_in_requests_that_have_ended() -> None:
     assert says(propose(drafter, 1, 5, 6)) == [[7, 8]]
     assert says(propose(drafter, 6, 5)) == [[6, 7]], "whatever stood before; less far, for the match is short"
     assert says(propose(drafter, 5, 8)) == [[]], "nothing came after it"
+
+
+def test_a_longer_match_is_expected_to_gain_more_and_less_if_the_request_samples() -> None:
+    gains = [
+        [Suffix(TARGET).first_gain(signal, sampled) for signal in (1, 2, 5)] for sampled in (False, True)
+    ]
+    assert gains[0] == [1, 2, 16]
+    assert gains[1] == pytest.approx([0.4, 0.8, 6.4])
 
 
 def test_both_sources_are_one_tree_and_a_requests_own_words_weigh_more() -> None:
@@ -260,16 +271,35 @@ class TestStore:
         drafter = Suffix(TARGET, memory=400)
         hear(drafter, *texts)
         drafter.save(tmp_path / "store")
-        again = Suffix(TARGET, memory=400, store=tmp_path / "store")
+        once = Suffix(TARGET, memory=400, store=tmp_path / "store")
+        once.save(tmp_path / "again")
+        kept, again = (
+            read_learned(tmp_path / name, "suffix", TARGET.vocabulary) for name in ("store", "again")
+        )
+        assert {name: array.tolist() for name, array in kept.items()} == {
+            name: array.tolist() for name, array in again.items()
+        }
+        twice = Suffix(TARGET, memory=400, store=tmp_path / "again")
+        restored = Suffix(TARGET, memory=400)
+        restored.restore(EVERYBODY, drafter.state(EVERYBODY))
         for text in texts:
-            tree, other = propose(drafter, *text[:7]), propose(again, *text[:7])
-            assert (tree.tokens, tree.parents, tree.scores) == (other.tokens, other.parents, other.scores)
+            for one, other in ((drafter, restored), (once, twice)):
+                tree, same = propose(one, *text[:7]), propose(other, *text[:7])
+                assert (tree.tokens, tree.parents, tree.scores) == (same.tokens, same.parents, same.scores)
 
-    def test_a_smaller_memory_keeps_the_last_of_it(self, tmp_path: Path) -> None:
+    def test_it_is_kept_whole_whatever_the_memory(self, tmp_path: Path) -> None:
+        texts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        write_texts(tmp_path / "store", [np.array(text) for text in texts], TARGET.vocabulary)
+        small = Suffix(TARGET, memory=6, store=tmp_path / "store")
+        assert [says(propose(small, first)) for first in (1, 4, 7)] == [[[2]], [[5]], [[8]]]
+        hear(small, [3, 3, 3, 9, 9])  # ended requests are kept within the memory, apart
+        assert [says(propose(small, first)) for first in (1, 4, 7)] == [[[2]], [[5]], [[8]]]
+
+    def test_a_smaller_memory_restores_the_last_texts(self) -> None:
         drafter = Suffix(TARGET)
         hear(drafter, [1, 2, 3], [4, 5, 6], [7, 8, 9])
-        drafter.save(tmp_path / "store")
-        small = Suffix(TARGET, memory=6, store=tmp_path / "store")
+        small = Suffix(TARGET, memory=6)
+        small.restore(EVERYBODY, drafter.state(EVERYBODY))
         assert [len(says(propose(small, first))[0]) for first in (1, 4, 7)] == [0, 2, 2]
 
     def test_an_empty_one_is_possible(self, tmp_path: Path) -> None:

@@ -61,11 +61,9 @@ SHARED_MEAN_WEIGHT = 0.025
 START_ACCEPTED = 2.0
 """Nodes that both means of a new request's reliability start at. So the first drafts change it gradually."""
 
-START_GAIN = 2.0
-"""Accepted nodes forecast for a large tree of a drafter that was never asked. High, so that it is tried."""
-
 START_MISS = 0.7
-"""A drafter that was never asked is forecast to gain `START_GAIN * (1 - START_MISS**k)` with k nodes."""
+"""A drafter that was never asked is forecast to gain `G * (1 - START_MISS**k)` with k nodes, and G with many.
+If G is large, a larger number takes the place of `START_MISS`, so that no node gains more than 1."""
 
 # Section 4: decision
 

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, SignalingDrafter, Target
+from soothsay.drafters.base import (
+    FIRST_GAIN,
+    Drafter,
+    LevelwiseDrafter,
+    Observation,
+    SignalingDrafter,
+    Target,
+)
 from soothsay.drafters.control.asking import AskingPolicy, AskingRound
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite
@@ -133,14 +140,17 @@ class Controller(Composite):
 
     def _new_forecast(self, request: Request, drafter: int, signal: int) -> Forecast:
         """The first forecast of a request for a drafter and a signal."""
-        if signal == 0 and isinstance(self.parts[drafter], SignalingDrafter):
+        part, sampled = self.parts[drafter], request.params.temperature > 0
+        signaling = part if isinstance(part, SignalingDrafter) else None
+        if signaling is not None and signal == 0:
             return forecast_of_nothing()
-        kind = drafter, signal, request.params.temperature > 0
+        kind = drafter, signal, sampled
         known = self.shared_forecasts[request.tenant]
         shared = known.get(kind)
         if shared is None:
-            size = min(self.parts[drafter].max_nodes, self.target.config.max_tree)
-            shared = known[kind] = SharedForecast(start_gains(size))
+            size = min(part.max_nodes, self.target.config.max_tree)
+            most = FIRST_GAIN if signaling is None else signaling.first_gain(signal, sampled)
+            shared = known[kind] = SharedForecast(start_gains(size, most))
         return shared.new_forecast(self.step)
 
     def _draft(self, active: Sequence[RequestState]) -> dict[Request, DraftTree]:

@@ -12,7 +12,6 @@ from soothsay.drafters.control.constants import (
     MEAN_WEIGHT,
     SHARED_MEAN_WEIGHT,
     START_ACCEPTED,
-    START_GAIN,
     START_MISS,
 )
 from soothsay.drafters.control.cost import Prices
@@ -130,9 +129,15 @@ def forecast_of_nothing() -> Forecast:
     return Forecast(SharedForecast([0.0]), [0.0], ProbeSchedule(NEVER - 1, NEVER))
 
 
-def start_gains(size: int) -> list[float]:
-    """Gains of 0, 1, ... `size - 1` nodes that are forecast for a drafter that was never asked."""
-    return [START_GAIN * (1 - START_MISS**k) for k in range(size)]
+def start_gains(size: int, most: float) -> list[float]:
+    """Gains of 0, 1, ... `size - 1` nodes that are forecast for a drafter that was never asked.
+
+    Args:
+        size: of the result.
+        most: gain of many nodes.
+    """
+    miss = max(START_MISS, 1 - 1 / most) if most > 0 else START_MISS
+    return [most * (1 - miss**k) for k in range(size)]
 
 
 def gains_of(probabilities: Sequence[float], size: int) -> list[float]:

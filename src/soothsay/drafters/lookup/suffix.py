@@ -28,10 +28,13 @@ from soothsay.drafters.learned import read_learned, write_learned
 from soothsay.drafters.lookup.stock_automaton import new_automaton
 from soothsay.errors import DrafterError
 
-OWN_DOUBT, STORE_DOUBT = 2.0, 8.0
-"""Match lengths at which half of a lone occurrence is believed, in a request's own text and in the texts of
-others. A request repeats its own text more often. With 1 and 8 sibyl gets 0.5 % more tokens a step; with
-these values, estimated and measured acceptance are close."""
+OWN_DOUBT, MEMORY_DOUBT, STORE_DOUBT = 2.0, 8.0, 16.0
+"""Match lengths at which half of a lone occurrence is believed: in a request's own text, in ended requests of
+its tenant, and in a store. A request repeats its own text more often. With these values, estimated and
+measured acceptance are close, with sibyl and with SmolLM2."""
+
+SAMPLED_GAIN = 0.4
+"""Right nodes for each token of a match if the request samples. Greedy answers have one for each token."""
 
 PIECE = 512
 """Maximum number of tokens of ended requests that a step reads before it drafts. It bounds the delay of a
@@ -43,14 +46,15 @@ class TextGeneration:
 
     Attributes:
         automaton: has read part of the texts.
+        doubt: match length at which half of a lone occurrence is believed.
         texts: all texts.
         size: number of their tokens, read or not.
     """
 
-    __slots__ = ("_unread", "automaton", "size", "texts")
+    __slots__ = ("_unread", "automaton", "doubt", "size", "texts")
 
-    def __init__(self, automaton: Automaton):
-        self.automaton = automaton
+    def __init__(self, automaton: Automaton, doubt: float):
+        self.automaton, self.doubt = automaton, doubt
         self.texts: list[npt.NDArray[np.int32]] = []
         self.size = 0
         self._unread: deque[tuple[Reading, npt.NDArray[np.int32]]] = deque()
@@ -79,14 +83,16 @@ class TextMemory:
 
     Args:
         size: number of tokens to keep; 0 keeps none.
+        doubt: of its generations.
         new_automaton: makes the automaton of a generation.
     """
 
-    __slots__ = ("_half", "_new_automaton", "generations")
+    __slots__ = ("_doubt", "_half", "_new_automaton", "generations", "size")
 
-    def __init__(self, size: int, new_automaton: Callable[[], Automaton]):
-        self._half, self._new_automaton = size // 2, new_automaton
-        self.generations = [TextGeneration(new_automaton())]
+    def __init__(self, size: int, doubt: float, new_automaton: Callable[[], Automaton]):
+        self.size, self._half = size, size // 2
+        self._doubt, self._new_automaton = doubt, new_automaton
+        self.generations = [TextGeneration(new_automaton(), doubt)]
 
     def add(self, tokens: npt.NDArray[np.integer]) -> None:
         """Add a text to the younger generation; only its last tokens if it is too long."""
@@ -94,7 +100,7 @@ class TextMemory:
         if not len(tokens):
             return
         if self.generations[-1].size + len(tokens) > self._half:
-            self.generations = [self.generations[-1], TextGeneration(self._new_automaton())]
+            self.generations = [self.generations[-1], TextGeneration(self._new_automaton(), self._doubt)]
         self.generations[-1].add(tokens)
 
     def read(self, most: int) -> int:
@@ -137,7 +143,7 @@ class _Text:
             unseen = tokens[-automaton.counted :] if place is None else new
             self._places[generation] = automaton.follow(place or NOWHERE, unseen)
         starts = [(self._automaton, OWN_DOUBT, self._automaton.repeated(self._reading))]
-        starts += [(generation.automaton, STORE_DOUBT, place) for generation, place in self._places.items()]
+        starts += [(one.automaton, one.doubt, place) for one, place in self._places.items()]
         self._matches = [start for start in starts if start[2] != NOWHERE]
         return self._matches
 
@@ -156,7 +162,7 @@ class Suffix(SignalingDrafter):
         longest: maximum length of a match in tokens.
         memory: number of tokens of ended requests to keep for each tenant; the oldest are dropped. 0 keeps
             none.
-        store: a file written by `save`. Every tenant's drafts may come from it.
+        store: a file written by `save` or `write_texts`. Every tenant's drafts may come from it.
 
     Attributes:
         memories: each tenant's texts of ended requests.
@@ -189,6 +195,10 @@ class Suffix(SignalingDrafter):
         """The bit length of the longest match's length."""
         return _longest(self._matches(request)).bit_length()
 
+    def first_gain(self, signal: int, sampled: bool) -> float:
+        """About as many nodes as the match has tokens: measured with SmolLM2."""
+        return 2.0 ** (signal - 1) * (SAMPLED_GAIN if sampled else 1.0)
+
     def release(self, request: Request) -> None:
         """Keep the text of an ended request. A preempted request keeps its automaton."""
         if request.finish_reason is not None:
@@ -209,16 +219,19 @@ class Suffix(SignalingDrafter):
         Raises `DrafterError` if the file cannot be written.
         """
         generations = [*self._stored, *self.memories[tenant].generations]
-        write_learned(Path(path), self.kind, self.identity, _texts_as_arrays(generations))
+        texts = [text for generation in generations for text in generation.texts]
+        write_texts(Path(path), texts, self.identity)
 
     def load(self, path: str | Path) -> None:
         """Use the texts of a file written by `save` for all tenants, in place of those loaded before.
 
-        The last `memory` tokens are kept.
+        All of them are kept; `memory` limits ended requests only.
 
         Raises `DrafterError` if the file is missing or damaged, or was written for another vocabulary.
         """
-        self._stored = self._restored(read_learned(Path(path), self.kind, self.identity)).generations
+        state = read_learned(Path(path), self.kind, self.identity)
+        room = 2 * np.size(state.get("tokens", ()))  # so that one generation holds all
+        self._stored = self._restored(state, TextMemory(room, STORE_DOUBT, self._new_automaton)).generations
 
     kind = "suffix"
 
@@ -237,14 +250,14 @@ class Suffix(SignalingDrafter):
 
     def state(self, tenant: Tenant) -> State:
         """`tokens` int32 and `lengths` int64 of a tenant's texts, the oldest first. See `Learned`."""
-        return _texts_as_arrays(self.memories[tenant].generations)
+        return _as_arrays([text for one in self.memories[tenant].generations for text in one.texts])
 
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
-        self.memories[tenant] = self._restored(state)
+        self.memories[tenant] = self._restored(state, self._new_memory())
 
-    def _restored(self, state: State) -> TextMemory:
-        """A memory of the texts in arrays. Raises `DrafterError` if the arrays are impossible."""
+    def _restored(self, state: State, memory: TextMemory) -> TextMemory:
+        """A memory with the texts in arrays. Raises `DrafterError` if the arrays are impossible."""
         tokens, lengths = (state.get(name, np.empty((0, 0))) for name in ("tokens", "lengths"))
         if (tokens.dtype.name, lengths.dtype.name, tokens.ndim, lengths.ndim) != ("int32", "int64", 1, 1):
             raise DrafterError("suffix: what was kept is damaged: it has no texts")
@@ -254,8 +267,8 @@ class Suffix(SignalingDrafter):
             raise DrafterError("suffix: what was kept is damaged: its texts do not have the stated lengths")
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.target.model.config.vocab_size:
             raise DrafterError("suffix: what was kept is damaged: it has tokens that do not exist")
-        memory, ends = self._new_memory(), np.cumsum(lengths)
-        first = int(np.searchsorted(ends, len(tokens) - self.memory, side="right"))  # older texts do not fit
+        ends = np.cumsum(lengths)
+        first = int(np.searchsorted(ends, len(tokens) - memory.size, side="right"))  # older texts do not fit
         for text in np.split(tokens, ends[:-1])[first:]:
             memory.add(text)
         memory.read(len(tokens))
@@ -280,17 +293,33 @@ class Suffix(SignalingDrafter):
         return text.matches(request.tokens, [*self._stored, *own])
 
     def _new_memory(self) -> TextMemory:
-        return TextMemory(self.memory, self._new_automaton)
+        return TextMemory(self.memory, MEMORY_DOUBT, self._new_automaton)
 
     def _new_automaton(self) -> Automaton:
         """An empty automaton for matches of `longest` tokens and their followers."""
         return new_automaton(self.longest + 1, self.target.model.kernels)
 
 
-def _texts_as_arrays(generations: Sequence[TextGeneration]) -> State:
-    texts = [text for generation in generations for text in generation.texts]
+def write_texts(path: Path, texts: Sequence[npt.NDArray[np.integer]], vocabulary: str) -> int:
+    """Write a store of texts for `Suffix`, and return its size in bytes.
+
+    Args:
+        path: of the file.
+        texts: `[n]` token ids each, the oldest first.
+        vocabulary: that of the tokens, as `Target.vocabulary` says it.
+
+    Raises `DrafterError` if the texts are too large, or the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DrafterError(f"{path.parent} cannot be made ({error.strerror or error})") from None
+    return write_learned(path, Suffix.kind, vocabulary, _as_arrays(texts))
+
+
+def _as_arrays(texts: Sequence[npt.NDArray[np.integer]]) -> State:
     return {
-        "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts]),  # [sum of lengths]
+        "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts], dtype=np.int32),  # [sum of lengths]
         "lengths": np.array([len(text) for text in texts], dtype=np.int64),  # [texts], the oldest first
     }
 

@@ -1,0 +1,71 @@
+"""`auto` drafts from the texts that a target has beside its weights, or that come with the package."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from soothsay import LLM, SamplingParams
+from soothsay.cli.app import app
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.lookup.suffix import Suffix, write_texts
+from soothsay.drafters.places import SHIPPED_TEXTS, suffix_store
+from soothsay.drafters.registry import build_drafter
+
+QUESTION = [{"role": "user", "content": "Say something about the river."}]
+
+
+def suffix_of(auto: object) -> Suffix:
+    assert isinstance(auto, Controller)
+    assert isinstance(auto.parts[0], Suffix)
+    return auto.parts[0]
+
+
+def test_answers_that_were_kept_are_drafted_from_and_change_nothing(sibyl: LLM, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    plain = sibyl.chat(QUESTION, params, drafter="none")
+    answers = tmp_path / "answers.jsonl"
+    conversation = [*QUESTION, {"role": "assistant", "content": plain.text}]
+    answers.write_text(json.dumps({"messages": conversation}) + "\n")
+    store = tmp_path / "drafters" / "suffix.store"
+    result = CliRunner().invoke(app, ["train", "suffix", "sibyl", str(answers), "--out", str(store)])
+    assert result.exit_code == 0, result.output
+    assert "1 answers" in result.output
+    beside = replace(sibyl.engine.target, path=tmp_path)
+    assert suffix_store(beside) == store
+    auto = build_drafter("auto", beside)
+    assert suffix_of(auto).store == store
+    said = sibyl.chat(QUESTION, params, drafter=suffix_of(auto))
+    assert said.token_ids == plain.token_ids
+    assert said.stats.steps < 20, "32 tokens that were said before"
+
+
+def test_a_store_that_cannot_be_read_is_left_out_and_named(sibyl: LLM, tmp_path: Path) -> None:
+    store = tmp_path / "drafters" / "suffix.store"
+    store.parent.mkdir()
+    write_texts(store, [], "another vocabulary")
+    beside = replace(sibyl.engine.target, path=tmp_path)
+    with pytest.warns(UserWarning, match="auto goes without .*suffix.store: .*another vocabulary"):
+        auto = build_drafter("auto", beside)
+    assert suffix_of(auto).store == ""
+
+
+def test_a_target_without_texts_has_no_store(sibyl: LLM) -> None:
+    assert suffix_store(sibyl.engine.target) is None
+    assert suffix_store(replace(sibyl.engine.target, path=None)) is None
+
+
+@pytest.mark.parametrize("vocabulary", SHIPPED_TEXTS)
+def test_texts_of_the_package_can_be_read(vocabulary: str, sibyl: LLM) -> None:
+    class Shipped(type(sibyl.engine.target)):  # type: ignore[misc]
+        vocabulary = ""
+
+    Shipped.vocabulary = vocabulary
+    target = Shipped(sibyl.engine.model, None, sibyl.engine.config, 0)
+    store = suffix_store(target)
+    assert store is not None
+    assert 100_000 < store.stat().st_size < 4_000_000
