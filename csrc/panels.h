@@ -12,7 +12,7 @@ namespace {
 constexpr int PANEL = 64;                  // outputs
 constexpr int COLUMNS = PANEL / LANES;     // registers for one value of each output
 constexpr int64_t STEP = 4 * PANEL;        // bytes
-constexpr int CHUNK = 64;                  // steps, at most, that all rows read before the next chunk: they stay in the first cache
+constexpr int CHUNK = 64;                  // steps, about, that all rows read before the next chunk: they stay in the first cache
 
 inline ints bytes(const uint8_t* p) {
     ints v;
@@ -68,7 +68,7 @@ struct Weights {
     int inputs, outputs, group, zero;
     int64_t stride;  // distance between rows of the output
 
-    int groups() const { return inputs / group; }
+    int groups() const { return scales.groups; }
 };
 
 template <class Input>
@@ -84,12 +84,12 @@ struct Inputs {
     }
 };
 
-// Units [begin, end) of a panel, and cache lines to prefetch meanwhile.
+// Groups [begin, end) of a panel, or units if there are no groups, and cache lines to prefetch meanwhile.
 struct Chunk {
     int panel, begin, end;
-    const uint8_t* data;  // from `begin` on
+    const uint8_t* data;   // from `begin` on
     const uint8_t* ahead;
-    int lines;
+    int lines;             // for each unit
 };
 
 // What a weight has beside its scale: the same zero everywhere, zeros of groups, or minimums.
@@ -117,34 +117,24 @@ struct Partial {
     GroupFactors factors;        // of the groups of the current chunk
 };
 
-// Adds the scaled sums of group g to the totals. `scales` and `beside` are those of the group. From CENTERED sums, a zero that
-// is the same everywhere was taken before.
+// Adds the scaled sums of a group to the totals. The inputs' scale and sum are those of the group, for the next row `stride`
+// further. From CENTERED sums, a zero that is the same everywhere was taken before.
 template <Beside KIND, bool CENTERED, int R, int C>
-inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g,
-                                                       const floats* scales, const floats* beside, const ints (*sums)[C],
-                                                       floats (*totals)[C]) {
+inline __attribute__((always_inline)) void scale_group(const float* input_scales, const int32_t* input_sums, int64_t stride,
+                                                       int zero, const floats* scales, const floats* beside,
+                                                       const ints (*sums)[C], floats (*totals)[C]) {
     for (int r = 0; r < R; ++r) {
-        const int64_t group = (row + r) * w.groups() + g;
-        const floats factor = splat(x.scales[group]);
-        const ints sum = splat(x.sums[group]);
+        const floats factor = splat(input_scales[r * stride]);
+        const ints sum = splat(input_sums[r * stride]);
         for (int c = 0; c < C; ++c) {
             ints exact = sums[r][c];
-            if constexpr (KIND == Beside::ZERO && !CENTERED) exact -= sum * w.zero;
+            if constexpr (KIND == Beside::ZERO && !CENTERED) exact -= sum * zero;
             if constexpr (KIND == Beside::ZEROS) exact -= __builtin_convertvector(beside[c], ints) * sum;
             floats total = totals[r][c];
             if constexpr (KIND == Beside::MINIMUMS) total = fused(beside[c], factor * __builtin_convertvector(sum, floats), total);
             totals[r][c] = fused(__builtin_convertvector(exact, floats), scales[c] * factor, total);
         }
     }
-}
-
-template <bool CENTERED, int R, int C>
-inline __attribute__((always_inline)) void scale_group(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g,
-                                                       const floats* scales, const floats* beside, const ints (*sums)[C],
-                                                       floats (*totals)[C]) {
-    if (w.minimums.values) scale_group<Beside::MINIMUMS, CENTERED, R, C>(w, x, row, g, scales, beside, sums, totals);
-    else if (w.zeros) scale_group<Beside::ZEROS, CENTERED, R, C>(w, x, row, g, scales, beside, sums, totals);
-    else scale_group<Beside::ZERO, CENTERED, R, C>(w, x, row, g, scales, beside, sums, totals);
 }
 
 }  // namespace

@@ -73,6 +73,19 @@ __attribute__((noinline)) void sum_tiles(const Input* tile, const Input* others,
     }
 }
 
+// `scale_group` for R rows from `row` on and all outputs of a panel.
+template <int R>
+inline void scale_rows(const Weights& w, const Inputs<int8_t>& x, int64_t row, int g, const GroupFactors& factors,
+                       const ints (*sums)[COLUMNS], floats (*totals)[COLUMNS]) {
+    const int64_t groups = w.groups(), at = row * groups + g;
+    auto scale = [&](auto function) {
+        function(x.scales + at, x.sums + at, groups, w.zero, factors.scales.data(), factors.beside.data(), sums, totals);
+    };
+    if (w.minimums.values) scale(scale_group<Beside::MINIMUMS, false, R, COLUMNS>);
+    else if (w.zeros) scale(scale_group<Beside::ZEROS, false, R, COLUMNS>);
+    else scale(scale_group<Beside::ZERO, false, R, COLUMNS>);
+}
+
 // A thread's buffers for the products of a panel: unpacked weights, and the sums of rows that run together.
 template <class F>
 struct Place {
@@ -140,12 +153,9 @@ void multiply_panel(const Weights& w, const Inputs<typename F::Input>& x, const 
                         const int64_t count = std::min(each, together - row), from = first + row;
                         const int g = begin / group;
                         if (!row) place.factors.read(w, panel, g, g + 1);
-                        const floats *scales = place.factors.scales.data(), *beside = place.factors.beside.data();
                         int64_t r = 0;
-                        for (; r + 4 <= count; r += 4)
-                            scale_group<false, 4, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r);
-                        for (; r < count; ++r)
-                            scale_group<false, 1, COLUMNS>(w, x, from + r, g, scales, beside, at + r, totals + r);
+                        for (; r + 4 <= count; r += 4) scale_rows<4>(w, x, from + r, g, place.factors, at + r, totals + r);
+                        for (; r < count; ++r) scale_rows<1>(w, x, from + r, g, place.factors, at + r, totals + r);
                     }
             }
         }

@@ -148,7 +148,7 @@ struct Int : Integers<B> {
     }
 
     template <int R, int C, int I = 0>
-    static void unit(ints (*sums)[C], const uint8_t* w, const Table& table, const int8_t* x, int64_t stride) {
+    static inline __attribute__((always_inline)) void unit(ints (*sums)[C], const uint8_t* w, const Table& table, const int8_t* x, int64_t stride) {
         ints v[C];
         for (int c = 0; c < C; ++c) v[c] = four<I>(w + 4 * LANES * c, table);
         for (int r = 0; r < R; ++r) {
@@ -181,10 +181,7 @@ struct Prefetch {
     const uint8_t* ahead;
     int each;
 
-    Prefetch(const Chunk& chunk) : ahead(chunk.ahead) {
-        const int units = chunk.end - chunk.begin;
-        each = (chunk.lines + units - 1) / units;
-    }
+    explicit Prefetch(const Chunk& chunk) : ahead(chunk.ahead), each(chunk.lines) {}
 
     void operator()() {
         for (int i = each; i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, NEARNESS);
@@ -192,6 +189,8 @@ struct Prefetch {
 };
 
 // U units that follow each other. The compiler would not unroll them, and each turn of a loop costs as much as ten products.
+// The loop inside a prefetch is worth its cost: without it, the compiler moves all prefetches to the front of a group, and
+// one row takes a sixth longer to read from memory.
 template <class F, int U, int R, int C>
 inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], const uint8_t* w, const Table& table,
                                                  const typename F::Input* x, int64_t stride, Prefetch& prefetch) {
@@ -200,43 +199,55 @@ inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], co
     F::template unit<R, C>(sums, w + (U - 1) * F::STEPS * STEP, table, x + (U - 1) * F::INPUTS, stride);
 }
 
-// A chunk of whole groups for R rows and C registers of outputs. A group is a multiple of U units. It is a function of its
-// own, so that its registers do not depend on what surrounds it.
-template <class F, int U, int R, int C>
+// A chunk for R rows and C registers of outputs. Groups have GROUP inputs, or if that is 64 any multiple of 32. It is a
+// function of its own for each kind of group: without branches and loops between groups, it needs fewer registers.
+template <class F, int GROUP, Beside KIND, int R, int C>
 __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t>& x, const Chunk& chunk, int64_t row,
                                            int column, Partial& partial) {
+    // One row does not need eight units: with four it reads from memory a sixth faster.
+    constexpr int MOST = R == 1 && F::INPUTS < 8 ? 16 : 32, TOGETHER = GROUP < MOST ? GROUP : MOST;  // inputs
+    constexpr int UNITS = TOGETHER / F::INPUTS;
     const Table table(w.table);
-    const int group = w.group / F::INPUTS, zero = w.zeros ? 0 : w.zero;
+    const int turns = (GROUP > 32 ? w.group : GROUP) / TOGETHER, zero = KIND == Beside::ZERO ? w.zero : 0;
     const uint8_t* data = chunk.data + column * LANES * 4;
-    const int8_t* input = x.data + row * w.inputs + chunk.begin * F::INPUTS;
+    const int8_t* input = x.data + row * w.inputs + chunk.begin * w.group;
+    const int64_t stride = w.inputs, groups = w.groups(), at = row * groups + chunk.begin;
+    const float* input_scales = x.scales + at;
+    const int32_t* input_sums = x.sums + at;
+    const floats *scales = partial.factors.scales.data() + column, *beside = partial.factors.beside.data() + column;
     Prefetch prefetch(chunk);
     floats totals[R][C], *kept = &partial.totals[row * COLUMNS + column];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) totals[r][c] = kept[r * COLUMNS + c];
-    floats *scales = partial.factors.scales.data() + column, *beside = partial.factors.beside.data() + column;
-    for (int g = chunk.begin / group; g < chunk.end / group; ++g, scales += COLUMNS, beside += COLUMNS) {
+    int left = chunk.end - chunk.begin;
+    do {
         ints sums[R][C];
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) sums[r][c] = splat(x.sums[(row + r) * w.groups() + g]) * -zero;
-        for (int u = 0; u < group; u += U, data += U * F::STEPS * STEP, input += U * F::INPUTS) {
-            units<F, U, R, C>(sums, data, table, input, w.inputs, prefetch);
-        }
-        scale_group<true, R, C>(w, x, row, g, scales, beside, sums, totals);
-    }
+            for (int c = 0; c < C; ++c) sums[r][c] = splat(input_sums[r * groups] * -zero);
+        for (int turn = 0; turn < turns; ++turn, data += UNITS * F::STEPS * STEP, input += TOGETHER)
+            units<F, UNITS, R, C>(sums, data, table, input, stride, prefetch);
+        scale_group<KIND, true, R, C>(input_scales, input_sums, groups, zero, scales, beside, sums, totals);
+        ++input_scales, ++input_sums, scales += COLUMNS, beside += COLUMNS;
+    } while (--left);
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = totals[r][c];
+}
+
+// The `tile_groups` for the groups of some weights.
+template <class F, int R, int C, int GROUP = F::INPUTS < 32 ? 16 : 32>
+auto tile_groups_for(const Weights& w) {
+    if constexpr (GROUP < 64)
+        if (w.group > GROUP) return tile_groups_for<F, R, C, 2 * GROUP>(w);
+    if (w.minimums.values) return tile_groups<F, GROUP, Beside::MINIMUMS, R, C>;
+    return w.zeros ? tile_groups<F, GROUP, Beside::ZEROS, R, C> : tile_groups<F, GROUP, Beside::ZERO, R, C>;
 }
 
 // A chunk for R rows and C registers of outputs.
 template <class F, int R, int C>
 void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chunk, int64_t row, int column,
           Partial& partial) {
-    if constexpr (F::INPUTS > 2) {
-        constexpr int WIDE = 32 / F::INPUTS, NARROW = WIDE > 1 ? WIDE / 2 : 1;
-        // One row does not need eight units: with four it reads from memory a sixth faster.
-        if (w.group % 32 == 0 && (R > 1 || WIDE < 8)) tile_groups<F, WIDE, R, C>(w, x, chunk, row, column, partial);
-        else tile_groups<F, NARROW, R, C>(w, x, chunk, row, column, partial);
-    } else {
+    if constexpr (F::INPUTS > 2) tile_groups_for<F, R, C>(w)(w, x, chunk, row, column, partial);
+    else {
         const uint8_t* data = chunk.data + column * LANES * 4;
         auto* kept = &partial.totals[row * COLUMNS + column];
         Prefetch prefetch(chunk);
@@ -262,38 +273,37 @@ void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, 
         tile<F, R, WIDTH<R>>(w, x, chunk, row, column, partial);
 }
 
-// A chunk for all rows. Each tile of rows prefetches a part of `next`.
+// The number of groups of a chunk: whole spans, since a part of one costs as many units of factors. Several tiles of rows need
+// longer chunks: each tile begins anew in each chunk. One tile needs short ones, since it asks for memory a chunk ahead.
 template <class F>
-void multiply_chunk(const Weights& w, const Inputs<typename F::Input>& x, int64_t rows, Chunk chunk, int64_t tiles,
-                    Partial& partial) {
-    const uint8_t* next = chunk.ahead;
-    const int64_t lines = chunk.lines;
-    if constexpr (F::INPUTS > 2) {
-        const int group = w.group / F::INPUTS;
-        partial.factors.read(w, chunk.panel, chunk.begin / group, chunk.end / group);
-    }
-    for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t row = t * rows / tiles, count = (t + 1) * rows / tiles - row, first = t * lines / tiles;
-        chunk.ahead = next + first * 64;
-        chunk.lines = int((t + 1) * lines / tiles - first);
-        tile_rows<F, ROWS>(int(count), w, x, chunk, row, partial);
-    }
+int chunk_length(const Weights& w, int group, int64_t tiles) {
+    const int most = (F::INPUTS > 2 && tiles > 1 ? CHUNK * 3 / 2 : CHUNK) / F::STEPS / group, span = w.scales.span;
+    return most > span ? most / span * span : std::max(1, most);
 }
 
-// All chunks of a panel, for all rows.
+// All chunks of a panel, for all rows. Each tile of rows prefetches a part of the next chunk, the first tiles at least a line
+// for each unit.
 template <class F>
 void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
                Partial& partial) {
     std::fill(partial.totals.begin(), partial.totals.end(), floats{});
-    constexpr int64_t UNIT = F::STEPS * STEP;
-    const int units = w.inputs / F::INPUTS, group = F::INPUTS > 2 ? w.group / F::INPUTS : 1;
-    const int length = std::max(1, CHUNK / F::STEPS / group) * group;  // whole groups
-    const int64_t tiles = (rows + ROWS - 1) / ROWS;  // rows are divided evenly among them
-    const uint8_t* data = w.data + int64_t(panel) * units * UNIT;
-    for (int begin = 0; begin < units; begin += length) {
-        const int end = std::min(begin + length, units), lines = int((end - begin) * UNIT / 64);
-        const Chunk chunk{panel, begin, end, data + begin * UNIT, data + end * UNIT, lines};
-        multiply_chunk<F>(w, x, rows, chunk, tiles, partial);
+    constexpr int LINES = F::STEPS * STEP / 64;  // of a unit
+    const int group = F::INPUTS > 2 ? w.group / F::INPUTS : 1, groups = w.inputs / F::INPUTS / group;  // group: in units
+    const int64_t tiles = (rows + ROWS - 1) / ROWS, height = rows / tiles, higher = rows % tiles;
+    const int length = chunk_length<F>(w, group, tiles), each = int((LINES + tiles - 1) / tiles);
+    const uint8_t* data = w.data + int64_t(panel) * groups * group * F::STEPS * STEP;
+    for (int begin = 0, end; begin < groups; begin = end) {
+        end = std::min(begin + length, groups);
+        const int64_t lines = int64_t(end - begin) * group * LINES;
+        Chunk chunk{panel, begin, end, data, data += lines * 64, 0};
+        if constexpr (F::INPUTS > 2) partial.factors.read(w, panel, begin, end);
+        int left = LINES;
+        for (int64_t t = 0, row = 0, count; t < tiles; ++t, row += count) {
+            count = height + (t < higher);
+            chunk.lines = std::min(each, left), left -= chunk.lines;
+            tile_rows<F, ROWS>(int(count), w, x, chunk, row, partial);
+            chunk.ahead += lines / LINES * chunk.lines * 64;
+        }
     }
 }
 
