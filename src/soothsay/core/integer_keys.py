@@ -19,9 +19,9 @@ SCALE = 2
 NORM = 32700.0
 """Euclidean norm of a row of integers.
 
-No integer is larger, so 16 bits hold it. Rounding lengthens a row of `d` numbers by sqrt(d) / 2 at most. So no
-part of the sum of a product of two rows is larger than (NORM + sqrt(d) / 2)^2, by the inequality of Cauchy and
-Schwarz. This is below 2^31 for every `d` up to 2^28."""
+No integer is larger, so 16 bits hold it. Rounding lengthens a row of `d` numbers by sqrt(d) / 2 at most. So
+no part of the sum of a product of two rows is larger than (NORM + sqrt(d) / 2)^2, by the inequality of Cauchy
+and Schwarz. This is below 2^31 for every `d` up to 2^28."""
 
 LEAST_NORM = 1e-15
 """A shorter row becomes zeros. The squares of its numbers would lose bits in float32."""

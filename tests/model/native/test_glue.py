@@ -68,7 +68,13 @@ def test_add_and_norm(kernels: NativeKernels, dtype: torch.dtype, post: bool) ->
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("queries", "keys", "d"), [(6, 2, 64), (4, 4, 32), (8, 1, 128), (2, 1, 256)])
 def test_rotate_and_store(
-    kernels: NativeKernels, dtype: torch.dtype, kept: torch.dtype, normed: bool, queries: int, keys: int, d: int
+    kernels: NativeKernels,
+    dtype: torch.dtype,
+    kept: torch.dtype,
+    normed: bool,
+    queries: int,
+    keys: int,
+    d: int,
 ) -> None:
     rows, slots = 90, torch.randperm(200)[:90]
     qkv = torch.randn(rows, queries + 2 * keys, d).to(dtype)
