@@ -230,11 +230,11 @@ struct soothsay_parts {
 
 // Runs blocks one after the other. Block i reads streams[i] [rows, hidden] and writes its output to streams[i + 1], which
 // may be the same memory. Attention reads `inputs`, or the norm of the stream if that is null. ropes: cosines and sines
-// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i in this format, or its soothsay_states or null; `plan` is that of
-// soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has max(hidden, intermediate)
-// elements; `second` the larger of max(qkv's and gates' outputs together, hidden) elements and queries * d floats, which come
-// after qkv's outputs where there are gate_heads; `third` gate_up's outputs in elements, or queries * d, or the rule's values,
-// or for a mixture hidden floats, whichever is larger.
+// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i in this format, or its soothsay_states, or
+// null; `plan` is that of soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has
+// max(hidden, intermediate) elements; `second` the larger of qkv's outputs (in their type) and gates' outputs together,
+// hidden elements, and queries * d floats, which come after qkv's outputs where there are gate_heads; `third` gate_up's outputs
+// in elements, or queries * d floats, or the rule's values, or for a mixture hidden floats, whichever is larger.
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
                      int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
                      const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
