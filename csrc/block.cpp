@@ -13,15 +13,16 @@ struct Pass {
     int num_paths;
     const int64_t* plan;
     int64_t slots;
+    int format;
     void *first, *second, *third;
 };
 
 // Attention, or the gated delta rule. `p.first` has their inputs, if these are the norm of the stream, and gets the outputs.
 void attend(const soothsay_parts& b, const Pass& p, const void* inputs, int inputs_are_bf16, void* kv) {
-    const int half = b.is_bf16;
-    const int64_t rows = p.rows, element = half ? 2 : 4;
+    const int half = b.is_bf16, qkv_half = b.qkv_is_bf16;
+    const int64_t rows = p.rows, element = qkv_half ? 2 : 4;
     float* third = (float*)p.third;
-    soothsay_linear(inputs, inputs_are_bf16, rows, b.qkv, p.second, half);
+    soothsay_linear(inputs, inputs_are_bf16, rows, b.qkv, p.second, b.qkv_is_bf16);
     if (const soothsay_delta* d = b.delta) {
         const int64_t width = 2 * (d->key_heads * d->key_size + d->value_heads * d->value_size);
         void* gates = (char*)p.second + rows * width * element;
@@ -33,13 +34,13 @@ void attend(const soothsay_parts& b, const Pass& p, const void* inputs, int inpu
     const float* const* rope = p.ropes + 2 * b.is_local;
     const int64_t width = int64_t(b.queries + b.gate_heads + 2 * b.keys) * b.d;
     float* attended = (float*)((char*)p.second + (b.gate_heads ? rows * width * element : 0));
-    soothsay_rotate_store(p.second, half, rope[0], rope[1], b.q_norm, b.k_norm, nullptr, p.slot, rows, b.queries,
-                          b.gate_heads, b.keys, b.d, p.slots, b.eps, b.scale, third, kv);
-    soothsay_attend(third, kv, half, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared, p.num_paths, b.keys,
+    soothsay_rotate_store(p.second, qkv_half, rope[0], rope[1], b.q_norm, b.k_norm, nullptr, p.slot, rows, b.queries,
+                          b.gate_heads, b.keys, b.d, p.slots, b.eps, b.scale, third, kv, p.format);
+    soothsay_attend(third, kv, p.format, p.keys, p.key_begin, p.path_rows, p.positions, p.row_begin, p.shared, p.num_paths, b.keys,
                     b.keys, b.queries / b.keys, b.d, p.slots, b.softcap, b.window, b.sinks, attended);
     if (b.gate_heads) {
         const int n = b.queries * b.d;
-        soothsay_open(attended, (char*)p.second + n * element, half, width, rows, n);
+        soothsay_open(attended, (char*)p.second + n * element, qkv_half, width, rows, n);
     }
     soothsay_linear(attended, 0, rows, b.o, p.first, half);
 }
@@ -74,8 +75,8 @@ extern "C" void soothsay_blocks(const soothsay_parts* const* blocks, int count, 
                                 const int64_t* slot, const int64_t* keys, const int64_t* key_begin,
                                 const int64_t* path_rows, const int64_t* positions, const int64_t* row_begin,
                                 const int64_t* shared, int num_paths, const int64_t* plan, void* const* kv, int64_t slots,
-                                void* first, void* second, void* third) {
+                                int format, void* first, void* second, void* third) {
     const Pass pass{ropes,     rows,      slot,   keys,      key_begin, path_rows, positions,
-                    row_begin, shared,    num_paths, plan,   slots,     first,     second,    third};
+                    row_begin, shared,    num_paths, plan,   slots,     format,    first,     second, third};
     for (int i = 0; i < count; ++i) run(*blocks[i], pass, streams[i], inputs, inputs_are_bf16, kv[i], streams[i + 1]);
 }

@@ -1,9 +1,9 @@
 // The operations between matrix products: residual sums and norms, rotary positions and writes to the KV pool, and gated
 // activations. Each is one pass over memory. The order of a row's sums depends on its length alone, so its bits are the
 // same in any batch.
+#include "integer_keys.h"
 #include "kernels.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace {
 
@@ -58,6 +58,21 @@ struct Heads {
     float eps, scale;
 };
 
+// Writes d numbers of a key or a value to the row of `slot` in a head's memory.
+template <class T>
+void keep_row(const float* x, int d, int64_t slot, bool, T* head) {
+    for (int j = 0; j < d; j += LANES) keep(head + slot * d + j, load(x + j));
+}
+
+void keep_row(const float* x, int d, int64_t slot, bool is_value, int16_t* head) {
+    int16_t* row = head + slot * integer_row(d);
+    if (!is_value) return keep_integer_key(x, d, row);
+    for (int j = 0; j < d; j += LANES) keep((bf16*)row + j, load(x + j));
+}
+
+inline int64_t row_size(const int16_t*, int d) { return integer_row(d); }
+template <class T> int64_t row_size(const T*, int d) { return d; }
+
 template <class In, class Out>
 void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
                   const float* v_norm, const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
@@ -81,8 +96,7 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
                 if (is_query)
                     for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
                 else
-                    for (int j = 0; j < d; j += LANES)
-                        keep(kv + (int64_t(h - first) * s.slots + slot[r]) * d + j, load(result + j));
+                    keep_row(result, d, slot[r], is_value, kv + int64_t(h - first) * s.slots * row_size(kv, d));
             }
         }
     });
@@ -130,12 +144,15 @@ extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_i
 extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
                                       const float* q_norm, const float* k_norm, const float* v_norm,
                                       const int64_t* slot, int64_t rows, int queries, int gates, int keys, int d,
-                                      int64_t slots, float eps, float scale, float* q, void* kv) {
+                                      int64_t slots, float eps, float scale, float* q, void* kv, int format) {
     Heads s{queries, gates, keys, d, slots, eps, scale};
-    if (is_bf16)
-        rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, (bf16*)kv);
-    else
-        rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, (float*)kv);
+    auto write = [&](auto* pool) {
+        if (is_bf16) rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, pool);
+        else rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, pool);
+    };
+    if (format == SOOTHSAY_INT16_KEYS) write((int16_t*)kv);
+    else if (format == SOOTHSAY_BF16) write((bf16*)kv);
+    else write((float*)kv);
 }
 
 extern "C" void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n) {

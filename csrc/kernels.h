@@ -16,18 +16,23 @@ void soothsay_set_threads(int count);
 void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post, const float* weight,
                        float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
 
-// qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, d], in the same
-// dtype as qkv; the three norms [d] or null.
+// Formats of a KV pool [heads, slots, row]. A row has d floats or d bfloat16. With integer keys a row has d + 2 places of 16
+// bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused.
+enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS };
+
+// qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, row]; the three
+// norms [d] or null.
 void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin, const float* q_norm,
                            const float* k_norm, const float* v_norm, const int64_t* slot, int64_t rows, int queries,
-                           int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv);
+                           int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv,
+                           int format);
 
-// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, d]; path i has keys[key_begin[i]..key_begin[i + 1])
+// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, row]; path i has keys[key_begin[i]..key_begin[i + 1])
 // in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
-// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both. Null sinks:
+// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both (not with integer keys). Null sinks:
 // none. A query head's sink is a score in each of its softmaxes, of a key that has no value. A row sees the last `window`
 // positions, if that is negative those from the last multiple of -window on, if it is 0 all.
-void soothsay_attend(const float* q, const void* kv, int is_bf16, const int64_t* keys, const int64_t* key_begin,
+void soothsay_attend(const float* q, const void* kv, int format, const int64_t* keys, const int64_t* key_begin,
                      const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
                      int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
                      int64_t window, const float* sinks, float* out);
@@ -218,21 +223,21 @@ struct soothsay_parts {
     const float* sinks;                                                            // [queries], or null
     int64_t window;                                                                // see soothsay_attend
     float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
-    int is_bf16;                                                                   // of layers' outputs and the pool
+    int is_bf16, qkv_is_bf16;  // of layers' outputs; of qkv's, which with the rule are as the others
     int hidden, queries, keys, d, activation, is_local;                                    // is_local: uses the second rope
     int gate_heads;                                                                        // of attention's output: queries or 0
 };
 
 // Runs blocks one after the other. Block i reads streams[i] [rows, hidden] and writes its output to streams[i + 1], which
 // may be the same memory. Attention reads `inputs`, or the norm of the stream if that is null. ropes: cosines and sines
-// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i, or its soothsay_states or null; `plan` is that of
-// soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has max(hidden, intermediate)
-// elements; `second` the larger of max(qkv's and gates' outputs together, hidden) elements and queries * d floats, which come
-// after qkv's outputs where there are gate_heads; `third` gate_up's outputs in elements, or queries * d, or the rule's values,
-// or for a mixture hidden floats, whichever is larger.
+// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i in this format, or its soothsay_states, or
+// null; `plan` is that of soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has
+// max(hidden, intermediate) elements; `second` the larger of qkv's outputs (in their type) and gates' outputs together,
+// hidden elements, and queries * d floats, which come after qkv's outputs where there are gate_heads; `third` gate_up's outputs
+// in elements, or queries * d floats, or the rule's values, or for a mixture hidden floats, whichever is larger.
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
                      int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
                      const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
                      const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan,
-                     void* const* kv, int64_t slots, void* first, void* second, void* third);
+                     void* const* kv, int64_t slots, int format, void* first, void* second, void* third);
 }

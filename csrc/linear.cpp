@@ -33,21 +33,6 @@ void write_panel(const Weights& w, int panel, int64_t row, int64_t count, const 
     }
 }
 
-// The nearest integers, ties to even.
-inline ints nearest(floats x) {
-#if defined(__AVX512F__)
-    return (ints)_mm512_cvtps_epi32((__m512)x);
-#elif defined(__AVX__)
-    return (ints)_mm256_cvtps_epi32((__m256)x);
-#elif defined(__SSE2__)
-    return (ints)_mm_cvtps_epi32((__m128)x);
-#else
-    ints v;
-    for (int i = 0; i < LANES; ++i) v[i] = int32_t(std::nearbyint(x[i]));
-    return v;
-#endif
-}
-
 // A row as integers of 8 bits: x = scale * q with |q| <= 127, with a scale for each group.
 template <class T, class Place>
 void quantize(const T* x, int inputs, int group, Place place, float* scales, int32_t* sums) {

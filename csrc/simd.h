@@ -20,6 +20,9 @@ constexpr int LANES = 4;
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
+typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
+typedef uint16_t ushorts __attribute__((vector_size(4 * LANES)));
+
 struct bf16 {
     uint16_t bits;
 };
@@ -120,6 +123,21 @@ inline void keep(bf16* p, floats v) {
 #endif
 }
 
+// The nearest integers, ties to even.
+inline ints nearest(floats x) {
+#if defined(__AVX512F__)
+    return (ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX__)
+    return (ints)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__SSE2__)
+    return (ints)_mm_cvtps_epi32((__m128)x);
+#else
+    ints v;
+    for (int i = 0; i < LANES; ++i) v[i] = int32_t(std::nearbyint(x[i]));
+    return v;
+#endif
+}
+
 // Integers that 8 bits hold.
 inline void keep(int8_t* p, ints v) {
 #if defined(__AVX512F__)
@@ -129,6 +147,17 @@ inline void keep(int8_t* p, ints v) {
     _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
 #else
     for (int i = 0; i < LANES; ++i) p[i] = int8_t(v[i]);
+#endif
+}
+
+// Integers that 16 bits hold.
+inline void keep(int16_t* p, ints v) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)));
+#else
+    for (int i = 0; i < LANES; ++i) p[i] = int16_t(v[i]);
 #endif
 }
 
@@ -213,6 +242,30 @@ inline floats exp(floats x) {
 inline floats sigmoid(floats x) {
     floats y = x < -80.0f ? splat(-80.0f) : x;  // e^80 is finite
     return 1.0f / (1.0f + exp(-y));
+}
+
+// Sums of two products of 16 bits.
+inline ints pairs(shorts a, shorts b) {
+#if defined(__AVX512BW__)
+    return (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((ints)a << 16 >> 16) * ((ints)b << 16 >> 16) + ((ints)a >> 16) * ((ints)b >> 16);
+#endif
+}
+
+// acc + the sums of two products of 16 bits.
+inline ints add_pairs(ints acc, shorts a, shorts b) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (ints)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
+#else
+    return acc + pairs(a, b);
+#endif
 }
 
 }  // namespace

@@ -24,24 +24,7 @@ constexpr int ROWS = 2;
 template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : COLUMNS / 2 < 4 ? COLUMNS / 2 : 4;
 #endif
 
-typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
-typedef uint16_t ushorts __attribute__((vector_size(4 * LANES)));
-
-#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-// Sums of two products of 16 bits.
-inline ints pairs(shorts a, shorts b) {
-#if defined(__AVX512BW__)
-    return (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    return (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-    return (ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-    return ((ints)a << 16 >> 16) * ((ints)b << 16 >> 16) + ((ints)a >> 16) * ((ints)b >> 16);
-#endif
-}
-
-#if defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 // Sums of two products of bytes, unsigned a and signed b. Exact if a is below 128: then 16 bits hold a sum.
 inline shorts byte_pairs(ints a, ints b) {
 #if defined(__AVX512BW__)
@@ -50,7 +33,6 @@ inline shorts byte_pairs(ints a, ints b) {
     return (shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
 #endif
 }
-#endif
 #endif
 
 // acc + the sum of four products of bytes, unsigned w of BITS bits and signed x. Exact.

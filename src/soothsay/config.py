@@ -338,10 +338,6 @@ class ModelConfig:
         """Whether a layer's feed-forward part is a mixture of experts."""
         return self.experts is not None and layer in self.experts.layers
 
-    def kv_bytes_per_token(self, element_size: int) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        return sum(heads * size for heads, size in self.kv_shapes) * element_size
-
 
 @dataclass(frozen=True)
 class EngineConfig:

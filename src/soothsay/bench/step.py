@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
 from soothsay.config import DType, state_bytes
+from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
@@ -42,7 +43,7 @@ class Work:
         kv, attention, element = 0, 0, model.dtype.itemsize
         for window, (heads, size) in zip(c.windows, c.kv_shapes, strict=True):
             keys = 0 if not heads else context if window is None else min(abs(window), context)
-            kv += heads * size * element * keys
+            kv += kv_bytes([(heads, size)], model.kv_dtype) * keys
             attention += 4 * c.num_heads * size * keys
         if c.states is not None:
             kv += state_bytes(c.states, element)

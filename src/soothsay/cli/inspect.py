@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from soothsay.drafters.base import Target
     from soothsay.drafters.heads.checkpoints.stored import StoredHead
     from soothsay.model.checkpoint import Checkpoint
+    from soothsay.model.kernels import Kernels
     from soothsay.model.numeric_mode import NumericMode
     from soothsay.model.transformer import Transformer
     from soothsay.tokenizer import Tokenizer
@@ -126,12 +127,15 @@ def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> 
         ("runs here", mode.name),
         ("kernels", kernels.name),
         ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
-        *_kv_cache(config, mode, context or config.max_positions, requests),
+        *_kv_cache(config, mode, kernels, context or config.max_positions, requests),
     ]
 
 
-def _kv_cache(config: ModelConfig, mode: NumericMode, context: int, requests: int) -> Rows:
-    token = config.kv_bytes_per_token(mode.dtype.itemsize)
+def _kv_cache(config: ModelConfig, mode: NumericMode, kernels: Kernels, context: int, requests: int) -> Rows:
+    from soothsay.core.integer_keys import kv_bytes
+
+    kv_dtype = mode.kv_dtype(config, kernels)
+    token = kv_bytes(config.kv_shapes, kv_dtype)
     one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
     many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
     yield "KV cache", one + (many if requests > 1 else "")
@@ -246,7 +250,7 @@ def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: in
     embeddings = table_bytes(names, mode)
     weights = decimal(weight_bytes(model, mode))
     yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
-    yield from _kv_cache(model.config, mode, context, requests)
+    yield from _kv_cache(model.config, mode, kernels, context, requests)
 
 
 def _drafters(target: Target, asked: str | None) -> Rows:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from soothsay.core.integer_keys import SCALE, row_size, written
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
@@ -24,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 LayerMemory = torch.Tensor | LayerStates
-"""What a layer keeps of tokens: keys and values `[heads, slots, size]`, or states."""
+"""What a layer keeps of tokens: keys and values `[heads, slots, row]`, or states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ class Move:
 
 
 class KVPool:
-    """Keys and values of every layer: `layers[i]` is `[heads, slots, size]`. The heads of keys come first.
+    """Keys and values of every layer: `layers[i]` is `[heads, slots, row]`. The heads of keys come first.
+
+    A row has the numbers of a head, or is as `soothsay.core.integer_keys` describes it.
 
     The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU, a
     pool takes memory only for the slots in use.
@@ -57,7 +60,7 @@ class KVPool:
         shapes: for each layer, its heads, those of keys and of values together, and their size.
         num_blocks: blocks of slots.
         block_size: slots in a block.
-        dtype: of the elements.
+        dtype: of the elements; int16: keys are integers.
         device: of the memory.
         states: of the layers that keep a state; their shapes have no heads.
     """
@@ -75,8 +78,8 @@ class KVPool:
         self.num_slots = slots = num_blocks * block_size
         zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
         counts = Counter(shapes)
-        self._parts = {  # layers of a shape are one tensor, [layers, heads, slots, size]
-            (heads, size): zeros((count, heads, slots, size), dtype=dtype)
+        self._parts = {  # layers of a shape are one tensor, [layers, heads, slots, row]
+            (heads, size): zeros((count, heads, slots, row_size(size, dtype)), dtype=dtype)
             for (heads, size), count in counts.items()
         }
         views = {shape: iter(part.unbind(0)) for shape, part in self._parts.items()}
@@ -84,6 +87,18 @@ class KVPool:
         self.layers: tuple[LayerMemory, ...] = tuple(
             kept[layer] if layer in kept else next(views[shape]) for layer, shape in enumerate(shapes)
         )
+
+    def fill(self) -> None:
+        """Fill the memory with noise, as memory in use is."""
+        for layer in self.layers:
+            if isinstance(layer, LayerStates):
+                layer.matrices.normal_()
+            elif layer.dtype == torch.int16:
+                heads, slots, row = layer.shape
+                keys, values = torch.randn(2, heads // 2, slots, row - SCALE)
+                layer.copy_(written(keys, values))
+            else:
+                layer.normal_()
 
     def commit(self, moves: Iterable[Move]) -> None:
         """Copy the KV of accepted nodes to their final offsets, in all layers. KV in place is free."""

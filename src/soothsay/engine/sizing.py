@@ -6,6 +6,7 @@ import platform
 from dataclasses import replace
 
 from soothsay.config import EngineConfig, journal_bytes, state_bytes
+from soothsay.core.integer_keys import kv_bytes
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory
 from soothsay.model.transformer import Transformer
@@ -78,18 +79,18 @@ def _check(config: EngineConfig) -> None:
 
 def _affordable_tokens(config: EngineConfig, model: Transformer) -> int:
     """The tokens that a KV pool of `MEMORY_SHARE` of the free memory holds."""
-    size, free, shapes = model.dtype.itemsize, available_memory(), model.config.kv_shapes
+    free, shapes = available_memory(), model.config.kv_shapes
     stages = [(model.own.layers, free, platform.node())]
     stages += [(stage.layers, stage.memory, stage.machine) for stage in model.rest]
     affordable = None
     for layers, memory, machine in stages:
         sharing = sum(other == machine for _, _, other in stages)  # the memory of a machine
-        per_token = sum(heads * width for heads, width in shapes[layers.start : layers.stop]) * size
+        per_token = kv_bytes(shapes[layers.start : layers.stop], model.kv_dtype)
         tokens = int(memory * MEMORY_SHARE / sharing) // per_token if per_token else affordable
         if affordable is None or (tokens is not None and tokens < affordable):
             affordable = tokens
     if affordable is None or affordable < config.block_size:
-        per_token = model.config.kv_bytes_per_token(size)
+        per_token = kv_bytes(shapes, model.kv_dtype)
         raise ModelError(
             f"no memory is left for the KV pool ({per_token} bytes a token); use a smaller model"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from soothsay.core import integer_keys
 from soothsay.core.batch import Batch
 from soothsay.core.paths import KEY_BLOCK
 
@@ -26,8 +27,8 @@ def attend(
 
     Args:
         q: `[N, H_q, d]` float32 queries, rotated and scaled.
-        kv: `[2 * H_kv, S, d]` keys and values of one layer, including those of this pass. `[1, S, d]`: the
-            rows are both keys and values.
+        kv: `[2 * H_kv, S, row]` keys and values of one layer in a KV pool, including those of this pass.
+            `[1, S, d]`: the rows are both keys and values.
         batch: has the keys that each row sees.
         softcap: smooth bound of the scores' size (Gemma 2).
         window: a row sees only the last `window` positions, its own included. Negative: as in `ModelConfig`.
@@ -44,10 +45,13 @@ def attend(
     outputs = []
     for lanes in batch.lanes:
         num, m, num_keys = lanes.size
-        k, v = kv.index_select(1, lanes.keys).float().view(2, heads * num, num_keys, d)
+        keys, values = kv.index_select(1, lanes.keys).view(2, heads * num, num_keys, -1)
         x = q.index_select(0, lanes.rows).view(num, m, heads, group, d)
         x = x.permute(2, 0, 1, 3, 4).reshape(heads * num, m * group, d)
-        scores = torch.bmm(x, k.transpose(1, 2))  # [H_kv * L, m * G, K]
+        if kv.dtype == torch.int16:
+            scores, v = integer_keys.scores(x, keys), integer_keys.read_values(values)
+        else:
+            scores, v = torch.bmm(x, keys.float().transpose(1, 2)), values.float()  # [H_kv * L, m * G, K]
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])

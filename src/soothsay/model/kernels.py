@@ -18,6 +18,7 @@ from soothsay.core import noise
 from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
+from soothsay.core.integer_keys import written
 from soothsay.core.refinement import Candidates, Refinement, grow
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
@@ -87,6 +88,8 @@ class Kernels(noise.SamplingKernels, Protocol):
     """
 
     name: str
+    integer_keys: bool
+    """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
 
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """Lay out the rows of requests one after the other, for KV blocks of this size."""
@@ -119,7 +122,7 @@ class Kernels(noise.SamplingKernels, Protocol):
             norms: of queries and keys, applied to each head before rotation.
             rope: cosines and sines, `[N, 1, d]` float32, as `Rope` returns them.
             scale: factor of the queries.
-            kv: `[2 * H_kv, S, d]`, in the dtype of `qkv`; written at `slots`. It may have no heads.
+            kv: `[2 * H_kv, S, row]` of a KV pool; written at `slots`. It may have no heads.
             slots: `[N]` int64.
             value_norm: of values, applied to each head.
 
@@ -242,6 +245,7 @@ class StockKernels:
 
     name = "stock PyTorch operations"
     draws_by_race = False
+    integer_keys = False
 
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """See `Kernels`."""
@@ -289,8 +293,9 @@ class StockKernels:
         if value_norm is not None:
             v = self.norm(v, value_norm, v.dtype)
         qk = rotate(qk, *rope)
-        new = torch.cat([qk[:, queries:], v], dim=1).transpose(0, 1)  # [2 H_kv, N, d]
-        kv.index_copy_(1, slots, new.to(kv.dtype))
+        k, v = qk[:, queries:].transpose(0, 1), v.transpose(0, 1)  # [H_kv, N, d]
+        new = written(k, v) if kv.dtype == torch.int16 else torch.cat([k, v]).to(kv.dtype)
+        kv.index_copy_(1, slots, new)
         return qk[:, :queries] * scale
 
     def attend(

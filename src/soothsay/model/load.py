@@ -66,8 +66,9 @@ def load_model(
     config = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
+    kernels = kernels or best_kernels(config, device)
     with torch.device("meta"):
-        model = Transformer(config, kernels or best_kernels(config, device), layers)
+        model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
     if not config.tie_embeddings:
         names.require("head")
     _load_modules(model, names, mode, device)
@@ -93,8 +94,9 @@ def load_stage(
     config = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(config, checkpoint, layers.start)
     mode = numeric_mode(names, dtype)
+    kernels = kernels or best_kernels(config)
     with torch.device("meta"):
-        model = Transformer(config, kernels or best_kernels(config), layers)
+        model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
     _load_modules(model, names, mode, "cpu", "blocks.")
     stage = model.own
     fuse(stage.blocks)
@@ -185,8 +187,9 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
         model.set_submodule(name, module.packed(plain, model.kernels))
     elif isinstance(module, Dense):
         weight = source.weight(name, module.weight)
-        bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(dtype)
-        out = torch.float32 if name == "head" else dtype
+        kept = dtype if isinstance(weight, Tensor) else torch.float32
+        bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(kept)
+        out = source.mode.output(name, model.kv_dtype)
         model.set_submodule(name, model.kernels.linear(weight, bias, out))
     elif isinstance(module, Recurrence):
         for part, stored in RECURRENCE.items():

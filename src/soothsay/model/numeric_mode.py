@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.config import DType
+from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.fp8 import FP8
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, Packed
 from soothsay.model.quantized import (
     Integers,
@@ -41,7 +42,7 @@ STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
 class NumericMode:
     """The number formats of a model's linear layers."""
 
-    dtype: torch.dtype  # of activations, the KV pool and plain weights
+    dtype: torch.dtype  # of activations and plain weights
     bits: int | None = None  # to which plain weights are rounded; None: they stay plain
     stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
     keeps_integers: bool = False  # whether weights in integers stay so, or become plain
@@ -50,6 +51,15 @@ class NumericMode:
     def stored_bits(self) -> int | None:
         """Bits of the loaded weights; None: they are plain."""
         return 8 if self.keeps_integers and self.bits is None else self.bits
+
+    def kv_dtype(self, config: ModelConfig, kernels: Kernels) -> torch.dtype:
+        """Element type of a model's KV pool.
+
+        With weights in integers it is int16: see `soothsay.core.integer_keys`. Rounding keys to bfloat16
+        would cost more than rounding the weights to 8 bits. Latent states are no such keys.
+        """
+        whole = self.stored_bits is not None and config.latent is None
+        return torch.int16 if whole and kernels.integer_keys else self.dtype
 
     @property
     def name(self) -> str:
@@ -79,6 +89,11 @@ class NumericMode:
         if bits is None:
             return out * size * self.dtype.itemsize
         return out * size * bits // 8 + out * size // (group_size(size) or size) * 2
+
+    def output(self, module: str, kv_dtype: torch.dtype) -> torch.dtype:
+        """Element type of a linear layer's output. Keys and values are rounded once, to that of the pool."""
+        is_exact = module == "head" or (module.endswith(".attention.qkv") and kv_dtype != self.dtype)
+        return torch.float32 if is_exact else self.dtype
 
     def convert(self, module: str, weight: Tensor | Integers) -> Tensor | Integers:
         """A weight in the format of its layer."""

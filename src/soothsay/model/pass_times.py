@@ -308,6 +308,7 @@ def _identity(model: Transformer, context: int) -> str:
     facts = [
         model.config,
         model.dtype,
+        model.kv_dtype,
         model.device,
         kinds,
         model.kernels.name,

@@ -1,7 +1,7 @@
 """One decoder for all model families. Families differ by configuration alone.
 
 It serves decoding, verification, drafting and training. The residual stream, norms and attention are float32.
-Linear layers and the KV pool have the model's dtype.
+Linear layers and the KV pool have the model's dtype, or the pool has a type of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
-from soothsay.core.states import LayerStates, StatePool
+from soothsay.core.states import StatePool
 from soothsay.model.blocks import Block, Blocks
 from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
@@ -46,6 +46,7 @@ class LocalStage:
         blocks: the layers.
         ropes: those that the layers rotate by, as `Block.rope_number` counts them.
         layers: the numbers of the layers.
+        kv_dtype: element type of the KV pool; None: that of linear layers' outputs.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LocalStage:
         blocks: Blocks,
         ropes: tuple[Rope, Rope | None],
         layers: range,
+        kv_dtype: torch.dtype | None = None,
     ):
         self.config, self.kernels, self.blocks, self.ropes, self.layers = (
             config,
@@ -63,6 +65,7 @@ class LocalStage:
             ropes,
             layers,
         )
+        self._kv_dtype = kv_dtype
 
     @property
     def device(self) -> torch.device:
@@ -71,8 +74,13 @@ class LocalStage:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of linear layers' outputs and of the KV pool."""
+        """Element type of linear layers' outputs."""
         return cast(Block, self.blocks[0]).dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Element type of the KV pool; int16: keys are integers."""
+        return self._kv_dtype or self.dtype
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
         """Lay out a pass of the model. `block_size` is that of the KV pool."""
@@ -92,10 +100,9 @@ class LocalStage:
             own = tuple(layer - self.layers.start for layer in kept.layers if layer in self.layers)
             states = StatePool(replace(kept, layers=own), size.requests, size.snapshots, size.nodes, *at)
         shapes = self.config.kv_shapes[self.layers.start : self.layers.stop]
-        cache = KVPool(shapes, size.num_blocks, size.block_size, *at, states)
+        cache = KVPool(shapes, size.num_blocks, size.block_size, self.kv_dtype, self.device, states)
         if size.is_filled:
-            for layer in cache.layers:
-                (layer.matrices if isinstance(layer, LayerStates) else layer).normal_()
+            cache.fill()
         return cache
 
     def run(
@@ -124,8 +131,8 @@ class LocalStage:
         return {number + start: stream for number, stream in streams.items()}
 
     def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:
-        """The keys and values that each layer reads; None: within the pass, and no layer shares them."""
-        if cache is None and not self.config.num_shared_kv_layers:
+        """The keys and values that each layer reads; None: within the pass, as the layers output them."""
+        if cache is None and self.kv_dtype == self.dtype and not self.config.num_shared_kv_layers:
             return None
         pool, start = self.new_cache(PoolSize(rows, 1)) if cache is None else cache, self.layers.start
         return tuple(pool.layers[layer - start] for layer in self.config.kv_layers[start : self.layers.stop])
@@ -157,9 +164,16 @@ class Transformer(nn.Module):
         config: what it computes.
         kernels: None: stock operations.
         layers: the layers that are here; None: all. `rest` has those after them.
+        kv_dtype: as in `LocalStage`.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels | None = None, layers: range | None = None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: Kernels | None = None,
+        layers: range | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.config = config
         self.kernels = kernels = kernels or StockKernels()
@@ -178,7 +192,7 @@ class Transformer(nn.Module):
         size = config.layer_embedding_size
         self.layer_embeddings = None if size is None else LayerEmbeddings(config, size, kernels)
         self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
-        self.own = LocalStage(config, kernels, self.blocks, (self.rope, self.second_rope), layers)
+        self.own = LocalStage(config, kernels, self.blocks, (self.rope, self.second_rope), layers, kv_dtype)
         """Runs `blocks`."""
         self.rest: Sequence[Stage] = ()
         """Run the layers after these, in other processes."""
@@ -192,8 +206,13 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of linear layers' outputs and of the KV pool."""
+        """Element type of linear layers' outputs."""
         return self.own.dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Element type of the KV pool; int16: keys are integers."""
+        return self.own.kv_dtype
 
     @property
     def stages(self) -> tuple[Layers, ...]:

@@ -21,7 +21,7 @@ def numerics(llm: LLM) -> Numerics:
     """The numeric mode of an engine that has nothing to do. It reads a short prompt to find out."""
     model = llm.model
     capacity = llm.engine.allocator.num_blocks * llm.engine.allocator.block_size
-    computed = described_mode(model, model.kernels, model.dtype, model.bits)
+    computed = described_mode(model, model.kernels, model.dtype, model.kv_dtype, model.bits)
     return Numerics(computed, min(llm.config.max_context or 0, capacity), _probe(llm))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
+from soothsay.core.integer_keys import written
 from soothsay.core.paths import PathList
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention import attend
@@ -18,6 +19,7 @@ from soothsay.model.native.kernels import NativeKernels
 BLOCK_SIZE, NUM_BLOCKS = 8, 120
 HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]
 WINDOWS = (None, 1, 70, -50)
+DTYPES = [torch.float32, torch.bfloat16, torch.int16]
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:
@@ -45,7 +47,12 @@ def pack(requests: list[Rows], group: int) -> Batch:
 
 def inputs(heads: int, group: int, d: int, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     q = torch.randn(rows, heads * group, d) * 3 / d**0.5
-    return q, torch.randn(2 * heads, NUM_BLOCKS * BLOCK_SIZE, d).to(dtype)
+    return q, pool(torch.randn(2 * heads, NUM_BLOCKS * BLOCK_SIZE, d), dtype)
+
+
+def pool(kv: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys and values `[2 * H_kv, S, d]` as rows of a KV pool."""
+    return written(*kv.chunk(2)) if dtype is torch.int16 else kv.to(dtype)
 
 
 def sinks(heads: int, group: int, d: int) -> Tensor:
@@ -54,7 +61,7 @@ def sinks(heads: int, group: int, d: int) -> Tensor:
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equal_to_stock_operations(
     kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
@@ -62,15 +69,16 @@ def test_equal_to_stock_operations(
     torch.manual_seed(0)
     batch = pack(random_requests(rng), heads[1])
     q, kv = inputs(*heads, len(batch.tokens), dtype)
-    rounded = dtype is torch.bfloat16 and kernels.multiplies_bfloat16  # queries and weights are rounded
+    rounded = dtype is not torch.float32 and kernels.multiplies_bfloat16  # weights are rounded to bfloat16
+    bound = 0.03 if rounded else 5e-4 if dtype is torch.int16 else 2e-5  # or integers differ by one
     for window in WINDOWS:
         for softcap in (None, 2.0):
             expected = attend(q, kv, batch, softcap=softcap, window=window)
             result = kernels.attend(q, kv, batch, softcap=softcap, window=window)
-            assert (result - expected).abs().max() < (0.03 if rounded else 2e-5)
+            assert (result - expected).abs().max() < bound
         expected = attend(q, kv, batch, window=window, sinks=sinks(*heads))
         result = kernels.attend(q, kv, batch, window=window, sinks=sinks(*heads))
-        assert (result - expected).abs().max() < (0.03 if rounded else 2e-5)
+        assert (result - expected).abs().max() < bound
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -94,7 +102,7 @@ def test_a_sink_is_a_key_without_a_value(softcap: float | None) -> None:
     assert min(kept) < 0.1 < 0.9 < max(kept)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sinks_of_any_size(kernels: NativeKernels, dtype: torch.dtype) -> None:
     batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
     q, kv = inputs(1, 1, 32, 100, dtype)
@@ -105,7 +113,7 @@ def test_sinks_of_any_size(kernels: NativeKernels, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bits_do_not_depend_on_company_or_threads(
     kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
@@ -133,7 +141,7 @@ def test_bits_do_not_depend_on_company_or_threads(
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
     kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
@@ -156,3 +164,40 @@ def test_large_scores_do_not_overflow(kernels: NativeKernels) -> None:
     result = kernels.attend(q * 1000, kv, batch)
     assert torch.isfinite(result).all()
     assert (result - attend(q * 1000, kv, batch)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("d", [32, 128, 1024])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_largest_integer_scores_do_not_overflow(kernels: NativeKernels, d: int, even: bool) -> None:
+    """A query and its key point in one direction: along an axis, or along all of them."""
+    batch = pack([Rows(np.arange(2), 0, np.arange(NUM_BLOCKS))], 1)
+    direction = torch.full((d,), d**-0.5) if even else torch.eye(d)[d // 2]
+    keys = torch.zeros(NUM_BLOCKS * BLOCK_SIZE, d)
+    keys[0], keys[1] = 300 * direction, -300 * direction
+    values = torch.zeros_like(keys)
+    values[0] = 1
+    q = 0.002 * direction.expand(2, 1, d).contiguous()
+    result = kernels.attend(q, written(keys[None], values[None]), batch)
+    expected = torch.tensor([0.6, -0.6]).softmax(0)[0]
+    assert (result[1] - expected).abs().max() < (5e-3 if kernels.multiplies_bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-18, 1e12])
+def test_integer_keys_of_any_length(kernels: NativeKernels, size: float) -> None:
+    batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
+    q, kv = torch.randn(100, 1, 32), torch.randn(2, NUM_BLOCKS * BLOCK_SIZE, 32)
+    kv[0] *= size
+    kv = written(*kv.chunk(2))
+    result = kernels.attend(q, kv, batch)
+    assert (result - attend(q, kv, batch)).abs().max() < 0.03
+
+
+def test_integer_keys_are_nearer_than_bfloat16(kernels: NativeKernels) -> None:
+    """With one large dimension, which shifts all scores of a query, as models with biases of keys have it."""
+    torch.manual_seed(0)
+    batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
+    q, kv = torch.randn(100, 1, 64), torch.randn(2, NUM_BLOCKS * BLOCK_SIZE, 64)
+    kv[0, :, 5] += 100
+    exact = attend(q, kv, batch)
+    errors = [(kernels.attend(q, pool(kv, dtype), batch) - exact).square().mean() for dtype in DTYPES[1:]]
+    assert errors[1] < errors[0] / 20

@@ -96,14 +96,15 @@ MODES = {
 }
 
 
-def pack(module: torch.nn.Module, kernels: NativeKernels, mode: NumericMode) -> None:
+def pack(
+    module: torch.nn.Module, kernels: NativeKernels, mode: NumericMode, kv_dtype: torch.dtype | None = None
+) -> None:
     """Give `module` the library's linear layers; none of its weights and biases is left at zero or one."""
     for name, part in list(module.named_modules()):
         if isinstance(part, Dense):
             bias = None if part.bias is None else torch.randn_like(part.bias)
-            module.set_submodule(
-                name, kernels.linear(mode.convert(name, part.weight.detach()), bias, mode.dtype)
-            )
+            weight, out = mode.convert(name, part.weight.detach()), mode.output(name, kv_dtype or mode.dtype)
+            module.set_submodule(name, kernels.linear(weight, bias, out))
         elif not isinstance(part, Rope) and isinstance(weight := getattr(part, "weight", None), Tensor):
             weight.data.uniform_(0.5, 1.5)
         elif isinstance(part, Vector):
@@ -134,8 +135,11 @@ def test_bits_are_the_same(
     if mode == "bfloat16" and not kernels.multiplies_bfloat16:
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
-    model = Transformer(tiny(1, **COMMON | FAMILIES[family]).config, kernels)
-    pack(model, kernels, MODES[mode])
+    config = tiny(1, **COMMON | FAMILIES[family]).config
+    kv_dtype = MODES[mode].kv_dtype(config, kernels)
+    assert (kv_dtype is torch.int16) == (mode != "bfloat16" and kernels.variant != "amx")
+    model = Transformer(config, kernels, kv_dtype=kv_dtype)
+    pack(model, kernels, MODES[mode], kv_dtype)
     routed = [part.mlp for part in model.blocks if isinstance(part.mlp, Experts)]
     ran = []
     native = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from soothsay.config import ExpertsConfig, RopeConfig
+from soothsay.core.integer_keys import read_values, row_size
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import best_kernels, load_model
@@ -21,6 +22,8 @@ from soothsay.model.transformer import Transformer
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
+KEPT = [*((dtype, dtype) for dtype in DTYPES), *((dtype, torch.int16) for dtype in DTYPES)]
+"""Element types of layers' outputs and of the KV pool."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,20 +64,31 @@ def test_add_and_norm(kernels: NativeKernels, dtype: torch.dtype, post: bool) ->
     assert all(torch.equal(a[0], b[7]) for a, b in zip(alone, together, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("queries", "keys", "d"), [(6, 2, 64), (4, 4, 32), (8, 1, 128), (2, 1, 256)])
 def test_rotate_and_store(
-    kernels: NativeKernels, dtype: torch.dtype, normed: bool, queries: int, keys: int, d: int
+    kernels: NativeKernels,
+    dtype: torch.dtype,
+    kept: torch.dtype,
+    normed: bool,
+    queries: int,
+    keys: int,
+    d: int,
 ) -> None:
     rows, slots = 90, torch.randperm(200)[:90]
     qkv = torch.randn(rows, queries + 2 * keys, d).to(dtype)
     rope = Rope(RopeConfig(), d)(torch.randint(0, 4000, (rows,)))
     norms = (random_norm(d), random_norm(d)) if normed else None
-    pools = [torch.zeros(2 * keys, 200, d, dtype=dtype) for _ in range(2)]
+    pools = [torch.zeros(2 * keys, 200, row_size(d, kept), dtype=kept) for _ in range(2)]
     result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots)
     close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots))
-    close(pools[0], pools[1])
+    if kept is torch.int16:  # integers may differ by one
+        close(read_values(pools[0][keys:]), read_values(pools[1][keys:]))
+        assert (pools[0][:keys, :, :d].int() - pools[1][:keys, :, :d].int()).abs().max() <= 1
+        close(*(pool[:keys, :, d:].contiguous().view(torch.float32) for pool in pools))
+    else:
+        close(pools[0], pools[1])
     one = [part[5:6].contiguous() for part in rope]
     pool = torch.zeros_like(pools[0])
     alone = kernels.rotate_store(

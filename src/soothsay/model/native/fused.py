@@ -19,6 +19,7 @@ from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
+from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, address
 
 
@@ -31,7 +32,8 @@ class _Parts(Structure):
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "sinks")),
         ("window", c_int64),
         *((name, c_float) for name in ("eps", "scale", "softcap")),
-        *((name, c_int) for name in ("is_bf16", "hidden", "queries", "keys", "d", "activation", "is_local")),
+        *((name, c_int) for name in ("is_bf16", "qkv_is_bf16", "hidden", "queries", "keys", "d")),
+        *((name, c_int) for name in ("activation", "is_local")),
         ("gate_heads", c_int),
     ]
 
@@ -54,7 +56,7 @@ class NativeBlocks:
         parts = zip(blocks, mixtures, rules, strict=True)
         self._parts = [_parts(*part) for part in parts]
         self._addresses = [addressof(parts) for parts in self._parts]
-        c, self._dtype = blocks[0].attention.config, blocks[0].dtype
+        c, self._dtype = blocks[0].attention.config, _qkv_dtype(blocks)
         self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.delta is not None
         sizes = [_scratch(block) for block in blocks]
         self._scratch = [max(places) for places in zip(*sizes, strict=True)]
@@ -69,7 +71,10 @@ class NativeBlocks:
             if not (whole and Mixture.fit(block.mlp)):
                 return False
         gates = [] if (own := _gates(block)) is None else [own]
-        return all(is_native(layer) and layer.dtype == block.dtype for layer in _layers(block) + gates)
+        qkv, *others = _layers(block)
+        if not is_native(qkv) or (isinstance(block.attention, DeltaLayer) and qkv.dtype != block.dtype):
+            return False
+        return all(is_native(layer) and layer.dtype == block.dtype for layer in others + gates)
 
     def __call__(
         self,
@@ -84,7 +89,7 @@ class NativeBlocks:
         """See `FusedBlocks`."""
         rows = len(x)
         within = torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype) if kv is None else None
-        slots = rows if kv is None else next((len(m[0]) for m in kv if isinstance(m, Tensor)), 0)
+        pool = within if kv is None else next((m for m in kv if isinstance(m, Tensor)), None)
         memory = [self._memory(layer, within, kv) for layer in layers]
         scratch = [torch.empty(rows * size, dtype=torch.uint8) for size in self._scratch]
         stream, streams, kept = x, [x.data_ptr()], dict[int, Tensor]()
@@ -106,7 +111,8 @@ class NativeBlocks:
             *batch.paths.pointers,
             batch.strands.plan.buffer_info()[0] if self._has_states else None,
             _array([place for place, _ in memory]),
-            slots,
+            0 if pool is None else pool.shape[1],
+            KV_FORMATS[self._dtype if pool is None else pool.dtype],
             *[place.data_ptr() for place in scratch],
         )
         return {**kept, len(self._parts): stream}
@@ -126,6 +132,12 @@ class NativeBlocks:
 
 def _array(addresses: Sequence[int | None]) -> Array[c_void_p]:
     return (c_void_p * len(addresses))(*addresses)
+
+
+def _qkv_dtype(blocks: Sequence[Block]) -> torch.dtype:
+    """Element type of keys and values before they are in a pool."""
+    own = [_layers(block)[0].dtype for block in blocks if not isinstance(block.attention, DeltaLayer)]
+    return own[0] if own else blocks[0].dtype
 
 
 def _layers(block: Block) -> list[NativeLinear]:
@@ -159,7 +171,7 @@ def _scratch(block: Block) -> tuple[int, int, int]:
     c, size, (qkv, o, *_) = block.attention.config, block.dtype.itemsize, _layers(block)
     gates, values = _gates(block), 4 * o.in_features
     inner = cast(NativeLinear, block.mlp.down).in_features if isinstance(block.mlp, FeedForward) else 0
-    rows = size * (qkv.out_features + (0 if gates is None else gates.out_features))
+    rows = qkv.dtype.itemsize * qkv.out_features + size * (0 if gates is None else gates.out_features)
     return (
         size * max(o.out_features, inner),
         max(rows + values if c.gated_attention else rows, size * o.out_features, values),
@@ -185,6 +197,7 @@ def _parts(block: Block, mixture: Mixture | None, rule: Delta | None) -> _Parts:
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         address(_sinks(block)),
         *(attention.window or 0, eps, c.attention_scale, c.attention_softcap or 0.0),
-        *(block.dtype == torch.bfloat16, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
+        *(block.dtype == torch.bfloat16, layers[0].dtype == torch.bfloat16),
+        *(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
         *(ACTIVATIONS[c.activation], block.rope_number, c.num_heads if c.gated_attention else 0),
     )

@@ -27,6 +27,7 @@ from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
+from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.paths import SIGNATURES as PATH_SIGNATURES
@@ -40,12 +41,15 @@ VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "por
 BFLOAT16 = ("amx", "avx512bf16")
 """Instruction sets that multiply bfloat16."""
 
+TILES = ("amx",)
+"""Instruction sets whose tiles multiply bfloat16, but no integers of 16 bits."""
+
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
 
 SIGNATURES = {
     "soothsay_attend": [
-        *(c_void_p, c_void_p, c_int),  # q, kv, is_bf16
+        *(c_void_p, c_void_p, c_int),  # q, kv, format
         *(*[c_void_p] * 6, c_int),  # paths
         *(c_int, c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, values, group, d, ..., window
         *(c_void_p, c_void_p),  # sinks, out
@@ -58,7 +62,7 @@ SIGNATURES = {
     "soothsay_rotate_store": [
         *(c_void_p, c_int, *[c_void_p] * 6),  # qkv, is_bf16, ..., slot
         *(c_int64, c_int, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
-        *(c_void_p, c_void_p),  # q, kv
+        *(c_void_p, c_void_p, c_int),  # q, kv, format
     ],
     "soothsay_open": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_int],  # x, gates, is_bf16, stride, ...
     "soothsay_delta_rule": [
@@ -87,7 +91,7 @@ SIGNATURES = {
         *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
         *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
         *(*[c_void_p] * 6, c_int),  # paths
-        *(c_void_p, c_void_p, c_int64),  # plan, kv, slots
+        *(c_void_p, c_void_p, c_int64, c_int),  # plan, kv, slots, format
         *(c_void_p, c_void_p, c_void_p),  # three places
     ],
 }
@@ -98,7 +102,8 @@ class NativeKernels:
 
     A row's bits depend on the row alone, not on other rows or the number of threads. If the library
     multiplies bfloat16 and the KV pool has that type, queries and softmax weights are rounded to bfloat16
-    before they are multiplied.
+    before they are multiplied. With integer keys, queries are rounded to integers, and softmax weights as
+    values are.
 
     Raises `OSError` if the library is missing or cannot run on this processor.
     """
@@ -113,6 +118,7 @@ class NativeKernels:
         if not library.soothsay_runs_here():
             raise OSError(f"this processor lacks {variant}")
         self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
+        self.integer_keys = variant not in TILES
         self.name = f"native, {variant}"
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
@@ -219,6 +225,7 @@ class NativeKernels:
             scale,
             q.data_ptr(),
             kv.data_ptr(),
+            KV_FORMATS[kv.dtype],
         )
         return q
 
@@ -238,7 +245,7 @@ class NativeKernels:
         self._library.soothsay_attend(
             q.data_ptr(),
             kv.data_ptr(),
-            kv.dtype == torch.bfloat16,
+            KV_FORMATS[kv.dtype],
             *batch.paths.pointers,
             *(heads, len(kv) // 2, q.shape[1] // heads, q.shape[2], kv.shape[1]),
             softcap or 0.0,

@@ -99,7 +99,7 @@ def load_pipeline(
                 threads=torch.get_num_threads(),
             )
         loaded = load_model(checkpoint, dtype, "cpu", chosen, max_context, own)
-        mode = described_mode(loaded.blocks, loaded.kernels, loaded.dtype, loaded.bits)
+        mode = described_mode(loaded.blocks, loaded.kernels, loaded.dtype, loaded.kv_dtype, loaded.bits)
         for stage in rest:
             stage.wait(mode)
     except BaseException:

@@ -126,7 +126,7 @@ def _load(frame: Frame) -> tuple[ServedStage, Frame]:
     checkpoint, layers = open_checkpoint(fields["model"]), range(*fields["layers"])
     kernels = named_kernels(fields["kernels"])
     stage, bits = load_stage(checkpoint, layers, fields["dtype"], kernels, fields["max_context"])
-    mode = described_mode(stage.blocks, stage.kernels, stage.dtype, bits)
+    mode = described_mode(stage.blocks, stage.kernels, stage.dtype, stage.kv_dtype, bits)
     about = {"mode": mode, "memory": available_memory(), "machine": platform.node()}
     return ServedStage(stage), Frame("loaded", about)
 

@@ -1,0 +1,314 @@
+// A block of a head's keys and values in the layouts of products, and these products.
+//
+// `Floats...`, `Pair...` (of bfloat16) and `Integer...` each have one half: scores of queries against keys, or sums of
+// values. A format of the KV pool combines two halves.
+#pragma once
+#include "integer_keys.h"
+#include "tiles.h"
+#include <vector>
+
+namespace {
+
+constexpr int BLOCK = 64;                  // keys
+constexpr int TILES = BLOCK / LANES;       // registers for the scores of a block, one query
+constexpr int WIDE = LANES == 16 ? 4 : 2;  // how many of them fit into registers for four queries
+
+// Words aligned to a cache line: loading tiles across lines is slow.
+class Words {
+    std::vector<floats> lines;
+
+public:
+    explicit Words(size_t size) : lines((size + LANES - 1) / LANES) {}
+    uint32_t& operator[](size_t i) { return ((uint32_t*)lines.data())[i]; }
+    const uint32_t& operator[](size_t i) const { return ((const uint32_t*)lines.data())[i]; }
+};
+
+#if defined(__AVX512F__)
+// 32 dimensions of sixteen keys, from `first` on: a transposition of 16 x 16 pairs.
+template <class T>
+void transpose(const T* const* k, int first, uint32_t* out) {
+    __m512i a[LANES], b[LANES];
+    for (int i = 0; i < LANES; ++i) a[i] = _mm512_loadu_si512(k[i] + first);
+    for (int i = 0; i < LANES; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int n = 0; n < 2; ++n) {
+            a[i + 2 * n] = _mm512_unpacklo_epi64(b[i + n], b[i + 2 + n]);
+            a[i + 2 * n + 1] = _mm512_unpackhi_epi64(b[i + n], b[i + 2 + n]);
+        }
+    for (int n = 0; n < 4; ++n)
+        for (int i = 0; i < 2; ++i) {
+            b[8 * i + n] = _mm512_shuffle_i32x4(a[8 * i + n], a[8 * i + 4 + n], 0x88);
+            b[8 * i + 4 + n] = _mm512_shuffle_i32x4(a[8 * i + n], a[8 * i + 4 + n], 0xdd);
+        }
+    for (int n = 0; n < 8; ++n) {
+        // b[n] and b[8 + n] have columns n % 4 + {0, 8} (n < 4) or + {4, 12} of both halves of the keys
+        int column = n % 4 + (n < 4 ? 0 : 4);
+        _mm512_storeu_si512(out + size_t(column) * BLOCK, _mm512_shuffle_i32x4(b[n], b[8 + n], 0x88));
+        _mm512_storeu_si512(out + size_t(column + 8) * BLOCK, _mm512_shuffle_i32x4(b[n], b[8 + n], 0xdd));
+    }
+}
+#endif
+
+// The block's keys, rows of d numbers of 16 bits, as pairs: out[j][i] is pair j of key i.
+template <class T>
+void set_pairs(const T* const* k, int d, Words& out) {
+#if defined(__AVX512F__)
+    for (int t = 0; t < TILES; ++t)
+        for (int j = 0; j < d / 2; j += LANES) transpose(k + t * LANES, 2 * j, &out[size_t(j) * BLOCK + t * LANES]);
+#else
+    for (int i = 0; i < BLOCK; ++i)
+        for (int j = 0; j < d / 2; ++j) std::memcpy(&out[size_t(j) * BLOCK + i], k[i] + 2 * j, 4);
+#endif
+}
+
+// Keys as floats: keys[t][j] has dimension j of LANES keys.
+struct FloatKeys {
+    std::vector<float> q, keys;
+    FloatKeys(int queries, int d) : q(size_t(queries) * d), keys(size_t(BLOCK) * d) {}
+
+    void set_query(int r, const float* source, int d) { std::memcpy(&q[size_t(r) * d], source, 4 * d); }
+
+    template <class T>
+    void set_keys(const T* const* k, int d) {
+        for (int i = 0; i < BLOCK; ++i) {
+            float* column = &keys[size_t(i / LANES) * d * LANES + i % LANES];
+            for (int j = 0; j < d; ++j) column[j * LANES] = widen(k[i][j]);
+        }
+    }
+
+    // Scores of queries r, ..., r + N - 1 against the block.
+    template <int N>
+    void scores(int r, int d, floats (*out)[TILES]) const {
+        const float* x = &q[size_t(r) * d];
+        for (int first = 0; first < TILES; first += WIDE) {
+            floats s[N][WIDE] = {};
+            for (int j = 0; j < d; ++j)
+                for (int t = 0; t < WIDE; ++t) {
+                    const floats k = load(&keys[(size_t(first + t) * d + j) * LANES]);
+                    for (int n = 0; n < N; ++n) s[n][t] = fused(k, splat(x[n * d + j]), s[n][t]);
+                }
+            for (int n = 0; n < N; ++n)
+                for (int t = 0; t < WIDE; ++t) out[n][first + t] = s[n][t];
+        }
+    }
+};
+
+// Values as floats.
+struct FloatValues {
+    std::vector<float> values;
+    FloatValues(int, int d) : values(size_t(BLOCK) * d) {}
+
+    template <class T>
+    void set_values(const T* const* v, int d) {
+        for (int i = 0; i < BLOCK; ++i)
+            for (int j = 0; j < d; j += LANES) store(&values[size_t(i) * d + j], load(v[i] + j));
+    }
+
+    // Adds the block's values, weighted by p, to N accumulators of d floats.
+    template <int N>
+    void add(const floats (*p)[TILES], int d, float* acc) const {
+        int j = 0;
+        for (; j + WIDE * LANES <= d; j += WIDE * LANES) add_part<N, WIDE>(p, d, j, acc);
+        for (; j < d; j += LANES) add_part<N, 1>(p, d, j, acc);
+    }
+
+    template <int N, int H>
+    void add_part(const floats (*p)[TILES], int d, int j, float* acc) const {
+        floats a[N][H];
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) a[n][h] = load(acc + n * d + j + h * LANES);
+        for (int i = 0; i < BLOCK; ++i)
+            for (int h = 0; h < H; ++h) {
+                const floats v = load(&values[size_t(i) * d + j + h * LANES]);
+                for (int n = 0; n < N; ++n) a[n][h] = fused(v, splat(p[n][i / LANES][i % LANES]), a[n][h]);
+            }
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) store(acc + n * d + j + h * LANES, a[n][h]);
+    }
+};
+
+// Keys and queries as integers of 16 bits. Sums are exact; see integer_keys.h.
+struct IntegerKeys {
+    std::vector<float> query_scales;
+    float key_scales[BLOCK];
+    Words q, keys;  // pairs: [queries][d/2], [d/2][BLOCK]
+    IntegerKeys(int queries, int d) : query_scales(queries), q(size_t(queries) * d / 2), keys(size_t(BLOCK) * d / 2) {}
+
+    void set_query(int r, const float* source, int d) {
+        query_scales[r] = keep_integers(source, d, (int16_t*)&q[size_t(r) * d / 2]);
+    }
+
+    void set_keys(const int16_t* const* k, int d) {
+        set_pairs(k, d, keys);
+        for (int i = 0; i < BLOCK; ++i) key_scales[i] = integer_scale(k[i], d);
+    }
+
+    template <int N>
+    void scores(int r, int d, floats (*out)[TILES]) const {
+        const uint32_t* x = &q[size_t(r) * d / 2];
+        for (int first = 0; first < TILES; first += WIDE) {
+            ints s[N][WIDE] = {};
+            for (int j = 0; j < d / 2; ++j)
+                for (int t = 0; t < WIDE; ++t) {
+                    shorts k;
+                    std::memcpy(&k, &keys[size_t(j) * BLOCK + (first + t) * LANES], sizeof k);
+                    for (int n = 0; n < N; ++n) s[n][t] = add_pairs(s[n][t], k, (shorts)splat(int32_t(x[n * d / 2 + j])));
+                }
+            for (int n = 0; n < N; ++n)
+                for (int t = 0; t < WIDE; ++t) {
+                    const floats scale = load(&key_scales[(first + t) * LANES]) * query_scales[r + n];
+                    out[n][first + t] = __builtin_convertvector(s[n][t], floats) * scale;
+                }
+        }
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Keys and queries as pairs of bfloat16. Sums are float.
+struct PairKeys {
+    Words q, keys;  // [queries][d/2], [d/2][BLOCK]
+    PairKeys(int queries, int d) : q(size_t(queries) * d / 2), keys(size_t(BLOCK) * d / 2) {}
+
+    static uint32_t pair(bf16 low, bf16 high) { return low.bits | uint32_t(high.bits) << 16; }
+
+    void set_query(int r, const float* source, int d) {
+        for (int j = 0; j < d / 2; ++j) q[size_t(r) * d / 2 + j] = pair(narrow(source[2 * j]), narrow(source[2 * j + 1]));
+    }
+
+    void set_keys(const bf16* const* k, int d) { set_pairs(k, d, keys); }
+
+    template <int N>
+    void scores(int r, int d, floats (*out)[TILES]) const {
+        __m512 s[N][TILES] = {};
+        const uint32_t* x = &q[size_t(r) * d / 2];
+        for (int j = 0; j < d / 2; ++j)
+            for (int t = 0; t < TILES; ++t) {
+                __m512bh k = (__m512bh)_mm512_loadu_si512(&keys[size_t(j) * BLOCK + t * LANES]);
+                for (int n = 0; n < N; ++n)
+                    s[n][t] = _mm512_dpbf16_ps(s[n][t], (__m512bh)_mm512_set1_epi32(int(x[n * d / 2 + j])), k);
+            }
+        for (int n = 0; n < N; ++n)
+            for (int t = 0; t < TILES; ++t) out[n][t] = (floats)s[n][t];
+    }
+};
+
+// Values as pairs of bfloat16, weighted by bfloat16. Sums are float.
+struct PairValues {
+    const int wide;  // d, rounded up to whole tiles
+    Words values;    // [BLOCK/2][wide]
+    PairValues(int, int d) : wide((d + BLOCK - 1) / BLOCK * BLOCK), values(size_t(BLOCK) * wide / 2) {}
+
+    void set_values(const bf16* const* v, int d) {
+        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+        for (int i = 0; i < BLOCK; i += 2)
+            for (int j = 0; j < d; j += LANES) {
+                __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i] + j)));
+                __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i + 1] + j)));
+                _mm512_storeu_si512(&values[size_t(i / 2) * wide + j], _mm512_permutex2var_epi16(a, low, b));
+            }
+    }
+
+    static void round(const floats* p, uint32_t* w) {
+        for (int t = 0; t < TILES; ++t) keep((bf16*)w + t * LANES, p[t]);
+    }
+
+    template <int N>
+    void add(const floats (*p)[TILES], int d, float* acc) const {
+        uint32_t w[N][BLOCK / 2];
+        for (int n = 0; n < N; ++n) round(p[n], w[n]);
+        int j = 0;
+        for (; j + WIDE * LANES <= d; j += WIDE * LANES) add_part<N, WIDE>(w, d, j, acc);
+        for (; j < d; j += LANES) add_part<N, 1>(w, d, j, acc);
+    }
+
+    template <int N, int H>
+    void add_part(const uint32_t (*w)[BLOCK / 2], int d, int j, float* acc) const {
+        __m512 a[N][H];
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) a[n][h] = _mm512_loadu_ps(acc + n * d + j + h * LANES);
+        for (int i = 0; i < BLOCK / 2; ++i)
+            for (int h = 0; h < H; ++h) {
+                __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * wide + j + h * LANES]);
+                for (int n = 0; n < N; ++n)
+                    a[n][h] = _mm512_dpbf16_ps(a[n][h], (__m512bh)_mm512_set1_epi32(int(w[n][i])), v);
+            }
+        for (int n = 0; n < N; ++n)
+            for (int h = 0; h < H; ++h) _mm512_storeu_ps(acc + n * d + j + h * LANES, a[n][h]);
+    }
+};
+#endif
+
+// A block of keys and values.
+template <class Keys, class Values>
+struct Both : Keys, Values {
+    Both(int queries, int d) : Keys(queries, d), Values(queries, d) {}
+};
+
+#if defined(SOOTHSAY_TILES)
+// Products of pairs in tiles of up to 16 queries. Their sums differ from those of vectors, so a single query uses tiles too.
+struct Tiles : Both<PairKeys, PairValues> {
+    const int height;  // queries of a tile; a tile may begin at any query
+    const TileShape shape;
+
+    Tiles(int queries, int d) : Tiles(queries, d, (queries + TILE_ROWS - 1) / TILE_ROWS) {}
+
+    // Scores of a tile's queries, from r on, against the block.
+    void scores(int r, int d, floats (*out)[TILES]) const {
+        zero_tiles();
+        for (int j = 0; j < d / 2; j += TILE_STEPS)
+            multiply_tiles((const bf16*)&q[size_t(r) * d / 2 + j], 2 * d, (const uint8_t*)&keys[size_t(j) * BLOCK],
+                           4 * BLOCK);
+        store_tiles(out, 4 * BLOCK);
+    }
+
+    // BLOCK dimensions of the block's values, from j on, weighted by w.
+    void weighted(const uint32_t (*w)[BLOCK / 2], int j, floats (*out)[TILES]) const {
+        zero_tiles();
+        for (int i = 0; i < BLOCK / 2; i += TILE_STEPS)
+            multiply_tiles((const bf16*)&w[0][i], 2 * BLOCK, (const uint8_t*)&values[size_t(i) * wide + j], 4 * wide);
+        store_tiles(out, 4 * BLOCK);
+    }
+
+private:
+    Tiles(int queries, int d, int tiles)
+        : Both(queries + TILE_ROWS - 1, d), height((queries + tiles - 1) / tiles), shape(height, TILE_STEPS) {}
+};
+#endif
+
+// The formats of a KV pool: the types of keys and values, the elements of a row of d dimensions, and the products.
+struct FloatFormat {
+    typedef float Key, Value;
+    typedef Both<FloatKeys, FloatValues> Products;
+    static int64_t stride(int d) { return d; }
+};
+
+#if defined(__AVX512BF16__)
+typedef PairValues HalfValues;
+#else
+typedef FloatValues HalfValues;
+#endif
+
+struct HalfFormat {
+    typedef bf16 Key, Value;
+#if defined(SOOTHSAY_TILES)
+    typedef Tiles Products;
+#elif defined(__AVX512BF16__)
+    typedef Both<PairKeys, PairValues> Products;
+#else
+    typedef Both<FloatKeys, FloatValues> Products;
+#endif
+    static int64_t stride(int d) { return d; }
+};
+
+struct IntegerFormat {
+    typedef int16_t Key;
+    typedef bf16 Value;
+    typedef Both<IntegerKeys, HalfValues> Products;
+    static int64_t stride(int d) { return integer_row(d); }
+};
+
+}  // namespace
