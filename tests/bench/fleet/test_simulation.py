@@ -69,6 +69,13 @@ def test_a_prefix_is_read_once_by_each_engine() -> None:
     assert run(trace, config=EngineConfig(kv_tokens=64)).hit_rate == pytest.approx(32 / 92)
 
 
+def test_the_router_knows_what_an_engine_is_about_to_read() -> None:
+    """b comes in a's first step, and has the same prompt. 192 tokens are worth more than an idle engine."""
+    trace = [asked("a", 0.0, [("x", 200)], 2), asked("b", 0.5, [("x", 200)], 2)]
+    assert run(trace, 2).hit_rate == pytest.approx(192 / 400)
+    assert run(trace, 2, "least load").hit_rate == 0
+
+
 def test_blocks_are_evicted() -> None:
     """A pool of 64 tokens has forgotten a's prompt when b has been read."""
     trace = [asked("a", 0, [("x", 41)], 1), asked("b", 50, [("y", 60)], 1), asked("c", 99, [("x", 41)], 1)]
