@@ -10,13 +10,16 @@ import pytest
 
 from soothsay.bench.fleet.fleet_bench import bench_fleet, fleet_chart
 from soothsay.bench.fleet.simulated_engine import Speculation
-from soothsay.bench.fleet.simulation import RULES, Outcome, simulate
+from soothsay.bench.fleet.simulation import OTHERS, Outcome, simulate
 from soothsay.bench.fleet.step_times import StepTimes, measure_steps
 from soothsay.bench.fleet.trace import Conversations, Piece, TracedRequest, read_trace, token_ids
 from soothsay.config import EngineConfig
 from soothsay.errors import RequestError
 from soothsay.llm import LLM
 from soothsay.model.pass_times import PassTimes
+from soothsay.server.fleet.router import Router
+
+RULES = {"router": Router[int], **OTHERS}
 
 FLAT = StepTimes(PassTimes([1, 11], [1], [[1.0, 2.0]]), PassTimes([1, 101], [1], [[1.0, 11.0]]))
 """n answers take 0.9 + 0.1 n seconds, and m rows of prompts 0.9 + 0.1 m, 0.1 m beside answers."""
@@ -217,7 +220,7 @@ def test_steps_are_measured() -> None:
 
 def test_rules_are_compared() -> None:
     load = Conversations(sessions=3, turns=2, system=64, fixed=True)
-    rows = bench_fleet(load, [1, 2], FLAT, CONFIG, Speculation())
+    rows = bench_fleet(load, [1, 2], RULES, FLAT, CONFIG, Speculation())
     assert [(row.replicas, row.rule) for row in rows] == [(count, rule) for count in (1, 2) for rule in RULES]
     assert len({(row.throughput, row.hit_rate, row.first_token) for row in rows[:3]}) == 1
     router, _, in_turn = rows[3:]

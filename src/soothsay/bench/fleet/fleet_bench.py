@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from soothsay.bench.fleet.simulated_engine import Speculation
-from soothsay.bench.fleet.simulation import RULES, simulate
+from soothsay.bench.fleet.simulation import MakeRule, simulate
 from soothsay.bench.fleet.step_times import StepTimes
 from soothsay.bench.fleet.trace import Conversations, TracedRequest
 from soothsay.config import EngineConfig
@@ -19,7 +19,7 @@ class FleetRow:
     """What a rule made of a load."""
 
     replicas: int
-    rule: str  # a name in `RULES`
+    rule: str  # its name
     throughput: float  # tokens of answers in a second
     first_token: float  # seconds, median
     first_token_p99: float  # seconds
@@ -29,6 +29,7 @@ class FleetRow:
 def bench_fleet(
     load: Conversations | Sequence[TracedRequest],
     replicas: Sequence[int],
+    rules: Mapping[str, MakeRule],
     times: StepTimes,
     config: EngineConfig,
     speculation: Speculation,
@@ -38,6 +39,7 @@ def bench_fleet(
     Args:
         load: conversations for one engine, which grow with the number of engines; or a trace, which does not.
         replicas: numbers of engines.
+        rules: by name.
         times: of an engine's steps.
         config: of the engines, with `kv_tokens` filled in.
         speculation: what draft trees bring.
@@ -46,7 +48,7 @@ def bench_fleet(
     """
     rows = []
     for count in replicas:
-        for name, rule in RULES.items():
+        for name, rule in rules.items():
             trace = load.times(count) if isinstance(load, Conversations) else load
             outcome = simulate(trace, count, rule, times, config, speculation)
             first, last = outcome.first_token(), outcome.first_token(0.99)
@@ -67,7 +69,7 @@ def fleet_chart(rows: Sequence[FleetRow]) -> Any:
     )
     figure = new_figure(figsize=(13, 3), layout="constrained")
     for panel, (title, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for number, name in enumerate(RULES):
+        for number, name in enumerate(dict.fromkeys(row.rule for row in rows)):
             own = [row for row in rows if row.rule == name]
             colour, _ = series_style(number)
             panel.plot(

@@ -16,11 +16,10 @@ from soothsay.bench.fleet.step_times import StepTimes
 from soothsay.bench.fleet.trace import TracedRequest
 from soothsay.config import EngineConfig
 from soothsay.errors import RequestError
-from soothsay.server.fleet.router import Router
 
 
 class Rule(Protocol):
-    """Which engine gets a request. `Router` is one, and documents the methods."""
+    """Which engine gets a request. The server's `Router` is one, and documents the methods."""
 
     def choose(  # noqa: D102
         self,
@@ -50,17 +49,35 @@ class RoundRobin:
         pass
 
 
-def least_load(block_size: int, capacity: int) -> Rule:
-    """The engine with the fewest answers gets a request. Of several, they take turns."""
-    return Router[int](block_size, 0, answer=1.0, stay=0.0)  # it knows no prefixes, so all lack the same
+class LeastLoad:
+    """The engine with the fewest answers gets a request. Of several, the one whose last request is oldest."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self._last: dict[int, int] = {}
+
+    def choose(  # noqa: D102
+        self,
+        answers: Mapping[int, int],
+        prompts: Collection[tuple[int, Sequence[bytes]]],
+        session: Hashable | None = None,
+    ) -> int:
+        chosen = min(answers, key=lambda engine: (answers[engine], self._last.get(engine, -1)))
+        self._last[chosen] = next(self._count)
+        return chosen
+
+    def note(self, engine: int, digests: Sequence[bytes]) -> None:  # noqa: D102
+        pass
 
 
-RULES: dict[str, Callable[[int, int], Rule]] = {
-    "router": Router[int],
-    "least load": least_load,
+MakeRule = Callable[[int, int], Rule]
+"""Makes a rule. Takes the tokens of a block, and the blocks of an engine's KV pool."""
+
+OTHERS: dict[str, MakeRule] = {
+    "least load": lambda block_size, capacity: LeastLoad(),
     "round robin": lambda block_size, capacity: RoundRobin(),
 }
-"""Rules by name. They take the tokens of a block, and the blocks of an engine's KV pool."""
+"""Rules that the router is compared with, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,7 @@ class Outcome:
 def simulate(
     trace: Iterable[TracedRequest],
     replicas: int,
-    rule: Callable[[int, int], Rule],
+    rule: MakeRule,
     times: StepTimes,
     config: EngineConfig,
     speculation: Speculation = Speculation(),  # noqa: B008
@@ -103,7 +120,7 @@ def simulate(
     Args:
         trace: the requests. A session's requests are sent in this order.
         replicas: number of engines.
-        rule: see `RULES`.
+        rule: makes the rule, such as the server's `Router`.
         times: of an engine's steps.
         config: of the engines, with `kv_tokens` filled in.
         speculation: what draft trees bring.
@@ -117,7 +134,7 @@ class _Simulation:
     def __init__(
         self,
         replicas: int,
-        rule: Callable[[int, int], Rule],
+        rule: MakeRule,
         times: StepTimes,
         config: EngineConfig,
         speculation: Speculation,

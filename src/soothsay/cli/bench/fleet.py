@@ -119,8 +119,10 @@ def fleet(
     with notice("measuring steps ..." if model else "reading ..."):
         from soothsay.bench.fleet.fleet_bench import bench_fleet, fleet_chart
         from soothsay.bench.fleet.simulated_engine import Speculation
+        from soothsay.bench.fleet.simulation import OTHERS
         from soothsay.bench.fleet.trace import Conversations, read_trace
         from soothsay.config import EngineConfig
+        from soothsay.server.fleet.router import Router
 
         load = Conversations(
             *(sessions, turns, rate or math.inf, system, systems, question, answer, pause, fixed, seed)
@@ -132,7 +134,7 @@ def fleet(
     config = EngineConfig(kv_tokens=kv_tokens, max_requests=max_running, max_stall=max_stall, max_tree=tree)
     speculation = Speculation(tree, acceptance)
     with notice("simulating ..."):
-        rows = bench_fleet(asked, counts, steps, config, speculation)
+        rows = bench_fleet(asked, counts, {"router": Router[int], **OTHERS}, steps, config, speculation)
     Console(highlight=False).print(_table(rows))
     if png is not None:
         save_png(fleet_chart(rows), png, dpi=90)
