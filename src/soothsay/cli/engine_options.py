@@ -54,7 +54,7 @@ StagesOption = Annotated[
     typer.Option(
         "--stages",
         min=1,
-        help="Number of processes of this machine that share each engine's layers.",
+        help="Number of processes that share each engine's layers: of this machine, or Ray actors.",
         rich_help_panel=REPLICAS,
     ),
 ]

@@ -255,7 +255,7 @@ def serve(
         with notice(f"loading {model} ..."):
             from soothsay.server.api_keys import KeyRing
             from soothsay.server.app import Server
-            from soothsay.server.engines import Placement, engines
+            from soothsay.server.engines import Placement, engines, stages_on_ray
             from soothsay.server.fleet.fleet import Fleet
             from soothsay.server.log import log_to_stderr
             from soothsay.server.process import PORTABLE, load
@@ -263,6 +263,8 @@ def serve(
 
             keys = None if api_keys is None else KeyRing(api_keys)
             shared = parse_stages(stages, stage, stage_key, replicas=bounds.most)
+            if ray_address is not None and isinstance(shared, int):
+                shared = stages_on_ray(shared, replica_cores or 1)
             factory = partial(
                 load,
                 model,
@@ -284,7 +286,7 @@ def serve(
                 replica_cores,
                 ray_address,
                 environment=PORTABLE if portable else {},
-                in_stages=shared != 1,
+                stages=shared if isinstance(shared, int) else len(shared) + 1,
             )
             make = stack.enter_context(engines(factory, placement))
             fleet = stack.enter_context(Fleet(make, bounds))

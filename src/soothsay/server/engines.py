@@ -17,6 +17,9 @@ from soothsay.server.process import EngineProcess
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
+    from soothsay.model.pipeline.pipeline import Stages
+
+NO_RAY = "Ray is not installed: pip install 'soothsay[ray]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Placement:
     cores: int | None = None  # physical ones of each engine; None: an equal share of this machine's
     ray_address: str | None = None  # of a cluster; None: they run on this machine
     environment: Mapping[str, str] = field(default_factory=dict)  # variables of their processes
-    in_stages: bool = False  # each engine has further processes, which a fork would share
+    stages: int = 1  # processes that share an engine's layers; a fork would share them too
 
     @property
     def cores_of_each(self) -> int | None:
@@ -35,6 +38,24 @@ class Placement:
         if self.cores is None and self.replicas == 1 and self.ray_address is None:
             return None
         return self.cores or max(granted_processors() // self.replicas, 1)
+
+
+def stages_on_ray(count: int, cores: int) -> Stages:
+    """The processes that share an engine's layers, as actors of the engine's cluster.
+
+    Args:
+        count: the engine's own process included.
+        cores: physical ones of each.
+
+    Raises `SoothsayError` if Ray is not installed.
+    """
+    if count == 1:
+        return 1
+    try:
+        from soothsay.server.cluster.ray_stage import RayStage
+    except ImportError:
+        raise SoothsayError(NO_RAY) from None
+    return [RayStage(cores)] * (count - 1)
 
 
 @contextmanager
@@ -54,12 +75,12 @@ def engines(factory: Callable[..., LLM], placement: Placement) -> Iterator[Calla
         try:
             from soothsay.server.cluster.ray_engine import Cluster
         except ImportError:
-            raise SoothsayError("Ray is not installed: pip install 'soothsay[ray]'") from None
+            raise SoothsayError(NO_RAY) from None
         each = cores or 1
-        total = each * placement.replicas
+        total = each * placement.replicas * placement.stages
         with Cluster(placement.ray_address, own, each, environment, total) as cluster:
             yield cluster.engine
-    elif sys.platform == "linux" and placement.replicas > 1 and not placement.in_stages:
+    elif sys.platform == "linux" and placement.replicas > 1 and placement.stages == 1:
         with Nursery(partial(factory, cores=None), cores or 1, environment) as nursery:
             yield nursery.engine
     else:

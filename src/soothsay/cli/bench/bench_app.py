@@ -7,6 +7,7 @@ import typer
 from soothsay.cli.bench.agentic import agentic
 from soothsay.cli.bench.decode import decode
 from soothsay.cli.bench.experts import experts
+from soothsay.cli.bench.fleet import fleet
 from soothsay.cli.bench.learn import learn
 from soothsay.cli.bench.peers import peers
 from soothsay.cli.bench.quality import quality
@@ -20,5 +21,5 @@ bench = typer.Typer(
     no_args_is_help=True,
     help="Measure speed and acceptance. What is compared takes turns within one run.",
 )
-for command in (decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, report):
+for command in (decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, fleet, report):
     bench.command()(command)

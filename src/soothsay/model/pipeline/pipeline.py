@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
@@ -44,6 +44,17 @@ class StageAddress:
             raise ModelError(f"{text!r} is not the address of a stage: HOST:PORT")
         return cls(host.strip("[]"), int(port), key)
 
+    def open(self) -> RemoteStage:
+        """See `StagePlace`."""
+        place = f"{self.host}:{self.port}"
+        try:
+            return RemoteStage(call(self.host, self.port, self.key), place)
+        except OSError as error:
+            raise ModelError(
+                f"no stage answers at {place}: {error}. Start 'soothsay stage' there, with the same key; one "
+                "that serves another engine does not answer"
+            ) from None
+
 
 def read_key(file: Path) -> bytes:
     """The key in a file, without spaces around it. Raises `ModelError`."""
@@ -57,9 +68,17 @@ def read_key(file: Path) -> bytes:
     return key
 
 
-Stages = int | Sequence[StageAddress]
+class StagePlace(Protocol):
+    """Where a process can be had that runs layers."""
+
+    def open(self) -> RemoteStage:
+        """A process without layers. Raises `ModelError` if there is none."""
+        ...
+
+
+Stages = int | Sequence[StagePlace]
 """The number of processes that share the layers, the engine's own included, all on this machine; or where
-processes wait on other machines, which get the layers after the engine's own."""
+the other processes can be had, which get the layers after the engine's own."""
 
 
 def load_pipeline(
@@ -89,7 +108,7 @@ def load_pipeline(
     rest: list[RemoteStage] = []
     try:
         for number, layers in enumerate(others):
-            rest.append(_start() if isinstance(stages, int) else _call(stages[number]))
+            rest.append(_start() if isinstance(stages, int) else stages[number].open())
             rest[-1].load(
                 layers,
                 model=os.path.abspath(model) if os.path.exists(model) else os.fspath(model),
@@ -134,15 +153,3 @@ def _has_file(stream: object) -> bool:
     except (AttributeError, OSError, ValueError):
         return False
     return True
-
-
-def _call(address: StageAddress) -> RemoteStage:
-    """A process that waits at an address."""
-    place = f"{address.host}:{address.port}"
-    try:
-        return RemoteStage(call(address.host, address.port, address.key), place)
-    except OSError as error:
-        raise ModelError(
-            f"no stage answers at {place}: {error}. Start 'soothsay stage' there, with the same key; one "
-            "that serves another engine does not answer"
-        ) from None

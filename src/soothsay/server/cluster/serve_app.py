@@ -18,6 +18,7 @@ from soothsay.errors import SoothsayError
 from soothsay.server.api_keys import KeyRing
 from soothsay.server.app import Server
 from soothsay.server.cluster.ray_engine import Cluster
+from soothsay.server.engines import stages_on_ray
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.scaling import Bounds
 from soothsay.server.process import PORTABLE, load
@@ -72,6 +73,7 @@ def serving(args: Mapping[str, Any]) -> Server:
     model, name, keys = options.pop("model"), options.pop("name", None), options.pop("api_keys", None)
     replicas, cores = options.pop("replicas", 1), options.pop("replica_cores", 1)
     portable = options.pop("portable", False)
+    options["stages"] = stages_on_ray(options.pop("stages", 1), cores)
     limits = {field: options.pop(field) for field in LIMITS & set(options)}
     limits |= {field: tuple(value) for field, value in limits.items() if isinstance(value, list)}  # of YAML
     kernels = "portable" if portable else "auto"
