@@ -31,9 +31,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "attention_bias": False,
         "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
     },
-    "deepseek_v2_lite": {"n_group": 1, "topk_group": 1},  # without q-lora, as the next but one
+    "deepseek_v2_lite": {"n_group": 1, "topk_group": 1},  # without q-lora
     "deepseek_v3": {},
-    "deepseek_v3_halves": {"rope_interleave": True},
+    "deepseek_v3_halves": {"rope_interleave": True},  # without q-lora
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "first_k_dense_replace": 1},
 }
 
@@ -172,6 +172,7 @@ def changed(key: str, value: float) -> Write:
     [
         ("deepseek2.expert_gating_func", 3, "expert_gating_func 3 is not supported"),
         ("deepseek2.attention.temperature_scale", 0.1, "Mistral Large 3"),
+        ("deepseek2.expert_count", 0, "without experts"),
         (
             "deepseek2.attention.value_length_mla",
             39,

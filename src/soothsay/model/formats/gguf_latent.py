@@ -1,7 +1,7 @@
 """What GGUF files of models with latent attention have: DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash.
 
-All are of architecture `deepseek2`. Files before 2025 have the matrix of a head's keys and values whole, as
-`attn_kv_b`; later ones have it cut, as `attn_k_b` and `attn_v_b`.
+All are of architecture `deepseek2`. Older files have the matrix of a head's keys and values whole, as
+`attn_kv_b`; newer ones have it cut, as `attn_k_b` and `attn_v_b`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ def own_config(
             "supported; take another model"
         )
     get, require = header.number, header.require
+    if not get("expert_count", 0):
+        raise ModelError(
+            f"{header.path}: latent attention without experts is not supported; take another model"
+        )
     corrected = any(name.endswith("exp_probs_b.bias") for name in shapes)
     gating = get("expert_gating_func", 0) or (SIGMOID if corrected else SOFTMAX)  # older files do not say
     if gating not in (SOFTMAX, SIGMOID):
