@@ -225,7 +225,11 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
 
 
 def write(path: Path, name: str, source: Path, kind: str = "F32") -> None:
-    (arch, describe, named), _ = CASES[name]
+    write_as(CASES[name][0], path, source, kind)
+
+
+def write_as(how: Write, path: Path, source: Path, kind: str = "F32") -> None:
+    arch, describe, named = how
     c = SimpleNamespace(**read_config(source))
     writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     describe(writer, c)

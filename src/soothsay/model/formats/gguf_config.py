@@ -31,6 +31,7 @@ FAMILIES = {
     "mistral3": "ministral3",
     "glm4": "glm4",
     "glm4moe": "glm4_moe",
+    "deepseek2": "deepseek_v3",  # V2's files too, which have no sigmoids
     "command-r": "cohere",
     "cohere2": "cohere2",
     "gemma2": "gemma2",
@@ -141,14 +142,7 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     hidden, heads = require("embedding_length"), require("attention.head_count")
     if heads < 1:
         raise ModelError(f"{header.path}: attention.head_count is {heads}; the file is damaged")
-    head_dim = get("attention.key_length", hidden // heads)
-    rotated = get("rope.dimension_count", head_dim)
-    checked = ("attention.value_length", "rope.dimension_count")
-    for key in checked[:1] if family in ROTATES_PART and rotated <= head_dim else checked:
-        if get(key, head_dim) != head_dim:
-            raise ModelError(
-                f"{header.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
-            )
+    head_dim, rotated = _head_sizes(header, hidden // heads)
     layers = require("block_count")
     varied = family in ("gemma4_text", "lfm2", "lfm2_moe")  # whose layers have sizes of their own
     config = {
@@ -183,6 +177,25 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     if family in ("gpt_oss", "minimax_m2"):
         config["intermediate_size"] = get("expert_feed_forward_length", config["intermediate_size"])
     return config
+
+
+def _head_sizes(header: Header, usual: int) -> tuple[int, int]:
+    """The dimensions of a head, and those that rotate. `usual`: of a head, where the file has none.
+
+    Latent attention has sizes of its own: only the dimensions that rotate count here.
+    """
+    get = header.number
+    if header.family == "deepseek_v3":
+        return (header.require("rope.dimension_count"),) * 2
+    head_dim = get("attention.key_length", usual)
+    rotated = get("rope.dimension_count", head_dim)
+    checked = ("attention.value_length", "rope.dimension_count")
+    for key in checked[:1] if header.family in ROTATES_PART and rotated <= head_dim else checked:
+        if get(key, head_dim) != head_dim:
+            raise ModelError(
+                f"{header.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
+            )
+    return head_dim, rotated
 
 
 def _norm_eps(header: Header) -> dict[str, Any]:
@@ -242,6 +255,7 @@ def read_rope_scaling(
         ) != 1.0:  # llama.cpp multiplies its default by it
             given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
         given |= _ministral_scaling(header) if header.family == "ministral3" else {}
+        given |= _latent_scaling(header) if header.family == "deepseek_v3" else {}
         given |= {"truncate": False} if header.family == "gpt_oss" else {}  # as trained; llama.cpp rounds
         scaling |= {name: value for name, value in given.items() if value is not None}
     return scaling
@@ -254,6 +268,13 @@ def _ministral_scaling(header: Header) -> dict[str, Any]:
         "mscale": None if multiplier is None else 1.0,
         "mscale_all_dim": multiplier,
     }
+
+
+def _latent_scaling(header: Header) -> dict[str, Any]:
+    """The file has a tenth of mscale_all_dim alone; mscale equals it in all of these models."""
+    multiplier = header.number("rope.scaling.yarn_log_multiplier")
+    mscale = None if multiplier is None else round(10 * multiplier, 6)
+    return {"mscale": mscale, "mscale_all_dim": mscale}
 
 
 def _longrope(header: Header, factors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Names and keys are those of llama.cpp's converter (`conversion/`, `gguf-py/gguf/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
-from soothsay.model.formats import gguf_gemma4, gguf_glm
+from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent
 from soothsay.model.formats.gguf_config import Header
+from soothsay.model.formats.gguf_tensors import Change
 
 INTERLEAVED = ("llama", "smollm3", "granite", "mistral3")
 """Architectures that llama.cpp rotates by neighbours: its converter interleaves the rows of q and k."""
@@ -41,7 +42,6 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-Change = Callable[[Tensor], Tensor]
 
 
 def _log_rates(rates: Tensor) -> Tensor:
@@ -153,6 +153,7 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
     },
     "gemma4_text": gguf_gemma4.NAMES,
     "glm4_moe": gguf_glm.NAMES,
+    "deepseek_v3": gguf_latent.NAMES,
     "llama4_text": {
         "ffn_gate": "feed_forward.gate_proj",
         "ffn_up": "feed_forward.up_proj",
@@ -197,6 +198,8 @@ def own_config(
         return gguf_gemma4.own_config(header, config, shapes)
     if header.family == "glm4_moe":
         return gguf_glm.own_config(header, config, shapes)
+    if header.family == "deepseek_v3":
+        return gguf_latent.own_config(header, config, shapes)
     if header.family == "llama4_text":
         return _llama4_config(header, config)
     if header.family.startswith("lfm2"):

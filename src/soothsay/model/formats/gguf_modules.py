@@ -33,6 +33,7 @@ FAMILIES = {
     "qwen3_5_moe_text": QWEN,
     "qwen3_next_gguf": QWEN,
     "glm4_moe": GLM,
+    "deepseek_v3": GLM,
 }
 
 
