@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.options import (
+    MODEL_HELP,
     DrafterOption,
     DTypeOption,
     GenerationConfigOption,
     MaxContextOption,
     MaxTokensOption,
     MinPOption,
-    ModelOption,
     OptionalTemperatureOption,
     SeedOption,
     TopKOption,
@@ -51,7 +51,10 @@ TEMPERATURE = 0.7
 
 
 def chat(
-    model: ModelOption = "sibyl",
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="sibyl")] = None,
+    named: Annotated[
+        str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)
+    ] = None,
     drafter: DrafterOption = "auto",
     system: Annotated[str, typer.Option("--system", help="The system message.")] = "",
     show_drafted: Annotated[
@@ -74,6 +77,9 @@ def chat(
 
     Where neither an option nor the model's files name a temperature, it is 0.7.
     """
+    if model is not None and named is not None and model != named:
+        raise typer.BadParameter(f"give one model: MODEL is {model!r}, but --model is {named!r}")
+    model = model or named or "sibyl"
     from soothsay.core.params import SamplingParams
 
     given = given_sampling(
