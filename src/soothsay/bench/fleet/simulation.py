@@ -155,7 +155,9 @@ class _Simulation:
         """Run all events in the order of their times."""
         for traced in trace:
             if traced.num_prompt + traced.answer.tokens > self._room:
-                raise RequestError(f"a request of session {traced.session} does not fit into the KV pool")
+                raise RequestError(
+                    f"a request of session {traced.session[:40]} does not fit into the KV pool"
+                )
             self._sessions[traced.session].append(traced)
         for waiting in self._sessions.values():
             self._plan(waiting[0].arrival, waiting[0])
