@@ -88,7 +88,7 @@ class ExpertsConfig:
     normalize: bool = True  # the weights of the chosen experts add up to 1
     sigmoid: bool = False  # an expert's weight is the sigmoid of its score, not its softmax among all
     corrected: bool = False  # a learned number is added to each weight, for the choice alone
-    correction_name: str = "e_score_correction_bias"  # of these numbers in checkpoints
+    correction_name: str = "e_score_correction_bias"  # name of these numbers in checkpoints
     groups: int = 1  # experts are chosen from the best groups of consecutive experts
     groups_chosen: int = 1
     group_best: int = 2  # a group is worth as much as this many of its best experts together

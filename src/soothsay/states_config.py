@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class DeltaConfig:
     """Layers that keep a state instead of keys and values: the gated delta rule (Yang et al. 2024, arXiv
-    2412.06464) behind a short convolution. See `soothsay.model.delta_rule`.
+    2412.06464) after a short convolution. See `soothsay.model.delta_rule`.
     """
 
     layers: tuple[int, ...]  # those that keep a state

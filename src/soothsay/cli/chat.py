@@ -61,7 +61,7 @@ def chat(
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
     ] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Show answers as the model writes them, not Markdown as such.")
+        bool, typer.Option("--plain", help="Show answers as the model writes them, with Markdown as text.")
     ] = False,
     max_tokens: MaxTokensOption = 512,
     temperature: OptionalTemperatureOption = None,
@@ -211,7 +211,7 @@ class Conversation:
         return form.wrapped(PlainParser(), opened=opened), params
 
     def _calls(self) -> ToolCallParser:
-        """What finds tool calls in the text of an answer."""
+        """The parser that finds tool calls in an answer."""
         from soothsay.server.tool_calls import PlainParser
         from soothsay.server.tools import ToolFormat
 

@@ -1,4 +1,4 @@
-"""What is asked of a simulated fleet: a trace that was recorded, or conversations that are made up."""
+"""The requests to a simulated fleet: a recorded trace, or made-up conversations."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _ids(name: str, count: int) -> IntArray:
 
 
 def read_trace(path: Path) -> list[TracedRequest]:
-    """Read a trace: JSON lines with `session`, `arrival`, `prompt`, `answer` and, if wanted, `pause`.
+    """Read a trace: JSON lines with `session`, `arrival`, `prompt`, `answer` and, optionally, `pause`.
 
     `prompt` is a list of pieces `[name, tokens]`, and `answer` is one piece. A later prompt has the piece of
     an earlier answer under the same name.
