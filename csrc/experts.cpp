@@ -18,6 +18,7 @@ void take_best(const float* numbers, int count, int most, std::vector<char>& tak
         int best = -1;
         for (int i = 0; i < count; ++i)
             if (!taken[i] && (best < 0 || numbers[i] > numbers[best])) best = i;
+        if (best < 0) return;  // all are taken
         taken[best] = 1;
         found(k, best);
     }

@@ -84,8 +84,8 @@ struct Layout {
     // A path for each leaf. A node on several paths is a row of the first one.
     void add_tree(const Request& r, int64_t base) {
         const int64_t context = r.context(), seen = context - r.first_key + 1, before = paths;
-        std::vector<char> placed(r.size, 0);
-        std::fill(placed.begin(), placed.begin() + std::min(r.first, r.size), 1);
+        std::vector<char> placed(r.size);
+        for (int64_t node = 0; node < r.size; ++node) placed[node] = node < r.first;
         bool led = false;  // whether the pending tokens have their path
         int64_t first_keys = 0;
         for (int64_t node = 1; node < r.size; ++node) slots = std::max(slots, slot(r, base, context + node) + 1);

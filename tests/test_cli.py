@@ -348,11 +348,10 @@ def test_chat_needs_a_template(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(Path(soothsay.__file__).parent / "bundled" / "sibyl", bare)
     (bare / "chat_template.jinja").unlink()
-    result = run("chat", "--model", str(bare), stdin="Hello!")
-    assert result.exit_code == 2
-    assert (
-        result.stderr == f"error: {bare} has no chat template; try: soothsay generate --model {bare} PROMPT\n"
-    )
+    error = f"error: {bare} has no chat template; try: soothsay generate --model {bare} PROMPT\n"
+    for args in ([bare], ["--model", bare], [bare, "--model", bare]):
+        result = run("chat", *map(str, args), stdin="Hello!")
+        assert (result.exit_code, result.stderr) == (2, error), args
 
 
 # demo
@@ -485,6 +484,7 @@ def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
         (["generate", ""], "the prompt is empty"),
         (["chat", "--model", "nope"], "no model at 'nope'"),
         (["chat", "--model", "smolm2"], "Did you mean smollm2?"),
+        (["chat", "smolm2"], "Did you mean smollm2?"),
         (["generate", "x", "--drafter", "sufix"], "Did you mean suffix?"),
         (["demo", "-m", "sibyl", "--drafter", "draft-model(model=nowhere)"], "no model at 'nowhere'"),
         (["inspect", "nope"], "no model at 'nope'"),
@@ -507,6 +507,7 @@ def test_errors_are_one_line(args: list[str], message: str) -> None:
         (["generate", "x", "--file", __file__], "not both"),
         (["generate", "--file", "/no/such/file"], "does not exist"),
         (["demo", "--drafter", "none"], "what the others are compared with"),
+        (["chat", "sibyl", "--model", "smollm2"], "MODEL is 'sibyl', but --model is 'smollm2'"),
         (["genrate"], "Did you mean 'generate'"),
     ],
 )

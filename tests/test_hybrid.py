@@ -14,11 +14,11 @@ from families import load, random_oracle, random_tokens
 from test_guarantee import GREEDY, SAMPLED, same, watch
 
 from soothsay import LLM, DrafterError, Result
-from soothsay.config import state_bytes
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.states_config import state_bytes
 from soothsay.train.new_heads import medusa
 from soothsay.train.sequences import TrainingKernels
 

@@ -15,7 +15,7 @@ SRC = Path(__file__).parents[1] / "src"
 LAYERS = (
     (
         *("errors", "handshake", "heap", "openmp", "processors", "machine", "files"),
-        *("config", "corpus", "plotting"),
+        *("config", "states_config", "corpus", "plotting"),
         *("tokenizer", "chat_template", "template_operations", "template_meter", "vocabulary"),
     ),
     ("core",),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from soothsay.states_config import ConvolutionConfig, DeltaConfig, StatesConfig
+
 DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """What linear layers compute in. "auto": what the weights are stored in, if the machine is fast at it."""
 
@@ -76,77 +78,6 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
-class DeltaConfig:
-    """Layers that keep a state instead of keys and values: the gated delta rule (Yang et al. 2024, arXiv
-    2412.06464) behind a short convolution. See `soothsay.model.delta_rule`.
-    """
-
-    layers: tuple[int, ...]  # those that keep a state
-    key_heads: int
-    value_heads: int  # a multiple of `key_heads`; each has a state
-    key_size: int  # dimensions of a head's queries and keys
-    value_size: int  # dimensions of a head's values
-    taps: int  # tokens that the convolution reads, its own included
-    tiled: bool = (
-        False  # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
-    )
-
-    @property
-    def keys(self) -> int:
-        """Size of all keys of a token."""
-        return self.key_heads * self.key_size
-
-    @property
-    def values(self) -> int:
-        """Size of all values of a token."""
-        return self.value_heads * self.value_size
-
-    @property
-    def channels(self) -> int:
-        """Size of a token's input of the convolution: queries, keys and values."""
-        return 2 * self.keys + self.values
-
-    @property
-    def matrices(self) -> tuple[int, int, int]:
-        """Shape of a layer's state: `[H_v, d_k, d_v]`."""
-        return self.value_heads, self.key_size, self.value_size
-
-    @property
-    def gates(self) -> int:
-        """Numbers by which a token changes and keeps the states of all heads."""
-        return 2 * self.value_heads
-
-
-@dataclass(frozen=True)
-class ConvolutionConfig:
-    """Layers that read the last tokens by a short convolution instead of attention (LFM2, 2025).
-
-    Their state is the convolution's last inputs. See `soothsay.model.convolution_layer`.
-    """
-
-    layers: tuple[int, ...]  # those that keep a state
-    channels: int  # size of a token's input of the convolution
-    taps: int  # tokens that the convolution reads, its own included
-    matrices = (0, 0, 0)
-    gates = 0
-
-
-StatesConfig = DeltaConfig | ConvolutionConfig
-"""Layers that keep a state instead of keys and values."""
-
-
-def state_bytes(config: StatesConfig, element_size: int) -> int:
-    """Bytes of the state of one request over all layers."""
-    inputs = (config.taps - 1) * config.channels * element_size
-    return len(config.layers) * (4 * math.prod(config.matrices) + inputs)
-
-
-def journal_bytes(config: StatesConfig, element_size: int) -> int:
-    """Bytes that a node of a draft tree takes over all layers until the tree is verified."""
-    return len(config.layers) * (config.channels + config.gates) * element_size
-
-
-@dataclass(frozen=True)
 class ExpertsConfig:
     """Mixtures of experts, which are the feed-forward part of some layers."""
 
@@ -157,7 +88,7 @@ class ExpertsConfig:
     normalize: bool = True  # the weights of the chosen experts add up to 1
     sigmoid: bool = False  # an expert's weight is the sigmoid of its score, not its softmax among all
     corrected: bool = False  # a learned number is added to each weight, for the choice alone
-    correction_name: str = "e_score_correction_bias"  # of these numbers in checkpoints
+    correction_name: str = "e_score_correction_bias"  # name of these numbers in checkpoints
     groups: int = 1  # experts are chosen from the best groups of consecutive experts
     groups_chosen: int = 1
     group_best: int = 2  # a group is worth as much as this many of its best experts together

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
-from soothsay.config import DType, state_bytes
+from soothsay.config import DType
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
 from soothsay.model.pass_times import Layout, VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.states_config import state_bytes
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate: so many that reading the weights hardly counts."""

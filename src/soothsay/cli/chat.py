@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.options import (
+    MODEL_HELP,
     DrafterOption,
     DTypeOption,
     GenerationConfigOption,
     MaxContextOption,
     MaxTokensOption,
     MinPOption,
-    ModelOption,
     OptionalTemperatureOption,
     SeedOption,
     TopKOption,
@@ -51,14 +51,17 @@ TEMPERATURE = 0.7
 
 
 def chat(
-    model: ModelOption = "sibyl",
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="sibyl")] = None,
+    named: Annotated[
+        str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)
+    ] = None,
     drafter: DrafterOption = "auto",
     system: Annotated[str, typer.Option("--system", help="The system message.")] = "",
     show_drafted: Annotated[
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
     ] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Show answers as the model writes them, not Markdown as such.")
+        bool, typer.Option("--plain", help="Show answers as the model writes them, with Markdown as text.")
     ] = False,
     max_tokens: MaxTokensOption = 512,
     temperature: OptionalTemperatureOption = None,
@@ -74,6 +77,9 @@ def chat(
 
     Where neither an option nor the model's files name a temperature, it is 0.7.
     """
+    if model is not None and named is not None and model != named:
+        raise typer.BadParameter(f"give one model: MODEL is {model!r}, but --model is {named!r}")
+    model = model or named or "sibyl"
     from soothsay.core.params import SamplingParams
 
     given = given_sampling(
@@ -205,7 +211,7 @@ class Conversation:
         return form.wrapped(PlainParser(), opened=opened), params
 
     def _calls(self) -> ToolCallParser:
-        """What finds tool calls in the text of an answer."""
+        """The parser that finds tool calls in an answer."""
         from soothsay.server.tool_calls import PlainParser
         from soothsay.server.tools import ToolFormat
 

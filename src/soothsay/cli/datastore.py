@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.terminal import notice
+from soothsay.cli.whole_texts import read_whole_texts
 
 datastore = typer.Typer(help="Datastores for the drafter 'rest'.", no_args_is_help=True)
 
@@ -42,19 +42,9 @@ def build(
     ],
 ) -> None:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
-    with notice(f"opening {model} ..."):
-        from soothsay.drafters.lookup.datastore import write_datastore
-        from soothsay.errors import RequestError
-        from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.train.examples import read_examples
+    tokenizer, examples = read_whole_texts(model, files)
+    from soothsay.drafters.lookup.datastore import write_datastore
 
-        tokenizer = open_checkpoint(model).tokenizer()
-    if tokenizer is None:
-        raise RequestError(f"{model} has no tokenizer, so texts cannot be encoded for it")
-    with notice("reading the texts ..."):
-        examples, skipped = read_examples(files, tokenizer, _NO_LIMIT)
-    if str(skipped):
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(skipped)
     with _progress() as progress:
         write_datastore(out, (example.tokens for example in examples), tokenizer, progress=progress)
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -89,10 +79,6 @@ def info(
     for name, value in rows.items():
         table.add_row(Text(name, "dim"), Text(value))
     Console(highlight=False, soft_wrap=True).print(table)
-
-
-_NO_LIMIT = 2**62
-"""Limit of tokens in a document: none."""
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from rich.text import Text
 from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.config import DType, EngineConfig, ModelConfig, journal_bytes, state_bytes
+from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
+from soothsay.states_config import journal_bytes, state_bytes
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target

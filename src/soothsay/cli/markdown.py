@@ -67,7 +67,7 @@ class MarkdownStream:
             self._draw()
 
     def end(self) -> None:
-        """Print what is left, and leave the cursor at the begin of a line. More text may follow."""
+        """Print what is left, and leave the cursor at the start of a line. More text may follow."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -127,7 +127,7 @@ def _last_lines(source: str, count: int) -> str:
 
 
 def _stripped(line: Line) -> Line:
-    """A line without the spaces at its end that nobody sees."""
+    """A line without trailing spaces."""
     kept = list(line)
     while kept and not kept[-1].text.strip() and not (kept[-1].style and kept[-1].style.bgcolor):
         kept.pop()
@@ -137,7 +137,7 @@ def _stripped(line: Line) -> Line:
 
 
 class _Lines:
-    """Lines that are as they shall be printed."""
+    """Lines that are formatted already."""
 
     def __init__(self, lines: Iterable[Line]):
         self._lines = lines
@@ -184,4 +184,4 @@ class _Markdown(Markdown):
 
 
 PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-"""Reads Markdown. HTML is text: models write tags that are none."""
+"""Reads Markdown. HTML is shown as text: models write tags that are not HTML."""

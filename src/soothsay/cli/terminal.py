@@ -35,7 +35,7 @@ CONTROLS = {
 
 
 def harmless(text: str) -> str:
-    """A text of a stranger, such as a model, without characters that a terminal would obey."""
+    """A text from an untrusted source, such as a model, without characters that control a terminal."""
     return text.translate(CONTROLS)
 
 

@@ -1,4 +1,4 @@
-"""The accepted rows of trees, by which layers with a state advance."""
+"""The accepted rows of draft trees. Layers with a state advance by these rows."""
 
 from __future__ import annotations
 

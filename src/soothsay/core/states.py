@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soothsay.config import StatesConfig
 from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
+from soothsay.states_config import StatesConfig
 
 
 class LayerStates(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Marks = Sequence[tuple[int, int]]
-"""For some numbers of tokens, the slot that gets the state after these tokens."""
+"""Pairs of a number of tokens and the slot that gets the state after these tokens."""
 
 WITHIN = -1
 """The slot of a state that lives within the pass."""

@@ -77,7 +77,7 @@ class WindowPlanner:
         )
 
     def _add(self, s: Strand, start: list[int], first_kept: int) -> None:
-        """The rows of one request, whose state has the places `start`, and kept nodes those from a first."""
+        """Add a request's rows. `start`: places of its state; `first_kept`: of its first kept node."""
         before, place = self.before, self.first + s.first
         line = [*start, *range(place, place + s.advancing)]
         self.rows += [line[i : i + before + 1] for i in range(s.advancing)]

@@ -118,7 +118,7 @@ class Drafter(ABC):
 
 
 FIRST_GAIN = 2.0
-"""Right nodes that a drafter is expected to propose before it was asked. High, so that it is tried."""
+"""Initial estimate of a drafter's right nodes, before its first draft. High, so that the drafter is tried."""
 
 
 class SignalingDrafter(Drafter):
@@ -136,7 +136,7 @@ class SignalingDrafter(Drafter):
         """
 
     def first_gain(self, signal: int, sampled: bool) -> float:
-        """Nodes of a large draft that are expected to be right, before a draft of this kind was seen.
+        """Initial estimate of the right nodes in a large draft, before the first draft of this kind.
 
         Args:
             signal: the kind.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
-from soothsay.config import EngineConfig, journal_bytes, state_bytes
+from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory
 from soothsay.model.transformer import Transformer
+from soothsay.states_config import journal_bytes, state_bytes
 
 MEMORY_SHARE = 1 / 4
 """Largest share of the free memory that the KV pool takes unless it is told its size. The rest is for

@@ -11,13 +11,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ConvolutionConfig, ModelConfig
+from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
+from soothsay.states_config import ConvolutionConfig
 
 
 class Taps(nn.Module):

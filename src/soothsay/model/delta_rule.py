@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import DeltaConfig
 from soothsay.core.states import LayerStates
 from soothsay.core.strand import WITHIN, Strand
 from soothsay.core.strands import Strands
+from soothsay.states_config import DeltaConfig
 
 EPS = 1e-6
 """Added to the sum of squares of queries and keys before these are normed."""

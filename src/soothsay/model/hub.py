@@ -56,7 +56,7 @@ def checked(name: str) -> Iterator[None]:
     The hub's library compares sizes only. A file with another digest is deleted, so that it is downloaded
     again. A name that is not of a repository in the cache has no files to compare.
 
-    Raises `ModelError` if a digest is wrong, also in place of an error of the block.
+    Raises `ModelError` if a digest is wrong. It replaces an error that the block raised.
     """
     from huggingface_hub import constants
 
@@ -75,7 +75,7 @@ def checked(name: str) -> Iterator[None]:
 
 
 def _has_its_digest(blob: Path) -> bool:
-    """Whether a file of the cache is as its name says. Names of small files say nothing."""
+    """Whether a cached file has the digest in its name. Small files are named otherwise, and pass."""
     if not re.fullmatch("[0-9a-f]{64}", blob.name):
         return True
     with blob.open("rb") as file:

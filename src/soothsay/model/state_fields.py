@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from soothsay.config import ConvolutionConfig, DeltaConfig
 from soothsay.errors import ModelError
 from soothsay.model.family_layers import Raw
+from soothsay.states_config import ConvolutionConfig, DeltaConfig
 
 
 def parse_delta(raw: Raw, layers: int) -> DeltaConfig | None:

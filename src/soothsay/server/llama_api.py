@@ -27,7 +27,7 @@ from soothsay.server.protocol import ChatRequest
 from soothsay.server.service import Service, make_body
 
 SLOTS = "/slots"
-"""Shows how many requests run, those of all clients."""
+"""The route that shows how many requests of all clients run."""
 
 LLAMA_BODIES: dict[str, type[BaseModel]] = {
     "/completion": LlamaCompletionRequest,
@@ -75,7 +75,7 @@ class LlamaApi:
         return JSONResponse({"prompt": text})
 
     async def slots(self, http: Request) -> Response:
-        """`GET /slots`: which answers run. Nothing of what they say."""
+        """`GET /slots`: which answers run, without their text."""
         total, busy = self._service.model.max_requests, self._num_answers()
         if http.query_params.get("fail_on_no_slot") and busy >= total:
             raise ApiError(503, "all slots are busy", "overloaded", headers={"Retry-After": "1"})

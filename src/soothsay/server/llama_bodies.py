@@ -66,7 +66,7 @@ class LlamaRequest(GenerationRequest):
     @model_validator(mode="before")
     @classmethod
     def _count(cls, data: Any) -> Any:
-        """`n` is the same as `n_cmpl`, which wins."""
+        """`n` means the same as `n_cmpl`. If both are given, `n_cmpl` counts."""
         if isinstance(data, Mapping) and data.get("n_cmpl") is not None:
             return {**data, "n": data["n_cmpl"]}
         return data

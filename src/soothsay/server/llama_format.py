@@ -153,7 +153,7 @@ class LlamaFormat(ReplyFormat):
         }
 
     def _selected(self, reply: Json) -> Json:
-        """The fields of a reply that the request names; a slash leads into a field. All, if it names none."""
+        """The fields of a reply that the request names; a slash leads into a field. If it names none: all."""
         wanted = self._asked.response_fields
         if not wanted:
             return reply

@@ -63,7 +63,7 @@ def _piece(service: Service, token: int) -> dict[str, Any]:
 
 
 def _bytes(spelling: str) -> list[int]:
-    """The bytes of a token, from its spelling in a vocabulary of bytes; empty: this is none."""
+    """The bytes of a token, from its spelling in a vocabulary of bytes. Empty: it has none."""
     if found := re.fullmatch("<0x([0-9A-F]{2})>", spelling):
         return [int(found[1], 16)]
     letters = all(letter in BYTE_LETTERS for letter in spelling)

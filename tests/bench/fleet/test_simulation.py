@@ -158,6 +158,7 @@ def test_conversations() -> None:
     assert len([*LOAD.times(2)]) == 36
     assert token_ids([Piece("x", 9)]).tolist() == token_ids([Piece("x", 5), Piece("x", 9)]).tolist()[5:]
     assert token_ids([Piece("x", 5)]).tolist() == token_ids([Piece("x", 9)]).tolist()[:5]
+    assert token_ids([Piece("\ud800", 3)]).size == 3  # a name that is no text in UTF-8
     assert math.isinf(Conversations().times(3).rate)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.config import DeltaConfig
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strand import Strand
 from soothsay.core.strands import Strands
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels
+from soothsay.states_config import DeltaConfig
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]

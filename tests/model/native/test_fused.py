@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.config import DeltaConfig, ExpertsConfig, QueryGrowthConfig, RopeConfig
+from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention_layer import Sinks
@@ -27,6 +27,7 @@ from soothsay.model.norm import Vector
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Transformer
+from soothsay.states_config import DeltaConfig
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Compares rules over numbers of simulated engines, and draws what comes out."""
+"""Compares rules over numbers of simulated engines, and draws the results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from soothsay.plotting import new_figure, series_style, tidy
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """What a rule made of a load."""
+    """The results of one rule with one number of engines."""
 
     replicas: int
-    rule: str  # its name
+    rule: str  # name of the rule
     throughput: float  # tokens of answers in a second
     first_token: float  # seconds, median
     first_token_p99: float  # seconds

@@ -24,7 +24,7 @@ class Speculation:
     """What draft trees bring, on average."""
 
     nodes: int = 1  # of a tree, the root included
-    tokens: float = 1.0  # that an answer gets in a step; at most `nodes`
+    tokens: float = 1.0  # tokens that an answer gets in a step; at most `nodes`
 
 
 ROUNDING = 1e-9
@@ -36,13 +36,13 @@ NOTHING = -1
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request at an engine, and what came of it. Times are in seconds since the begin."""
+    """A request at an engine, and its results so far. Times are in seconds since the beginning."""
 
     traced: TracedRequest
     due: float  # when it was sent
     request: Request = field(repr=False)
     said: list[int] = field(repr=False)  # the answer's tokens
-    steps: int = 0  # that brought tokens
+    steps: int = 0  # steps that brought tokens
     first: float = 0.0  # when its first token came
     end: float = 0.0
 
@@ -97,7 +97,7 @@ class SimulatedEngine:
         self._scheduler.add(simulated.request)
 
     def begin_step(self) -> float:
-        """Begin a step with all that is in the line. Returns its seconds; 0 if there is nothing to do."""
+        """Begin a step with all waiting requests. Returns its seconds; 0 if there is nothing to do."""
         self._turns = self._scheduler.schedule()
         if not self._turns:
             return 0.0
@@ -131,7 +131,7 @@ class SimulatedEngine:
     def _speculate(self, turn: Turn, simulated: SimulatedRequest) -> None:
         """Give a turn a tree whose first nodes are right, and what the target says of it.
 
-        Step i brings so many tokens that i steps have brought `i * tokens`, rounded down.
+        After i steps, the request has got `i * tokens` tokens, rounded down.
         """
         request, mean, steps = turn.request, self._speculation.tokens, simulated.steps
         said, rest = request.num_output, simulated.said
@@ -147,7 +147,7 @@ class SimulatedEngine:
 
 
 class _Drafter(NoDrafter):
-    """Says how large trees are; it is never asked for one."""
+    """Gives the size of trees. The engine never asks it for a tree."""
 
     def __init__(self, nodes: int):
         self.max_nodes = nodes

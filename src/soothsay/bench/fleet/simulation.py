@@ -82,7 +82,7 @@ OTHERS: dict[str, MakeRule] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trace."""
+    """The results of a trace."""
 
     requests: Sequence[SimulatedRequest]  # in the order in which they ended
 
@@ -103,7 +103,7 @@ class Outcome:
         return found / sum(one.request.num_prompt for one in self.requests)
 
     def first_token(self, share: float = 0.5) -> float:
-        """Seconds from a request to its first token, of which `share` of the requests take no more."""
+        """Seconds from a request to its first token: the quantile `share` over all requests."""
         return float(np.quantile([one.first - one.due for one in self.requests], share))
 
 
@@ -155,7 +155,9 @@ class _Simulation:
         """Run all events in the order of their times."""
         for traced in trace:
             if traced.num_prompt + traced.answer.tokens > self._room:
-                raise RequestError(f"a request of session {traced.session} does not fit into the KV pool")
+                raise RequestError(
+                    f"a request of session {traced.session[:40]} does not fit into the KV pool"
+                )
             self._sessions[traced.session].append(traced)
         for waiting in self._sessions.values():
             self._plan(waiting[0].arrival, waiting[0])
@@ -173,7 +175,7 @@ class _Simulation:
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def _send(self, traced: TracedRequest) -> int:
-        """Give a request to an engine, which is returned, as the server's dispatcher does."""
+        """Give a request to an engine, as the server's dispatcher does. Returns the engine's number."""
         simulated = SimulatedRequest.of(traced, self._now, self._config.block_size, self._speculation)
         answers = {number: engine.num_answers for number, engine in enumerate(self._engines)}
         digests = simulated.digests

@@ -1,4 +1,4 @@
-"""What is asked of a simulated fleet: a trace that was recorded, or conversations that are made up."""
+"""The requests to a simulated fleet: a recorded trace, or made-up conversations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import random
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +23,9 @@ MAX_TOKENS = 1 << 20
 
 MAX_REQUESTS = 1 << 20
 """Limit of requests in a trace."""
+
+MAX_LINE = 1 << 20
+"""Limit of characters in a line of a trace."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -60,12 +64,14 @@ def token_ids(pieces: Sequence[Piece]) -> IntArray:
 
 @lru_cache(maxsize=1 << 14)
 def _ids(name: str, count: int) -> IntArray:
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    seed = int.from_bytes(
+        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )
     return np.random.default_rng(seed).integers(1 << 31, size=count, dtype=np.int64)
 
 
 def read_trace(path: Path) -> list[TracedRequest]:
-    """Read a trace: JSON lines with `session`, `arrival`, `prompt`, `answer` and, if wanted, `pause`.
+    """Read a trace: JSON lines with `session`, `arrival`, `prompt`, `answer` and, optionally, `pause`.
 
     `prompt` is a list of pieces `[name, tokens]`, and `answer` is one piece. A later prompt has the piece of
     an earlier answer under the same name.
@@ -75,7 +81,9 @@ def read_trace(path: Path) -> list[TracedRequest]:
     requests: list[TracedRequest] = []
     try:
         with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), ""), 1):
+                if len(line) > MAX_LINE:
+                    raise RequestError(f"{path}, line {number} has more than {MAX_LINE:,} characters")
                 if len(requests) == MAX_REQUESTS:
                     raise RequestError(f"{path} has more than {MAX_REQUESTS:,} requests")
                 if line.strip():
@@ -99,7 +107,7 @@ def _parsed(line: str, place: str) -> TracedRequest:
         )
         if not request.prompt or request.num_prompt + request.answer.tokens > MAX_TOKENS:
             raise ValueError(f"a request has 1 to {MAX_TOKENS:,} tokens")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise RequestError(
             f"{place}: {error!r}. A request is "
             '{"session": "a", "arrival": 0.5, "prompt": [["system", 500], ["q1", 30]], "answer": ["a1", 64]}'
@@ -109,14 +117,14 @@ def _parsed(line: str, place: str) -> TracedRequest:
 
 def _seconds(value: Any) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is not a number of seconds")
+        raise ValueError(f"{reprlib.repr(value)} is not a number of seconds")
     return float(value)
 
 
 def _piece(value: Any) -> Piece:
     name, tokens = value
     if not isinstance(name, str) or not isinstance(tokens, int) or not 0 < tokens <= MAX_TOKENS:
-        raise ValueError(f"{value!r} is not a name and a number of tokens from 1 on")
+        raise ValueError(f"{reprlib.repr(value)} is not a name and a number of tokens from 1 on")
     return Piece(name, tokens)
 
 

@@ -107,7 +107,7 @@ def fleet(
     """Simulate the router of 'serve --replicas' with many engines, beside round robin and least load.
 
     Router, scheduler and prefix cache are the server's own; passes take times that were measured. The
-    conversations, or the trace, decide what is asked: see docs/many-machines.md.
+    requests are made-up conversations, or those of a trace: see docs/many-machines.md.
     """
     if acceptance > tree:
         raise typer.BadParameter("--acceptance cannot be above --tree, the nodes that are verified")

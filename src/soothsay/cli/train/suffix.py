@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.terminal import notice
+from soothsay.cli.whole_texts import read_whole_texts
 
 
 def suffix(
@@ -38,27 +38,13 @@ def suffix(
 
     Nothing is trained. Drafts come from what the model has answered to other prompts.
     """
-    with notice(f"opening {model} ..."):
-        from soothsay.drafters.lookup.suffix import write_texts
-        from soothsay.errors import RequestError
-        from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.train.answer_texts import answer_texts
-        from soothsay.train.examples import read_examples
+    tokenizer, examples = read_whole_texts(model, files)
+    from soothsay.drafters.lookup.suffix import write_texts
+    from soothsay.train.answer_texts import answer_texts
 
-        tokenizer = open_checkpoint(model).tokenizer()
-    if tokenizer is None:
-        raise RequestError(f"{model} has no tokenizer, so answers cannot be encoded for it")
-    with notice("reading the answers ..."):
-        examples, skipped = read_examples(files, tokenizer, _NO_LIMIT)
-        texts = answer_texts(examples, tokens)
-    if str(skipped):
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(skipped)
+    texts = answer_texts(examples, tokens)
     size = write_texts(out, texts, tokenizer.fingerprint.hex())
     count = sum(map(len, texts))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{out}: {count:,} tokens of {len(texts):,} answers, {decimal(size)}")
     console.print(f"Try:\n  soothsay generate 'Hello!' --chat -m {model} -d 'suffix(store={out})'")
-
-
-_NO_LIMIT = 2**62
-"""Limit of tokens in an example: none."""

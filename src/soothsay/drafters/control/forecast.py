@@ -130,10 +130,10 @@ def forecast_of_nothing() -> Forecast:
 
 
 def start_gains(size: int, most: float) -> list[float]:
-    """Gains of 0, 1, ... `size - 1` nodes that are forecast for a drafter that was never asked.
+    """Forecast gains of 0, 1, ... `size - 1` nodes, for a drafter that has not drafted yet.
 
     Args:
-        size: of the result.
+        size: length of the result.
         most: gain of many nodes.
     """
     miss = max(START_MISS, 1 - 1 / most) if most > 0 else START_MISS

@@ -29,9 +29,9 @@ from soothsay.drafters.lookup.stock_automaton import new_automaton
 from soothsay.errors import DrafterError
 
 OWN_DOUBT, MEMORY_DOUBT, STORE_DOUBT = 2.0, 8.0, 16.0
-"""Match lengths at which half of a lone occurrence is believed: in a request's own text, in ended requests of
-its tenant, and in a store. A request repeats its own text more often. With these values, estimated and
-measured acceptance are close, with sibyl and with SmolLM2."""
+"""Match lengths at which the estimated acceptance of a single occurrence is a half: in a request's own text,
+in ended requests of its tenant, and in a store. A request repeats its own text more often. With these
+values, estimated and measured acceptance are close, with sibyl and with SmolLM2."""
 
 SAMPLED_GAIN = 0.4
 """Right nodes for each token of a match if the request samples. Greedy answers have one for each token."""

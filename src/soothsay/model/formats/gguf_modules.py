@@ -38,7 +38,7 @@ FAMILIES = {
 
 
 def module_number(header: Header, block: str, config: Mapping[str, Any]) -> int | None:
-    """The number of the MTP module that a block is, counted from 0. None: it is the model's own."""
+    """The number of a block among the MTP modules, from 0. None: the block is one of the model's own."""
     if header.family not in FAMILIES or not header.number("nextn_predict_layers", 0):
         return None
     number = int(block[:9]) - int(config["num_hidden_layers"]) if block.isdecimal() else -1

@@ -69,7 +69,7 @@ def read_key(file: Path) -> bytes:
 
 
 class StagePlace(Protocol):
-    """Where a process can be had that runs layers."""
+    """A place that provides a process to run layers."""
 
     def open(self) -> RemoteStage:
         """A process without layers. Raises `ModelError` if there is none."""
@@ -77,8 +77,8 @@ class StagePlace(Protocol):
 
 
 Stages = int | Sequence[StagePlace]
-"""The number of processes that share the layers, the engine's own included, all on this machine; or where
-the other processes can be had, which get the layers after the engine's own."""
+"""The number of processes that share the layers, the engine's own included, all on this machine. Or
+the places of the other processes, which get the layers after the engine's own."""
 
 
 def load_pipeline(

@@ -28,7 +28,7 @@ PATIENCE = 10.0
 class RayStage:
     """An actor that gets layers, for `LLM(model, stages=[RayStage(), ...])`. It is a `StagePlace`.
 
-    The process of the `LLM` must have joined a cluster; the process of an engine on Ray has.
+    The process of the `LLM` must have joined a cluster. Engines on Ray have joined one.
     """
 
     cores: int = 1  # physical ones, its own
