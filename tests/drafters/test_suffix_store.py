@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams
 from soothsay.cli.app import app
+from soothsay.config import EngineConfig
+from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.learned import read_learned
 from soothsay.drafters.lookup.suffix import Suffix, write_texts
 from soothsay.drafters.places import SHIPPED_TEXTS, suffix_store
 from soothsay.drafters.registry import build_drafter
@@ -60,12 +63,13 @@ def test_a_target_without_texts_has_no_store(sibyl: LLM) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", SHIPPED_TEXTS)
-def test_texts_of_the_package_can_be_read(vocabulary: str, sibyl: LLM) -> None:
-    class Shipped(type(sibyl.engine.target)):  # type: ignore[misc]
+def test_texts_of_the_package_are_whole_and_of_their_vocabulary(vocabulary: str) -> None:
+    class Shipped(Target):
         vocabulary = ""
 
     Shipped.vocabulary = vocabulary
-    target = Shipped(sibyl.engine.model, None, sibyl.engine.config, 0)
-    store = suffix_store(target)
+    store = suffix_store(Shipped(None, None, EngineConfig(), 0))  # type: ignore[arg-type]
     assert store is not None
-    assert 100_000 < store.stat().st_size < 4_000_000
+    texts = read_learned(store, Suffix.kind, vocabulary)  # checks the digest too
+    assert len(texts["tokens"]) == texts["lengths"].sum() == 500_000
+    assert store.stat().st_size < 3_000_000
