@@ -112,15 +112,13 @@ export class TreePanel {
     this.#pause();
     this.#answer = answer;
     this.#follows = step === null;
-    this.#step = step ?? Math.max((answer?.steps.length ?? 0) - 1, 0);
+    this.#step = step ?? 0;
     this.#draw();
   }
 
   /** Draw again if this answer is shown, since it may have more steps. */
   update(answer) {
-    if (answer !== this.#answer) return;
-    if (this.#follows) this.#step = Math.max(answer.steps.length - 1, 0);
-    this.#schedule();
+    if (answer === this.#answer) this.#schedule();
   }
 
   #walk(step) {
@@ -153,6 +151,7 @@ export class TreePanel {
   #draw() {
     const { drawing, caption, slider, position, back, on, replay, empty } = this.parts;
     const steps = this.#answer?.steps ?? [];
+    if (this.#follows) this.#step = Math.max(steps.length - 1, 0); // steps may have come since `update`
     const step = steps[this.#step];
     drawing.hidden = !step;
     empty.hidden = Boolean(step);
