@@ -31,7 +31,7 @@ def suffix(
         ),
     ],
     tokens: Annotated[
-        int, typer.Option(min=1, help="Limit of tokens. A token takes 4 bytes in the file, 100 in memory.")
+        int, typer.Option(min=1, help="Limit of tokens. A token takes 4 bytes in the file, 140 in memory.")
     ] = 500_000,
 ) -> None:
     """Keep a model's answers, so that suffix matching drafts from them (REST, arXiv 2311.08252).
