@@ -5,7 +5,7 @@
 // its query and its own keys alone, so its bits are the same in any batch, tree or chunk, with any number of threads.
 // The paths of a tree read their common context together, and then the rest of their keys separately.
 #include "kernels.h"
-#include "key_blocks.h"
+#include "kv_formats.h"
 #include "pool.h"
 #include <algorithm>
 #include <vector>
@@ -93,7 +93,8 @@ int meet_next(const P& products, int first, const Visit& visit) {
 }
 
 #if defined(SOOTHSAY_TILES)
-int meet_next(const Tiles& tiles, int first, const Visit& visit) {
+template <class Keys>
+int meet_next(const Tiles<Keys>& tiles, int first, const Visit& visit) {
     const int d = visit.s.d;
     bool any = false, sees[TILE_ROWS];
     for (int n = 0; n < tiles.height; ++n) any |= sees[n] = visit.sees(first + n);

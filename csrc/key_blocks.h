@@ -1,10 +1,10 @@
 // A block of a head's keys and values in the layouts of products, and these products.
 //
 // `Floats...`, `Pair...` (of bfloat16) and `Integer...` each have one half: scores of queries against keys, or sums of
-// values. A format of the KV pool combines two halves.
+// values.
 #pragma once
 #include "integer_keys.h"
-#include "tiles.h"
+#include "simd.h"
 #include <vector>
 
 namespace {
@@ -246,69 +246,6 @@ struct PairValues {
 template <class Keys, class Values>
 struct Both : Keys, Values {
     Both(int queries, int d) : Keys(queries, d), Values(queries, d) {}
-};
-
-#if defined(SOOTHSAY_TILES)
-// Products of pairs in tiles of up to 16 queries. Their sums differ from those of vectors, so a single query uses tiles too.
-struct Tiles : Both<PairKeys, PairValues> {
-    const int height;  // queries of a tile; a tile may begin at any query
-    const TileShape shape;
-
-    Tiles(int queries, int d) : Tiles(queries, d, (queries + TILE_ROWS - 1) / TILE_ROWS) {}
-
-    // Scores of a tile's queries, from r on, against the block.
-    void scores(int r, int d, floats (*out)[TILES]) const {
-        zero_tiles();
-        for (int j = 0; j < d / 2; j += TILE_STEPS)
-            multiply_tiles((const bf16*)&q[size_t(r) * d / 2 + j], 2 * d, (const uint8_t*)&keys[size_t(j) * BLOCK],
-                           4 * BLOCK);
-        store_tiles(out, 4 * BLOCK);
-    }
-
-    // BLOCK dimensions of the block's values, from j on, weighted by w.
-    void weighted(const uint32_t (*w)[BLOCK / 2], int j, floats (*out)[TILES]) const {
-        zero_tiles();
-        for (int i = 0; i < BLOCK / 2; i += TILE_STEPS)
-            multiply_tiles((const bf16*)&w[0][i], 2 * BLOCK, (const uint8_t*)&values[size_t(i) * wide + j], 4 * wide);
-        store_tiles(out, 4 * BLOCK);
-    }
-
-private:
-    Tiles(int queries, int d, int tiles)
-        : Both(queries + TILE_ROWS - 1, d), height((queries + tiles - 1) / tiles), shape(height, TILE_STEPS) {}
-};
-#endif
-
-// The formats of a KV pool: the types of keys and values, the elements of a row of d dimensions, and the products.
-struct FloatFormat {
-    typedef float Key, Value;
-    typedef Both<FloatKeys, FloatValues> Products;
-    static int64_t stride(int d) { return d; }
-};
-
-#if defined(__AVX512BF16__)
-typedef PairValues HalfValues;
-#else
-typedef FloatValues HalfValues;
-#endif
-
-struct HalfFormat {
-    typedef bf16 Key, Value;
-#if defined(SOOTHSAY_TILES)
-    typedef Tiles Products;
-#elif defined(__AVX512BF16__)
-    typedef Both<PairKeys, PairValues> Products;
-#else
-    typedef Both<FloatKeys, FloatValues> Products;
-#endif
-    static int64_t stride(int d) { return d; }
-};
-
-struct IntegerFormat {
-    typedef int16_t Key;
-    typedef bf16 Value;
-    typedef Both<IntegerKeys, HalfValues> Products;
-    static int64_t stride(int d) { return integer_row(d); }
 };
 
 }  // namespace

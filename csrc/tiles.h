@@ -63,6 +63,13 @@ inline void store_pairs(void* sums, void* others, int64_t stride) {
     _tile_stored(3, (char*)others + 64, stride);
 }
 
+// The sums of `multiply_bytes`, `stride` bytes apart.
+inline void store_bytes(void* high, void* mixed, void* low, int64_t stride) {
+    _tile_stored(0, high, stride);
+    _tile_stored(1, mixed, stride);
+    _tile_stored(2, low, stride);
+}
+
 // The reverse of `store_pairs`.
 inline void load_pairs(const void* sums, const void* others, int64_t stride) {
     written();
@@ -112,6 +119,21 @@ inline void multiply_tiles(const bf16* x, int64_t stride, const uint8_t* w, int6
     _tile_loadd(7, w + 192, step);
     _tile_dpbf16ps(3, 4, 7);
     meanwhile();
+}
+
+// Adds products of integers of 16 bits, as high and low bytes, with those of 16 outputs: of the high bytes to tile 0, of high
+// and low ones to tile 1, of the low bytes to tile 2.
+inline void multiply_bytes(const void* high, const void* low, int64_t stride, const void* w_high, const void* w_low,
+                           int64_t step) {
+    written();
+    _tile_loadd(4, high, stride);
+    _tile_loadd(6, w_high, step);
+    _tile_dpbssd(0, 4, 6);
+    _tile_loadd(7, w_low, step);
+    _tile_dpbsud(1, 4, 7);
+    _tile_loadd(5, low, stride);
+    _tile_dpbusd(1, 5, 6);
+    _tile_dpbuud(2, 5, 7);
 }
 
 // The same for two tiles of rows and half the outputs: each loaded weight serves both tiles.

@@ -41,9 +41,6 @@ VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "por
 BFLOAT16 = ("amx", "avx512bf16")
 """Instruction sets that multiply bfloat16."""
 
-TILES = ("amx",)
-"""Instruction sets whose tiles multiply bfloat16, but no integers of 16 bits."""
-
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
 
@@ -109,6 +106,7 @@ class NativeKernels:
     """
 
     draws_by_race = True
+    integer_keys = True
 
     def __init__(self, variant: str):
         file = Path(__file__).with_name(f"_{variant}.abi3.so")
@@ -118,7 +116,6 @@ class NativeKernels:
         if not library.soothsay_runs_here():
             raise OSError(f"this processor lacks {variant}")
         self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
-        self.integer_keys = variant not in TILES
         self.name = f"native, {variant}"
         for name, types in SIGNATURES.items():
             function = getattr(library, name)

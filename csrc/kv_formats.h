@@ -1,0 +1,44 @@
+// The formats of a KV pool, and the products that each uses.
+#pragma once
+#include "key_blocks.h"
+#include "key_tiles.h"
+
+namespace {
+
+// A format: the types of keys and values, the elements of a row of d dimensions, and the products.
+struct FloatFormat {
+    typedef float Key, Value;
+    typedef Both<FloatKeys, FloatValues> Products;
+    static int64_t stride(int d) { return d; }
+};
+
+#if defined(__AVX512BF16__)
+typedef PairValues HalfValues;
+#else
+typedef FloatValues HalfValues;
+#endif
+
+struct HalfFormat {
+    typedef bf16 Key, Value;
+#if defined(SOOTHSAY_TILES)
+    typedef Tiles<PairKeyTiles> Products;
+#elif defined(__AVX512BF16__)
+    typedef Both<PairKeys, PairValues> Products;
+#else
+    typedef Both<FloatKeys, FloatValues> Products;
+#endif
+    static int64_t stride(int d) { return d; }
+};
+
+struct IntegerFormat {
+    typedef int16_t Key;
+    typedef bf16 Value;
+#if defined(SOOTHSAY_TILES)
+    typedef Tiles<IntegerKeyTiles> Products;
+#else
+    typedef Both<IntegerKeys, HalfValues> Products;
+#endif
+    static int64_t stride(int d) { return integer_row(d); }
+};
+
+}  // namespace
