@@ -10,10 +10,11 @@ from tokenizers import Tokenizer as Backend
 
 from soothsay.files import check_size, read_json_object, read_model_bytes, read_model_text
 from soothsay.vocabulary.added import Added, add, added_tokens, named_special, surround
-from soothsay.vocabulary.byte_level import WORDS, byte_level
+from soothsay.vocabulary.byte_level import byte_level
 from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import Kind, SentencePieceModel, sentencepiece
 from soothsay.vocabulary.tekken import SPECIAL, tekken
+from soothsay.vocabulary.words import WORDS
 
 MAX_TOKENIZER_BYTES = 2**27
 """Size limit of a tokenizer.json in bytes. Gemma's, with 262,000 tokens, has 33 MB."""
@@ -22,7 +23,7 @@ MAX_FILE_BYTES = 2**25
 """Size limit of a tokenizer.model or a merges.txt in bytes. Gemma's tokenizer.model has 4 MB."""
 
 WORDS_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
-"""For classes of tokenizers (`tokenizer_class`) with a vocab.json, their rule in `byte_level.WORDS`."""
+"""For classes of tokenizers (`tokenizer_class`) with a vocab.json, their rule in `words.WORDS`."""
 
 
 END_OF_TEXT = "<|endoftext|>"

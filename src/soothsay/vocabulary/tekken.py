@@ -9,8 +9,9 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from soothsay.vocabulary.byte_level import Words, byte_level, byte_text
+from soothsay.vocabulary.byte_level import byte_level, byte_text
 from soothsay.vocabulary.merges import Merges, check_lengths
+from soothsay.vocabulary.words import Words
 
 MAX_TOKENS = 2**20
 """Limit of tokens. Mistral's files list 150,000."""

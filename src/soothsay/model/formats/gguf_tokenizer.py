@@ -15,12 +15,10 @@ from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
 from soothsay.tokenizer import TEMPLATE_NAMES, Tokenizer, backend_errors
-from soothsay.vocabulary.byte_level import WORDS, byte_level
+from soothsay.vocabulary.byte_level import byte_level
 from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
-
-_BEGUN = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-"""Names of rules for words (`tokenizer.ggml.pre`) with which a text has a first token by default."""
+from soothsay.vocabulary.words import WORDS
 
 _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0}
@@ -198,7 +196,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend
             "load the model from its Hugging Face directory instead"
         )
     backend = byte_level(vocabulary.ids, _merges(metadata), WORDS[name])
-    _add_template(backend, metadata, vocabulary.tokens, add_bos=name in _BEGUN)
+    _add_template(backend, metadata, vocabulary.tokens, add_bos=WORDS[name].add_bos)
     return backend
 
 

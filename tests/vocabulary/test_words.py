@@ -1,0 +1,57 @@
+"""Rules that cut texts into words, beside llama.cpp and the models' own tokenizers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from helpers.word_oracle import CUT, KEPT, NAMES, TEXTS, plain
+
+from soothsay.vocabulary.byte_level import byte_level
+from soothsay.vocabulary.words import WORDS
+
+ORACLE: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))
+
+
+def cuts(name: str, text: str) -> str:
+    """The text with `CUT` between words, by soothsay's rule."""
+    backend = byte_level({}, [], WORDS[name])
+    assert backend.pre_tokenizer is not None
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    return CUT.join(plain(word) for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cuts_as_llama_cpp_or_as_the_model_where_they_differ(name: str) -> None:
+    own = ORACLE["models"].get(name, {})
+    for i, text in enumerate(TEXTS):
+        assert cuts(name, text) == own.get(str(i), ORACLE["llama.cpp"][name][i])
+
+
+def test_every_rule_is_compared() -> None:
+    assert {words.patterns for words in WORDS.values()} == {WORDS[name].patterns for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_runs_take_no_long_time(name: str) -> None:
+    """A client chooses the text. An expression that looks ahead from each character would take minutes."""
+    backend = byte_level({}, [], WORDS[name])
+    assert backend.pre_tokenizer is not None
+    for run in ("a", "A", "1", " ", "\n", ".", "'", "\u0301", "A\u0301", "\u6f22"):
+        began = time.process_time()
+        backend.pre_tokenizer.pre_tokenize_str(run * 10_000 + "x")
+        assert time.process_time() - began < 1
+
+
+def test_what_else_a_name_says() -> None:
+    assert WORDS["glm4"].ignore_merges
+    assert not WORDS["chatglm-bpe"].ignore_merges
+    assert {name for name, words in WORDS.items() if words.compose} == {
+        *("qwen2", "deepseek-r1-qwen", "qwen35", "command-r")
+    }
+    assert {name for name, words in WORDS.items() if words.add_bos} == {
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "tekken")
+    }
