@@ -47,9 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         entry = {"type": "file", "path": FILE, "size": len(hub.content), "oid": "2" * 40}
         entry["lfs"] = {"oid": hub.digest, "size": len(hub.content), "pointerSize": 130}
-        if path.startswith("/api/models/org/m/tree/"):
-            self._send(json.dumps([entry]).encode(), {"content-type": "application/json"})
-        elif path.startswith("/api/models/org/m"):
+        if path.startswith("/api/models/org/m"):
             about = {"id": "org/m", "sha": COMMIT, "siblings": [{"rfilename": FILE}]}
             self._send(json.dumps(about).encode(), {"content-type": "application/json"})
         elif path.startswith("/org/m/resolve/"):
@@ -181,6 +179,7 @@ def test_no_network(hub: Hub, start: Start, tmp_path: Path, model: str, message:
     assert (code, out) == (2, "")
     assert message in err
     assert "check the network" in err
+    assert "Retrying" not in err  # a user waits for this message
     assert "Traceback" not in err
     assert not [file for file in tmp_path.rglob("*.gguf") if "made" not in file.parts]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from gguf_files import write_gguf
+from huggingface_hub import ModelInfo
 from huggingface_hub.errors import HFValidationError
 
 from soothsay import LLM
@@ -85,13 +86,17 @@ class Hub:
         self.root, self.cache, self.downloaded = root / "hub", root / "cache", list[str]()
         self.offline = False
         self.failure: Exception | None = None
-        for function in (self.list_repo_files, self.snapshot_download, self.hf_hub_download):
+        for function in (self.model_info, self.snapshot_download, self.hf_hub_download):
             monkeypatch.setattr(huggingface_hub, function.__name__, function)
 
     def repository(self, name: str) -> Path:
         return self.root / name
 
-    def list_repo_files(self, name: str) -> list[str]:
+    def model_info(self, name: str, timeout: float) -> ModelInfo:
+        assert timeout > 0
+        return ModelInfo(id=name, siblings=[{"rfilename": file} for file in self.files(name)])
+
+    def files(self, name: str) -> list[str]:
         if self.offline:
             raise RuntimeError("no network")  # as an HTTP library's own errors, no OSError
         if not self.repository(name).is_dir():
@@ -108,7 +113,7 @@ class Hub:
             if not (self.cache / name).is_dir():
                 raise FileNotFoundError(f"{name} is not in the cache")
         else:
-            for file in self.list_repo_files(name):
+            for file in self.files(name):
                 if any(fnmatch(file, pattern) for pattern in allow_patterns):
                     self.hf_hub_download(name, file)
         return str(self.cache / name)

@@ -89,10 +89,12 @@ def has_safetensors(directory: Path) -> bool:
 
 def _files(name: str) -> list[str]:
     """Names of a repository's files; without a network, of those that have been downloaded."""
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import constants, model_info, snapshot_download
 
     try:
-        return list(list_repo_files(name))
+        # fails at once without a network, where `list_repo_files` retries for 23 seconds
+        about = model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        return [file.rfilename for file in about.siblings or ()]
     except Exception:  # of whichever HTTP library the hub's own uses
         here = None
         with suppress(OSError):
