@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay import LLM, FinishReason, ModelError, RequestError, SamplingParams, Stream, Tokenizer
+from soothsay import (
+    LLM,
+    DrafterError,
+    FinishReason,
+    ModelError,
+    Request,
+    RequestError,
+    SamplingParams,
+    Stream,
+    Tokenizer,
+)
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
@@ -128,6 +138,29 @@ class TestStreams:
         assert stream.result.finish_reason is FinishReason.CANCELLED
         assert stream.result.text == "".join(said)
         stream.cancel()  # a second call does nothing
+
+    @pytest.mark.parametrize("prompts", ["Once upon a time", ["Once upon a time", "Hello", "One two three"]])
+    def test_an_interrupt_leaves_no_request(
+        self, sibyl: LLM, monkeypatch: pytest.MonkeyPatch, prompts: str | list[str]
+    ) -> None:
+        advance, calls = sibyl.engine.advance, iter(range(5))
+
+        def interrupted(request: Request) -> None:
+            if next(calls) == 4:
+                raise KeyboardInterrupt
+            advance(request)
+
+        free = sibyl.engine.allocator.num_free
+        monkeypatch.setattr(sibyl.engine, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sibyl.generate(prompts, GREEDY)
+        assert not sibyl.engine.has_work
+        assert sibyl.engine.allocator.num_free == free
+
+    def test_an_unknown_drafter_leaves_no_request(self, sibyl: LLM) -> None:
+        with pytest.raises(DrafterError, match="unknown"):
+            sibyl.generate(["Hello", "Hello"], GREEDY, drafter=["none", "no-such-drafter"])
+        assert not sibyl.engine.has_work
 
     def test_a_stream_has_one_answer(self, sibyl: LLM) -> None:
         with pytest.raises(RequestError, match="one answer"):

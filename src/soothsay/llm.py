@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from numbers import Integral
 from typing import Any, overload
 
@@ -30,6 +31,18 @@ from soothsay.model.transformer import Transformer
 from soothsay.request_builder import Prompt, RequestBuilder
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A prompt whose requests are in the engine."""
+
+    ids: list[int]
+    streams: list[Stream]
+
+    def result(self, *, failing: bool) -> Result:
+        """Wait for the answers. Raises `StepError` if one fails, and `failing` is set."""
+        return Result(self.ids, [stream.choice if failing else stream.outcome for stream in self.streams])
 
 
 class LLM:
@@ -182,21 +195,30 @@ class LLM:
             RequestError: the one prompt cannot be served.
             StepError: the engine failed at the one prompt.
         """
-        if _is_prompt(prompts):
-            submitted = self._submit(prompts, params or self.default_sampling_params, drafter)  # type: ignore[arg-type]
-            return self._collect(submitted, failing=True)
-        groups: list[tuple[list[int], list[Stream]] | RequestError] = []
-        many = list(prompts)
-        for i, prompt in enumerate(many):
-            own_params = _pick(params, i, len(many), "params") or self.default_sampling_params
-            try:
-                groups.append(self._submit(prompt, own_params, _pick(drafter, i, len(many), "drafter")))  # type: ignore[arg-type]
-            except RequestError as error:
-                groups.append(error)
-        return [
-            _refusal(group) if isinstance(group, RequestError) else self._collect(group, failing=False)
-            for group in groups
-        ]
+        submitted = list[_Submitted]()
+        try:
+            if _is_prompt(prompts):
+                submitted.append(self._submit(prompts, params or self.default_sampling_params, drafter))  # type: ignore[arg-type]
+                return submitted[0].result(failing=True)
+            answers = list[_Submitted | RequestError]()
+            many = list(prompts)
+            for i, prompt in enumerate(many):
+                own_params = _pick(params, i, len(many), "params") or self.default_sampling_params
+                try:
+                    answer = self._submit(prompt, own_params, _pick(drafter, i, len(many), "drafter"))  # type: ignore[arg-type]
+                except RequestError as error:
+                    answers.append(error)
+                else:
+                    submitted.append(answer)
+                    answers.append(answer)
+            return [
+                _refusal(one) if isinstance(one, RequestError) else one.result(failing=False)
+                for one in answers
+            ]
+        except BaseException:  # an interrupt or a wrong argument leaves no request in the engine
+            for stream in chain.from_iterable(one.streams for one in submitted):
+                stream.cancel()
+            raise
 
     def chat(
         self,
@@ -225,7 +247,7 @@ class LLM:
             raise RequestError(
                 f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
             )
-        return self._submit(prompt, params, drafter)[1][0]
+        return self._submit(prompt, params, drafter).streams[0]
 
     def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
@@ -303,25 +325,13 @@ class LLM:
         """
         return self._builder.constraint(params, tenant)
 
-    def _submit(
-        self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None
-    ) -> tuple[list[int], list[Stream]]:
-        """Check a prompt and add its `n` requests to the engine. Returns its token ids and the answers."""
+    def _submit(self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None) -> _Submitted:
+        """Check a prompt and add its `n` requests to the engine."""
         requests = self.requests(prompt, params, drafter=drafter)
         for request in requests:
             self.engine.add(request)
         ids = requests[0].tokens[: requests[0].num_prompt].tolist()
-        return ids, [Stream(self.engine, request) for request in requests]
-
-    def _collect(self, submitted: tuple[list[int], list[Stream]], *, failing: bool) -> Result:
-        """Wait for the answers to one prompt. Raises `StepError` if one fails, and `failing` is set."""
-        ids, streams = submitted
-        try:
-            return Result(ids, [stream.choice if failing else stream.outcome for stream in streams])
-        except BaseException:  # an interrupt leaves no request in the engine
-            for stream in streams:
-                stream.cancel()
-            raise
+        return _Submitted(ids, [Stream(self.engine, request) for request in requests])
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         """Return the drafter that `spec` names. Each spec is built once."""
