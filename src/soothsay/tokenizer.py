@@ -176,22 +176,31 @@ class Detokenizer:
     """
 
     REPLACEMENT = "\ufffd"
+    CONTEXT, WINDOW = 8, 16  # tokens with which a window begins, and after which it moves
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special: bool = True):
         self.tokenizer, self.skip_special = tokenizer, skip_special
-        self.ids = list(context)[-8:]
+        self.ids = list(context)[-self.CONTEXT :]
         self.start = 0  # the window's first token
         self.read = len(self.ids)  # the text of tokens before this one has been returned
+        self._before: str | None = None  # text of the window up to `read`; None: it has moved
 
     def push(self, ids: Sequence[int], *, final: bool = False) -> str:
         """Append `ids` and return the text that is now complete; with `final`, all that is left."""
         self.ids.extend(ids)
-        before = self.tokenizer.decode(self.ids[self.start : self.read], skip_special=self.skip_special)
-        after = self.tokenizer.decode(self.ids[self.start :], skip_special=self.skip_special)
+        if self._before is None:
+            self._before = self._decode(self.read)
+        before, after = self._before, self._decode(len(self.ids))
         if (after.endswith(self.REPLACEMENT) and not final) or len(after) < len(before):
             return ""
-        self.start, self.read = max(self.start, self.read - 8), len(self.ids)
+        last, self.read, self._before = self.read, len(self.ids), after
+        if self.read - self.start > self.WINDOW:
+            self.start, self._before = max(self.start, last - self.CONTEXT), None
         return after[len(before) :]
+
+    def _decode(self, end: int) -> str:
+        """The text of the window's tokens before `end`."""
+        return self.tokenizer.decode(self.ids[self.start : end], skip_special=self.skip_special)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ class Batch:
     positions: Tensor  # [N] int64, for the rotary embedding
     slots: Tensor  # [N] int64, where each row's KV goes
     logit_rows: Tensor  # [M] int64, rows of tree nodes, the roots included
-    spans: tuple[tuple[int, int], ...]  # each request's part of the logit rows
+    asked: tuple[int, ...]  # number of logit rows of each request
     paths: Paths  # the keys that the rows attend to
     num_slots: int  # size of the smallest pool with all slots in use here
     group: int
@@ -125,13 +125,22 @@ class Batch:
             positions=layout.positions.to(device),
             slots=layout.slots.to(device),
             logit_rows=layout.logit_rows.to(device),
-            spans=tuple(pairwise(accumulate(layout.asked, initial=0))),
+            asked=tuple(layout.asked),
             paths=layout.paths,
             num_slots=layout.num_slots,
             group=group,
             windows=tuple(windows),
             requests=tuple(requests),
         )
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Each request's part of the logit rows."""
+        return tuple(pairwise(accumulate(self.asked, initial=0)))
+
+    def select_logit_rows(self, x: Tensor) -> Tensor:
+        """`[N, size] -> [M, size]`: the rows of tree nodes. They rise, so all rows need no copy."""
+        return x if len(self.logit_rows) == len(x) else x.index_select(0, self.logit_rows)
 
     @cached_property
     def strands(self) -> Strands:

@@ -37,8 +37,8 @@ def draw(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) -> tu
     drawn = Drawn()
     if len(noisy) < len(logits):
         values, tokens = kernels.largest(adjusted, 1)
-        pairs = zip(tokens[:, 0].tolist(), values[:, 0].tolist(), strict=True)
-        drawn = dict(enumerate(pairs))
+        pairs = zip(tokens.tolist(), values.tolist(), strict=True)
+        drawn = {row: (token, value) for row, ((token,), (value,)) in enumerate(pairs)}
     if noisy:
         rows = torch.tensor([row for row, *_ in noisy], device=logits.device)
         own = adjusted if len(noisy) == len(logits) else adjusted.index_select(0, rows)

@@ -56,10 +56,11 @@ class PerTenant(Generic[T]):
         return tenant in self._values
 
     def __getitem__(self, tenant: Tenant) -> T:
-        if tenant not in self._values:
-            self[tenant] = self._make()
+        value = self._values.get(tenant)
+        if value is None:
+            value = self[tenant] = self._make()
         self._values.move_to_end(tenant)
-        return self._values[tenant]
+        return value
 
     def __setitem__(self, tenant: Tenant, value: T) -> None:
         if tenant not in self._values and len(self._values) >= MAX_TENANTS:

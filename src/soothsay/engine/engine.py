@@ -207,7 +207,7 @@ class Engine:
         layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
         hidden, tapped = self.model(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
-        logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
+        logits = self.model.logits(batch.select_logit_rows(hidden))
         return Output(logits, dict(zip(layers, tapped, strict=True)))
 
     def _observe(self, turns: Sequence[Turn], output: Output) -> None:

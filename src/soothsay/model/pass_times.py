@@ -118,7 +118,7 @@ class VerifyPass:
         """`[rows, V]` logits."""
         batch = self.model.pack([self.rows], self.cache.block_size)
         hidden, _ = self.model(batch, self.cache)
-        return self.model.logits(hidden.index_select(0, batch.logit_rows))
+        return self.model.logits(batch.select_logit_rows(hidden))
 
 
 def filled_cache(model: Transformer, context: int, rows: int) -> KVPool:
@@ -169,8 +169,8 @@ class PassTimes:
         if len(self.contexts) > 1:
             share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0])
             seconds = seconds + (longest - seconds) * share
-        if self._scales is not None:
-            seconds = seconds * self._scales
+        if self._scales is not None:  # they move apart, and more rows must not seem to cost less
+            seconds = np.maximum.accumulate(seconds * self._scales)
         return np.maximum(_interpolate(self._rows, seconds, asked), MIN_SECONDS)
 
     def _counted(self, rows: FloatArray) -> FloatArray:

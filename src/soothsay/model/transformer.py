@@ -135,6 +135,8 @@ class LocalStage:
         if cache is None and self.kv_dtype == self.dtype and not self.config.num_shared_kv_layers:
             return None
         pool, start = self.new_cache(PoolSize(rows, 1)) if cache is None else cache, self.layers.start
+        if not self.config.num_shared_kv_layers:
+            return pool.layers
         return tuple(pool.layers[layer - start] for layer in self.config.kv_layers[start : self.layers.stop])
 
     def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:

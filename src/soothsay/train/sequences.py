@@ -64,7 +64,7 @@ class Sequences(Batch):
             positions=torch.arange(size[1]).repeat(size[0]).to(device),
             slots=torch.arange(rows, device=device),
             logit_rows=torch.arange(rows, device=device),
-            spans=(),
+            asked=(),
             paths=PathList(()),
             num_slots=rows,
             group=1,

@@ -89,7 +89,8 @@ class Composite(Drafter):
 
     def _seen_by(self, index: int, seen: Observation) -> Observation:
         """An observation with the taps of one part."""
-        return replace(seen, taps=seen.taps[self._taps[index]])
+        own = seen.taps[self._taps[index]]
+        return seen if len(own) == len(seen.taps) else replace(seen, taps=own)
 
     def _watch(self, index: int, observations: Sequence[Observation]) -> None:
         """Count the steps of a trained part, so that one that never drafts right is reported."""

@@ -111,7 +111,7 @@ class Assistant(LevelwiseDrafter):
             positions=torch.tensor(positions, device=device),
             slots=rows_of_all,  # nothing is written
             logit_rows=rows_of_all,
-            spans=(),
+            asked=(),
             paths=PathList(tuple(paths)),
             num_slots=0,
             group=block.group,

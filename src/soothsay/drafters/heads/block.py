@@ -120,4 +120,4 @@ class BlockDrafter(OnePassDrafter):
             begin = end
         hidden: Tensor = self.head(embedded, features, packed, self.kv.pool.layers)
         counts = [len(rows.tree) for rows in batch.rows if rows.tree is not None]
-        return [*torch.split(hidden.index_select(0, packed.logit_rows), counts)]
+        return [*torch.split(packed.select_logit_rows(hidden), counts)]

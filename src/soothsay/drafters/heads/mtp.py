@@ -69,7 +69,7 @@ class MTP(RecurrentDrafter):
             read = self._last.before(batch, outs[-1], module - 1) if outs else torch.cat(batch.features)
             outs.append(self.run_module(packed, read, module))
         self._last.keep(batch, torch.stack(outs, dim=1))
-        return tuple(out.index_select(0, packed.logit_rows) for out in outs)
+        return tuple(packed.select_logit_rows(out) for out in outs)
 
     def run_nodes(self, packed: Batch, read: Outputs) -> Outputs:
         """Compute the modules that predict the next levels; each reads the module before it at the parent.

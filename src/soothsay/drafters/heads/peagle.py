@@ -67,4 +67,4 @@ class PEagle(OnePassDrafter):
             begin = end
         out: Tensor = self.head(embedded, features, packed, self.kv.pool.layers)
         counts = [len(rows.tree) for rows in batch.rows if rows.tree is not None]
-        return [*torch.split(out.index_select(0, packed.logit_rows), counts)]
+        return [*torch.split(packed.select_logit_rows(out), counts)]

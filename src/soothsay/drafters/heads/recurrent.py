@@ -81,14 +81,14 @@ class RecurrentDrafter(LevelwiseDrafter):
         parents = parent_rows(growing, states[0].device)
         read = tuple(output.index_select(0, parents) for output in states)
         packed = self.pack([g.frontier_rows(self.kv.states[g.request].first_key) for g in growing])
-        outputs = tuple(out.index_select(0, packed.logit_rows) for out in self.run_nodes(packed, read))
+        outputs = tuple(packed.select_logit_rows(out) for out in self.run_nodes(packed, read))
         return self._logits(outputs), outputs
 
     def run_committed(self, batch: DraftPass) -> Outputs:
         """Compute a pass over committed tokens. Return the outputs of its logit rows, of every module."""
         packed = self.pack(batch.rows)
         out = self.run_module(packed, torch.cat(batch.features))
-        return (out.index_select(0, packed.logit_rows),)
+        return (packed.select_logit_rows(out),)
 
     def run_nodes(self, packed: Batch, read: Outputs) -> Outputs:
         """Compute a pass over nodes, which read the outputs of their parents.

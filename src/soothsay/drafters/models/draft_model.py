@@ -143,7 +143,7 @@ class DraftModel(LevelwiseDrafter):
         ]
         batch = pack(known, self.target, self.model.config)
         hidden: Tensor = self.model(batch, self.kv.pool)[0]
-        return hidden.index_select(0, batch.logit_rows)
+        return batch.select_logit_rows(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return `[M, V]` logits in the target's vocabulary, minus infinity where it has more tokens."""

@@ -112,7 +112,7 @@ class LayerSkip(LevelwiseDrafter):
         """Compute a pass through the layers that are left; `[M, V]` logits of its logit rows."""
         packed = pack(rows, self.target, self.target.model.config)
         hidden: Tensor = self.target.model(packed, self.pool, layers=self.layers)[0]
-        return self.target.model.logits(hidden.index_select(0, packed.logit_rows))
+        return self.target.model.logits(packed.select_logit_rows(hidden))
 
 
 def skip_directory(model: Path) -> Path:

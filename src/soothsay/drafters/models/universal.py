@@ -135,7 +135,7 @@ class UniversalDraftModel(Drafter):
                         ends.append(i)
                         del waiting[i]
             batch = pack(rows, self.target, c)
-            states = self.model(batch, self.pool)[0].index_select(0, batch.logit_rows)
+            states = batch.select_logit_rows(self.model(batch, self.pool)[0])
             hidden.update(zip(ends, states, strict=True))
         return self.model.logits(torch.stack([hidden[i] for i in range(len(views))]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from ctypes import Array, Structure, addressof, c_float, c_int, c_int64, c_void_p
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -59,7 +60,7 @@ class NativeBlocks:
         c, self._dtype = blocks[0].attention.config, _qkv_dtype(blocks)
         self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.delta is not None
         sizes = [_scratch(block) for block in blocks]
-        self._scratch = [max(places) for places in zip(*sizes, strict=True)]
+        self._scratch = [-(-max(places) // 64) * 64 for places in zip(*sizes, strict=True)]  # aligned
 
     @staticmethod
     def fit(block: Block) -> bool:
@@ -91,14 +92,17 @@ class NativeBlocks:
         within = torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype) if kv is None else None
         pool = within if kv is None else next((m for m in kv if isinstance(m, Tensor)), None)
         memory = [self._memory(layer, within, kv) for layer in layers]
-        scratch = [torch.empty(rows * size, dtype=torch.uint8) for size in self._scratch]
-        stream, streams, kept = x, [x.data_ptr()], dict[int, Tensor]()
+        *begins, end = accumulate((rows * size for size in self._scratch), initial=0)
+        scratch = torch.empty(end, dtype=torch.uint8)
+        stream, place, kept = x, x.data_ptr(), dict[int, Tensor]()
+        streams = [place]
         for layer in layers:
             if layer in taps:
                 kept[layer] = stream
             if layer in taps or stream is x:  # otherwise a block overwrites its input
                 stream = torch.empty(x.shape)
-            streams.append(stream.data_ptr())
+                place = stream.data_ptr()
+            streams.append(place)
         self._run(
             _array([self._addresses[layer] for layer in layers]),
             len(layers),
@@ -113,7 +117,7 @@ class NativeBlocks:
             _array([place for place, _ in memory]),
             0 if pool is None else pool.shape[1],
             KV_FORMATS[self._dtype if pool is None else pool.dtype],
-            *[place.data_ptr() for place in scratch],
+            *[scratch.data_ptr() + begin for begin in begins],
         )
         return {**kept, len(self._parts): stream}
 

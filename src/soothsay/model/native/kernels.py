@@ -393,7 +393,7 @@ class NativeKernels:
 
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """See `Kernels`."""
-        return native_layout(self._library.soothsay_lay_out, requests, block_size)
+        return native_layout(self._loaded.soothsay_lay_out, requests, block_size)  # in one thread
 
     def pack(self, integers: Tensor, bits: int, out: Tensor) -> None:
         """Pack `integers` `[rows, in]` uint8 into `out` `[panels, steps, PANEL, 4]`. See `PackedWeight`."""
