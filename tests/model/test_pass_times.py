@@ -39,6 +39,16 @@ def test_more_rows_never_seem_to_cost_less() -> None:
     assert times.span(1, 3, 0).tolist() == pytest.approx([3.0, 3.0, 4.0, 5.0])
 
 
+def test_more_rows_never_seem_to_cost_less_once_times_have_followed_passes() -> None:
+    times = PassTimes([1, 2, 4], [0], [[3.0, 3.1, 5.0]])
+    times.follow(4, 0, 5.0)
+    for _ in range(50):
+        times.follow(1, 0, 4.0)
+    one, two, *_ = times.span(1, 3, 0).tolist()
+    assert one == pytest.approx(4.0, rel=0.05)
+    assert one <= two
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
