@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -53,18 +54,22 @@ def read(src: Path = SRC) -> dict[str, str]:
     return modules
 
 
+@cache
+def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module, anywhere in it. Cached: each test looks at all modules twice."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(name: str, text: str, modules: Mapping[str, str]) -> Iterator[str]:
     """Modules that a module imports, anywhere in it, and the packages that are loaded for them."""
-    for node in ast.walk(ast.parse(text)):
+    for node in import_statements(text):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = name.split(".")[: -node.level] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             found = [f"{module}.{alias.name}" for alias in node.names]
             found = [one if one in modules else module for one in found]
-        else:
-            continue
         for one in found:
             while one in modules and one != "soothsay":  # `soothsay` itself loads its names lazily
                 if one != name and not name.startswith(f"{one}."):
