@@ -162,6 +162,18 @@ class TestStreams:
             sibyl.generate(["Hello", "Hello"], GREEDY, drafter=["none", "no-such-drafter"])
         assert not sibyl.engine.has_work
 
+    def test_a_dropped_stream_ends(self, sibyl: LLM) -> None:
+        free = sibyl.engine.allocator.num_free
+        for _ in sibyl.stream("Once upon a time", GREEDY):
+            break
+        dropped = sibyl.stream("Hello", GREEDY)
+        del dropped
+        kept = sibyl.stream("One two three", GREEDY)
+        assert next(iter(kept)).text
+        assert sibyl.engine.load.running == 1
+        kept.cancel()
+        assert sibyl.engine.allocator.num_free == free
+
     def test_a_stream_has_one_answer(self, sibyl: LLM) -> None:
         with pytest.raises(RequestError, match="one answer"):
             sibyl.stream("Hello", replace(GREEDY, n=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from weakref import finalize
 
 from soothsay.core.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
 from soothsay.core.request import Request
@@ -75,7 +76,8 @@ class Stream:
     """An answer that arrives piece by piece. Iterate with `for` or `async for`; `result` is the whole answer.
 
     Waiting for a piece runs steps of the engine, which advance all its requests. A stream that nobody reads
-    advances only while other streams are read. `cancel` frees its memory at once.
+    advances only while other streams are read. `cancel` frees its memory at once. A stream that is dropped,
+    as a loop with `break` does, is cancelled before the engine's next step.
 
     If the engine fails at the request, iterating raises `StepError` after the pieces that there are. Other
     requests go on.
@@ -85,6 +87,7 @@ class Stream:
         self._engine = engine
         self._request = request
         self._logprobs: list[TokenLogprobs] = []
+        finalize(self, engine.abandon, request).atexit = False
 
     def __iter__(self) -> Iterator[Piece]:
         while (piece := self._next()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -87,6 +88,7 @@ class Engine:
         self.recovery = Recovery(self.scheduler)
         self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
         self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
+        self._abandoned = deque[Request]()
         self._lock = threading.RLock()
 
     @property
@@ -145,6 +147,10 @@ class Engine:
                 request.finish_reason = reason
                 self.scheduler.remove(request)
 
+    def abandon(self, request: Request) -> None:
+        """Let the next step cancel a request. Never waits, so a garbage collector may call it at any time."""
+        self._abandoned.append(request)
+
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
         while not request.pieces and request.finish_reason is None:
@@ -162,6 +168,8 @@ class Engine:
         Raises `StageError` if a process with layers of the model has ended.
         """
         with self._lock:
+            while self._abandoned:
+                self.cancel(self._abandoned.popleft())
             alone, turns = self.recovery.alone, None
             try:
                 turns = self.scheduler.schedule(alone)
