@@ -47,7 +47,9 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         entry = {"type": "file", "path": FILE, "size": len(hub.content), "oid": "2" * 40}
         entry["lfs"] = {"oid": hub.digest, "size": len(hub.content), "pointerSize": 130}
-        if path.startswith("/api/models/org/m"):
+        if path.startswith("/api/models/org/m/tree/"):
+            self._send(json.dumps([entry]).encode(), {"content-type": "application/json"})
+        elif path.startswith("/api/models/org/m"):
             about = {"id": "org/m", "sha": COMMIT, "siblings": [{"rfilename": FILE}]}
             self._send(json.dumps(about).encode(), {"content-type": "application/json"})
         elif path.startswith("/org/m/resolve/"):
@@ -104,6 +106,7 @@ def start(tmp_path: Path, hub: Hub) -> Start:
     environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
     environment.pop("UV_DEFAULT_INDEX", None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
 
     def start(model: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "soothsay", "pull", model]
