@@ -48,9 +48,10 @@ void multiply(int c, int a, int b, int size, Product product) {
         }
 }
 
-inline void multiply_bytes(int c, int a, int b) {
+template <class A, class B>
+void multiply_bytes(int c, int a, int b) {
     multiply<int32_t>(c, a, b, 1, [](const Tile& x, const Tile& w, int m, int k, int n) {
-        return at<int8_t>(x, m, k) * at<uint8_t>(w, k / 4, n);
+        return at<A>(x, m, k) * at<B>(w, k / 4, n);
     });
 }
 
@@ -74,12 +75,18 @@ inline void multiply_bf16(int c, int a, int b) {
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
+#undef _tile_dpbssd
 #undef _tile_dpbsud
+#undef _tile_dpbusd
+#undef _tile_dpbuud
 #undef _tile_dpbf16ps
 #define _tile_loadconfig emulated::configure
 #define _tile_release() (void)0
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
 #define _tile_stored emulated::store
-#define _tile_dpbsud emulated::multiply_bytes
+#define _tile_dpbssd (emulated::multiply_bytes<int8_t, int8_t>)
+#define _tile_dpbsud (emulated::multiply_bytes<int8_t, uint8_t>)
+#define _tile_dpbusd (emulated::multiply_bytes<uint8_t, int8_t>)
+#define _tile_dpbuud (emulated::multiply_bytes<uint8_t, uint8_t>)
 #define _tile_dpbf16ps emulated::multiply_bf16
