@@ -381,8 +381,8 @@ def test_bits_on_several_threads(pairs: Pairs, dtype: Any) -> None:
 
 
 def packed(pair: Pair, dtype: Any) -> Transformer:
-    if not Packed.available(getattr(torch, dtype)):
-        pytest.skip(f"oneDNN has no {dtype} kernels on this machine")
+    if not Packed.available():
+        pytest.skip("this build of torch has no oneDNN")
     model = load_model(open_checkpoint(pair.directory), dtype, kernels=StockKernels())
     assert isinstance(model.head, Packed)
     return model

@@ -21,7 +21,7 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.linear import Dense, Integer, Packed
+from soothsay.model.linear import Dense, Integer, multiplies_bfloat16
 from soothsay.model.load import load_model, weight_bytes
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.numeric_mode import NumericMode
@@ -266,10 +266,10 @@ def test_unknown_dtype(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 def test_dtype_auto(tmp_path: Path, stored: torch.dtype) -> None:
-    lossy = stored == torch.float16 and Packed.available(torch.bfloat16)
+    lossy = stored == torch.float16 and multiplies_bfloat16()
     with pytest.warns(match="stored in float16 and computed in bfloat16") if lossy else nullcontext():
         model = load_model(open_checkpoint(write(tmp_path, dtype=stored)))
-    fast = Packed.available(torch.bfloat16) and stored != torch.float32
+    fast = multiplies_bfloat16() and stored != torch.float32
     assert model.dtype == (torch.bfloat16 if fast else torch.float32)
 
 
@@ -277,7 +277,7 @@ def test_dtype_auto(tmp_path: Path, stored: torch.dtype) -> None:
 def test_plain_weights_are_rounded_on_loading(tmp_path: Path, dtype: str) -> None:
     model = load_model(open_checkpoint(write(tmp_path, FITTING)), dtype)
     exact = load_model(open_checkpoint(tmp_path), "float32")
-    assert model.dtype == (torch.bfloat16 if Packed.available(torch.bfloat16) else torch.float32)
+    assert model.dtype == (torch.bfloat16 if multiplies_bfloat16() else torch.float32)
     hidden = torch.randn(3, FITTING["hidden_size"])
     for name, bound in [("head", 0.02), ("blocks.0.mlp.down", 0.02 if dtype == "int8" else 0.2)]:
         x = torch.randn(3, FITTING["intermediate_size"]) if name.endswith("down") else hidden
@@ -367,7 +367,7 @@ def test_too_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_processor_without_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Packed, "available", staticmethod(lambda dtype: dtype is torch.float32))
+    monkeypatch.setattr("soothsay.model.numeric_mode.multiplies_bfloat16", lambda: False)
     checkpoint = open_checkpoint(write(tmp_path, dtype=torch.bfloat16))
     with pytest.warns(UserWarning, match="does not multiply bfloat16; computing in float32"):
         assert load_model(checkpoint, "bfloat16").dtype is torch.float32
@@ -461,8 +461,8 @@ def write_tokenizer(directory: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
 def test_peak_memory_of_loading(tmp_path: Path) -> None:
     """The peak is the weights and little more: files are mapped, and given back block by block."""
-    if not Packed.available(torch.bfloat16):
-        pytest.skip("oneDNN has no bfloat16 kernels on this machine")
+    if not multiplies_bfloat16():
+        pytest.skip("this processor does not multiply bfloat16")
     config = {
         **CONFIG,
         "vocab_size": 4000,

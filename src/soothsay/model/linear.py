@@ -55,12 +55,18 @@ def padded_rows(rows: int) -> int:
     return max(2, -(-rows // step) * step)
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions that multiply bfloat16."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
 class Packed(nn.Module):
-    """Weights packed once for oneDNN's kernels, float32 or bfloat16, on a CPU.
+    """Weights packed once for oneDNN's kernels, in float32, on a CPU. `dtype` is that of the weight.
 
     `F.linear` would reorder the weights in each call. The product reads them at the speed of memory, so
     sixteen rows cost little more than one. Row-invariant: bits do not depend on M for M >= 2 (measured, see
-    docs/log.md), and a single row runs as two.
+    docs/log.md), and a single row runs as two. oneDNN's products of bfloat16 are not, so a weight in bfloat16
+    is multiplied in float32 too, and takes twice the memory.
 
     oneDNN keeps code and memory for each number of rows that it has seen, up to 0.6 MB for each product of a
     small model. So rows are padded to a few numbers.
@@ -71,24 +77,22 @@ class Packed(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
         self.dtype = weight.dtype
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
-        self.bias = bias
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), 16)
+        self.bias = None if bias is None else bias.float()
 
     @staticmethod
-    def available(dtype: torch.dtype) -> bool:
+    def available() -> bool:
         """Whether this machine has the kernels."""
-        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            return False
-        return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
         rows = x.shape[0]
-        x = x.to(self.dtype)
+        x = x.float()
         if missing := padded_rows(rows) - rows:
             x = F.pad(x, (0, 0, 0, missing))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return out[:rows]
+        return out[:rows].to(self.dtype)
 
 
 class Integer(nn.Module):
@@ -165,7 +169,7 @@ def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 def stock_linear(weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """The fastest layer in stock operations; on a CPU, a row-invariant one if possible."""
     if isinstance(weight, Tensor):
-        if weight.device.type == "cpu" and Packed.available(weight.dtype):
+        if weight.device.type == "cpu" and Packed.available():
             return Packed(weight, bias)
         return Dense(weight, bias)
     if isinstance(weight, Mixed):

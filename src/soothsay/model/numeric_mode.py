@@ -18,7 +18,7 @@ from soothsay.model.formats.fp8 import FP8
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense, Packed
+from soothsay.model.linear import Dense, multiplies_bfloat16
 from soothsay.model.quantized import (
     Integers,
     dequantized,
@@ -115,7 +115,7 @@ def numeric_mode(
 ) -> NumericMode:
     """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`."""
     on_cpu = torch.device(device).type == "cpu"
-    fast = not on_cpu or Packed.available(torch.bfloat16)
+    fast = not on_cpu or multiplies_bfloat16()
     stored = names.checkpoint.weight_format()
     if dtype not in ("auto", *DTYPES, *BITS):
         raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
@@ -160,7 +160,7 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
 
     Raises `ModelError` if its format of weights is unknown, or cannot become `dtype`.
     """
-    fast, stored = Packed.available(torch.bfloat16), open_format(raw, path)
+    fast, stored = multiplies_bfloat16(), open_format(raw, path)
     text = raw.get("text_config")
     inner = text if isinstance(text, Mapping) else {}
     written = next(
