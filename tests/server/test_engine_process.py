@@ -93,16 +93,29 @@ def test_answers_go_on_when_their_engine_was_killed(mortal: Running) -> None:
         assert (status, body["status"], body["seconds_since_answer"]) == (503, "engine starting", None)
         ready = httpx.get(f"{mortal.url}/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "engine starting")
-        refused = ask(mortal, SEEDED)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
-        assert refused.headers["retry-after"] == "1"
+        assert ask(mortal, SEEDED).status_code == 200  # it waits too
         assert [reply.result() for reply in replies] == meant
     assert health(mortal)[1]["engine_restarts"] == 1
     mortal.wait_until(lambda: mortal.free)
 
 
+def test_new_requests_wait_for_the_next_engine_only_so_long(
+    mortal: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 0.0)
+    kill(mortal)
+    mortal.wait_until(lambda: health(mortal)[0] == 503)
+    refused = ask(mortal, SEEDED)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+    assert refused.headers["retry-after"] == "1"
+    mortal.wait_until(lambda: health(mortal)[0] == 200, 60)
+    mortal.wait_until(lambda: mortal.free)
+    assert ask(mortal, SEEDED).status_code == 200
+
+
 @pytest.mark.slow
-def test_a_killed_engine_comes_back_again_and_again(mortal: Running) -> None:
+def test_a_killed_engine_comes_back_again_and_again(mortal: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 0.0)
     for restarts in (1, 2, 3):
         kill(mortal)
         mortal.wait_until(lambda: health(mortal)[0] == 503)

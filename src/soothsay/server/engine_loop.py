@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import replace
 
 from soothsay.core.load import EngineLoad
 from soothsay.server.api_errors import ApiError
+from soothsay.server.fleet.dispatcher import PATIENCE
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.jobs import Job
@@ -59,19 +61,26 @@ class EngineLoop:
             replica: the engine; None: the best one.
 
         Raises `ApiError`: 400 if the job cannot be served, 429 if too many answers wait, 503 if there is no
-        engine, 504 if the job's time is up first.
+        engine for `PATIENCE` seconds, 504 if the job's time is up first.
         """
         if self._fleet.state is EngineState.STOPPED:
             raise ApiError(503, "the server is shutting down", "shutting_down")
+        patience = None
         if self._fleet.state is not EngineState.OK:
-            raise self._fleet.jobs.no_engine()
+            if (self._fleet.jobs.restart_in or 0) > PATIENCE:
+                raise self._fleet.jobs.no_engine()
+            patience = PATIENCE
         self._check_room(job)
         job.number = next(self._numbers)
         self._jobs[job.number] = job
         self.in_flight += job.size * job.counted
         self._fleet.jobs.submit(Submit(job.number, job.prompts, job.params, job.options), replica)
         try:
-            await job.in_time(job.admitted)
+            async with asyncio.timeout(patience):
+                await job.in_time(job.admitted)
+        except TimeoutError:
+            self.cancel(job)
+            raise self._fleet.jobs.no_engine() from None
         except BaseException:
             self.cancel(job)
             raise
