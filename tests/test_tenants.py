@@ -59,7 +59,7 @@ def attack(llm: LLM, tenant: Tenant) -> list[tuple[object, ...]]:
 
 def after_the_victim(spec: str, victim: Tenant | None) -> list[tuple[object, ...]]:
     """What an attacker sees after a victim's requests. None: there are none."""
-    llm = LLM("sibyl", dtype="float32", drafter=spec, kv_tokens=4096)
+    llm = LLM("sibyl", dtype="int8", drafter=spec, kv_tokens=4096)
     if victim is not None:
         for _ in range(3):
             serve(llm, KNOWN + SECRET, victim)
@@ -80,7 +80,7 @@ def test_nothing_that_a_tenant_sees_depends_on_others(spec: str) -> None:
 
 @pytest.mark.parametrize("tenant", [EVERYBODY, VICTIM, replace(VICTIM, salt="x")])
 def test_answers_do_not_depend_on_the_tenant(tenant: Tenant) -> None:
-    llm = LLM("sibyl", dtype="float32", kv_tokens=4096)
+    llm = LLM("sibyl", dtype="int8", kv_tokens=4096)
     params = replace(PLAIN, temperature=1.0, seed=5)
     expected = llm.generate(KNOWN, params).token_ids
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_answers_do_not_depend_on_the_tenant(tenant: Tenant) -> None:
 
 
 def test_a_salt_keeps_requests_of_one_name_apart() -> None:
-    llm = LLM("sibyl", dtype="float32", kv_tokens=4096)
+    llm = LLM("sibyl", dtype="int8", kv_tokens=4096)
     serve(llm, KNOWN + SECRET, Tenant("a", "1"))
     assert serve(llm, KNOWN + SECRET, Tenant("a", "2")).num_prefix_hits == 0
     assert serve(llm, KNOWN + SECRET, Tenant("a")).num_prefix_hits == 0
@@ -97,7 +97,7 @@ def test_a_salt_keeps_requests_of_one_name_apart() -> None:
 
 
 def test_a_grammar_is_compiled_for_each_tenant() -> None:
-    llm = LLM("sibyl", dtype="float32", kv_tokens=4096)
+    llm = LLM("sibyl", dtype="int8", kv_tokens=4096)
     compiled = []
     builder = llm._builder._grammars
     assert builder is not None
@@ -145,7 +145,7 @@ def ranks_of_right_guesses(trials: int, victim: Tenant, attacker: Tenant) -> dic
     share their ranks at random.
     """
     chance = random.Random(0)
-    llm = LLM("sibyl", dtype="float32", drafter="auto", kv_tokens=16_384)
+    llm = LLM("sibyl", dtype="int8", drafter="auto", kv_tokens=16_384)
     ranks: dict[str, list[float]] = {}
     for _ in range(trials):
         known = [[chance.randrange(300, 8000) for _ in range(15)] for _ in range(PLACES + 1)]
