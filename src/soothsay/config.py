@@ -246,9 +246,9 @@ class ModelConfig:
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
-        """The heads in the KV pool, those of keys and of values together, and their size.
+        """For each layer with keys of its own: its heads in the KV pool, keys' and values', and their size.
 
-        Of each layer but the last ones, which share those of others. Layers that keep a state have no heads.
+        The last layers may share the keys of others. Layers that keep a state have no heads.
         """
         if self.latent is not None:
             return ((1, self.latent.rank + self.latent.rotated),) * self.num_layers

@@ -25,7 +25,7 @@ class Choice:
     """With the same prompt and parameters, this seed gives the same tokens again."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Of the prompt's tokens from the second on, for nothing says how likely the first one was."""
+    """Those of the prompt's tokens, from the second token on: nothing comes before the first."""
     error: str | None = None
 
 

@@ -44,7 +44,7 @@ class ExpertsTime:
     """Bytes of the experts that run, and of all other weights of the blocks."""
 
     of_reading: float
-    """Median over rounds of the time over that of reading so many bytes, at the rate of the same round."""
+    """Time over the time that reading `bytes` takes at the rate of the same round; median over rounds."""
 
 
 @dataclass(frozen=True, slots=True)

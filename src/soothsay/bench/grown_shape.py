@@ -50,7 +50,7 @@ class GrownShape:
         return replace(self, heads=kv_heads * group, kv_heads=kv_heads)
 
     def with_layers(self, least: int) -> GrownShape:
-        """A shape of at least so many layers. More layers have fewer units, so the weights stay as many."""
+        """A shape of at least `least` layers. More layers have fewer units each, for as many weights."""
         if least <= self.layers:
             return self
         attention = 2 * self.hidden * self.hidden * (self.heads + self.kv_heads) // self.heads

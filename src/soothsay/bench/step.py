@@ -24,7 +24,7 @@ from soothsay.model.transformer import Transformer
 from soothsay.states_config import state_bytes
 
 PRODUCT_ROWS = 256
-"""Rows of the product that measures the arithmetic rate: so many that reading the weights hardly counts."""
+"""Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class LearnedFiles:
     def save(self, drafters: Iterable[RequestDrafter]) -> int:
         """Write what drafters know. Returns the number of files.
 
-        Of two drafters of a kind, the one that knows more of a tenant is kept.
+        If two drafters of a kind know a tenant, the file of the one that knows more is written.
 
         Raises `DrafterError` if something cannot be written. Everything else is written then.
         """

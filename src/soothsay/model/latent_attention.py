@@ -21,7 +21,7 @@ from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import rotate
 
 EPS = 1e-6
-"""Of the norms of latent states, whatever the file says of the others."""
+"""Epsilon of the norms of latent states. The file's own holds for the other norms."""
 
 
 class PerHead(Dense):

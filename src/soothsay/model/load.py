@@ -126,10 +126,7 @@ def for_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
 
 
 def weight_bytes(model: Transformer, mode: NumericMode, prefix: str = "") -> int:
-    """Memory that the linear layers of a model will take once loaded, in bytes.
-
-    Of those whose names begin with `prefix`.
-    """
+    """Memory in bytes that a model's linear layers whose names begin with `prefix` will take once loaded."""
     own = [(name, m) for name, m in model.named_modules() if isinstance(m, Dense) and name.startswith(prefix)]
     if mode.keeps_integers and isinstance(mode.stored, GGUFFormat):  # which are of several types
         is_whole = not prefix and len(model.blocks) == model.config.num_layers

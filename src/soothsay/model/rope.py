@@ -14,7 +14,7 @@ from soothsay.config import QueryGrowthConfig, RopeConfig
 class Rope(nn.Module):
     """Computes the cosines and sines of positions, once a pass.
 
-    Of each half of a head, the last dimensions turn by 0 if only `rotary_dim` dimensions of the head rotate.
+    If only `rotary_dim` dimensions of a head rotate, the last dimensions of each half turn by 0.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int, rotary_dim: int | None = None):

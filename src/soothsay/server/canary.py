@@ -22,7 +22,7 @@ from soothsay.server.server_config import ServerConfig
 log = logging.getLogger("soothsay.server")
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-"""Of the canary's answer: the first step reads the prompt, and the next ones draft and verify."""
+"""For the canary's answer. Its first step reads the prompt, and the next ones draft and verify."""
 
 PROMPT = [0]
 """A token that every model has."""

@@ -14,8 +14,8 @@ from soothsay.plotting import inline_svg
 METHOD = (
     "Rates are medians over rounds, from a trial's first request to the end of its last. Percentiles are "
     "over all answered requests of all rounds. Ratios are over the first target under the same load, medians "
-    "over rounds; of latencies, those of each round's median. Times begin before a request's connection is "
-    "made."
+    "over rounds; ratios of latencies are ratios of each round's medians. Times begin before a request's "
+    "connection is made."
 )
 
 

@@ -28,8 +28,8 @@ class Assistant(LevelwiseDrafter):
     """Drafts with a small decoder that has no keys and values of its own.
 
     Each of its layers attends to those of one of the target's layers. So nothing is computed for a prompt.
-    Of a request, only the target's last output is kept. It drafts if all committed tokens but the last have
-    the target's KV.
+    For each request, only the target's last output is kept. It drafts if all committed tokens but the last
+    have the target's KV.
 
     Args:
         target: the model to draft for.

@@ -78,7 +78,7 @@ class OnePassDrafter(LevelwiseDrafter):
         """Compute a pass. Return the outputs of the rows that guess, for each request of `batch.ends`."""
 
     def outputs(self, rows: Mapping[Request, int]) -> list[Tensor]:
-        """What `run` returns for each request, if its root is followed by so many rows."""
+        """What `run` returns for each request. `rows`: the number of rows after each request's root."""
         chains = {request: DraftTree(int(request.tokens[-1])) for request in rows}
         for request, count in rows.items():
             chains[request].extend([0] * count)  # their tokens are not read

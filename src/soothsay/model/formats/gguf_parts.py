@@ -24,10 +24,10 @@ class GGUFParts(NamedTuple):
     """In order."""
 
     metadata: dict[str, Any]
-    """Of the first part; see `GGUFHeader`."""
+    """That of the first part; see `GGUFHeader`."""
 
     tensors: dict[str, TensorPlace]
-    """Of all parts."""
+    """The tensors of all parts, by name."""
 
 
 def read_parts(path: Path) -> GGUFParts:

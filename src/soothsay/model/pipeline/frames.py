@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64}
 """Element types, by name."""
 
 ALIGNED = 8
-"""Elements begin at multiples of so many bytes."""
+"""Elements of tensors begin at multiples of this number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class DrafterFiles:
     """Names, shapes and values of the tensors in all weight files of a directory.
 
-    Of a GGUF file, those of the MTP modules after the model's own layers. A context manager: leaving it
-    closes the files. Raises `DrafterError` for a directory, a configuration or a weight file that is not
+    A GGUF file gives the tensors of the MTP modules after the model's own layers. A context manager: leaving
+    it closes the files. Raises `DrafterError` for a directory, a configuration or a weight file that is not
     there or damaged.
     """
 

@@ -32,7 +32,7 @@ class AssistantConfig:
     target_layers: int
 
     clusters: int = 0
-    """The vocabulary is divided into so many clusters of tokens of equal size; 0: it is not divided."""
+    """Number of clusters of equal size into which the vocabulary is divided; 0: it is not divided."""
 
     clusters_read: int = 0
     """Number of clusters whose tokens can be guessed at a row."""
