@@ -137,19 +137,21 @@ def watch(llm: LLM) -> list[Request]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS, indirect=True)
 class TestEveryDrafter:
+    """Each test in another numeric mode. A batch of all drafters has all modes, below."""
+
     def test_alone(self, drafter: str) -> None:
         llm = make()
         pairs = zip(prompts(), MIXED, strict=True)
         all_same([llm.generate(prompt, params, drafter=drafter) for prompt, params in pairs])
 
     def test_again_after_prefix_hits(self, drafter: str) -> None:
-        llm = make()
+        llm = make("int8")
         llm.generate(
             prompts(), replace(GREEDY, max_tokens=1)
         )  # plain decoding: the drafter has not seen these blocks
         requests = watch(llm)
         for _ in range(2):
-            all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+            all_same(llm.generate(prompts(), MIXED, drafter=drafter), "int8")
         scored = [request for request in requests if request.params.prompt_logprobs is not None]
         assert [request.num_prefix_hits for request in scored] == [
             0,
@@ -159,14 +161,14 @@ class TestEveryDrafter:
 
     def test_with_so_little_memory_that_requests_are_preempted(self, drafter: str) -> None:
         longest = max(len(prompt) for prompt in prompts()) + (GREEDY.max_tokens or 0)
-        llm = make(kv_tokens=longest + 100, block_size=8)
+        llm = make("bfloat16", kv_tokens=longest + 100, block_size=8)
         requests = watch(llm)
-        all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+        all_same(llm.generate(prompts(), MIXED, drafter=drafter), "bfloat16")
         assert sum(request.num_preemptions for request in requests) > 0
 
     def test_with_prompts_in_small_chunks(self, drafter: str) -> None:
-        llm = make(max_rows=24)
-        all_same(llm.generate(prompts(), MIXED, drafter=drafter))
+        llm = make("int4", max_rows=24)
+        all_same(llm.generate(prompts(), MIXED, drafter=drafter), "int4")
 
 
 def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
