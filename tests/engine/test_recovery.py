@@ -35,12 +35,12 @@ DRAFTERS += ["prompt-lookup | mtp | draft-model", "lookahead"]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("sibyl", dtype="float32", drafter="none", kv_tokens=4096)
+    return LLM("sibyl", dtype="int8", drafter="none", kv_tokens=4096)
 
 
 @cache
 def alone() -> list[Result]:
-    plain = LLM("sibyl", dtype="float32", drafter="none", kv_tokens=4096, prefix_caching=False)
+    plain = LLM("sibyl", dtype="int8", drafter="none", kv_tokens=4096, prefix_caching=False)
     return [plain.generate(prompt, params) for prompt, params in zip(PROMPTS, MODES, strict=True)]
 
 
@@ -162,7 +162,7 @@ def test_a_failure_that_does_not_come_back_ends_nobody(llm: LLM, monkeypatch: py
 @pytest.mark.parametrize("options", [{}, {"prefix_caching": False, "max_rows": 8}])
 def test_a_batch_that_fails_only_together_ends_with_the_right_tokens(options: dict[str, Any]) -> None:
     """It fails on and on, more and more rarely. Prompts of several chunks get further, too."""
-    llm = LLM("sibyl", dtype="float32", drafter="suffix", kv_tokens=4096, **options)
+    llm = LLM("sibyl", dtype="int8", drafter="suffix", kv_tokens=4096, **options)
     real, steps = llm.engine._forward, [0, 0]
 
     def forward(turns: Sequence[Turn]) -> Any:

@@ -26,7 +26,7 @@ KILL = 305
 def sibyl(**options: Any) -> LLM:
     """The bundled model."""
     torch.set_num_threads(1)
-    return LLM("sibyl", **{"dtype": "float32", "drafter": "suffix", "kv_tokens": 8192, **options})
+    return LLM("sibyl", **{"dtype": "int8", "drafter": "suffix", "kv_tokens": 8192, **options})
 
 
 def killed(**_: Any) -> LLM:

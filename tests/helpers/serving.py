@@ -136,7 +136,7 @@ def command(log: Path, *options: str, files: int | None = None) -> Iterator[str]
         files: limit of open files.
     """
     line = ("" if files is None else f"ulimit -n {files}; ") + 'exec "$@"'
-    serve = [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "float32"]
+    serve = [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "int8"]
     with (
         log.open("w") as stderr,
         subprocess.Popen(["sh", "-c", line, "sh", *serve, *options], stderr=stderr) as process,

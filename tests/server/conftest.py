@@ -33,6 +33,12 @@ def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(scope="session")
+def sibyl() -> LLM:
+    """The bundled model in int8, as the servers of these tests have it."""
+    return LLM("sibyl", dtype="int8", drafter="none", kv_tokens=16_384)
+
+
+@pytest.fixture(scope="session")
 def running() -> Iterator[Running]:
     with serving(partial(engines.sibyl, max_requests=8)) as one:
         yield one

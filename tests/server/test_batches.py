@@ -189,7 +189,7 @@ def test_another_model_behind_the_same_name_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(
         RequestError, match=r"begun with another numeric mode \(weights, dtype or processor\)"
     ):
-        run(partial(engines.sibyl, dtype="int8"))
+        run(partial(engines.sibyl, dtype="float32"))
     with pytest.raises(RequestError, match=r"another room for a request, .*: 2048, and now it is 1024"):
         run(partial(engines.sibyl, kv_tokens=1024))
     assert len(path.read_text().splitlines()) == 1

@@ -23,7 +23,7 @@ STORY = "Write a Python function that adds two numbers."  # goes on for ever at 
 @pytest.fixture(scope="module")
 def site(browser: Browser) -> Iterator[Running]:
     """A server whose drafter combines two drafters."""
-    with serving(partial(engines.sibyl, drafter="suffix > mtp")) as one:
+    with serving(partial(engines.sibyl, drafter="suffix > mtp", dtype="float32")) as one:
         yield one
 
 

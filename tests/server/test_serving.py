@@ -297,7 +297,7 @@ def test_every_request_is_a_line_in_the_log(running: Running, caplog: pytest.Log
 def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, Iterator[dict[str, Any]]]]:
     """Run `soothsay serve sibyl` as a process group. Yields it, its address, and its later log lines."""
     with subprocess.Popen(
-        [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "float32", *options],
+        [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "int8", *options],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -165,7 +165,7 @@ _expected: list[str] = []
 def expected() -> list[str]:
     """The text of plain decoding for each prompt."""
     if not _expected:
-        llm = LLM("sibyl", drafter="none", dtype="float32")
+        llm = LLM("sibyl", drafter="none", dtype="int8")
         for seed, prompt in enumerate(PROMPTS):
             params = SamplingParams(temperature=1.0, seed=seed, max_tokens=TOKENS, ignore_eos=True)
             _expected.append(llm.generate(prompt, params).text)

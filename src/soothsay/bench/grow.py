@@ -185,7 +185,7 @@ def _require_fit(old: ModelConfig, shape: GrownShape) -> None:
 
 def _require_experts(old: ModelConfig, shape: GrownShape) -> None:
     if not 0 <= shape.chosen <= shape.experts or bool(shape.experts) != bool(shape.chosen):
-        raise ModelError(f"experts={shape.experts},chosen={shape.chosen}: choose one expert to all of them")
+        raise ModelError(f"{shape.chosen} of {shape.experts} experts cannot be chosen")
     if shape.experts and (old.family not in MIXTURES or old.qkv_bias or old.mlp_bias):
         known = ", ".join(MIXTURES)
         raise ModelError(
