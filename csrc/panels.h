@@ -117,13 +117,19 @@ struct Partial {
     GroupFactors factors;        // of the groups of the current chunk
 };
 
+struct Nothing {
+    void operator()() const {}
+};
+
 // Adds the scaled sums of a group to the totals. The inputs' scale and sum are those of the group, for the next row `stride`
-// further. From CENTERED sums, a zero that is the same everywhere was taken before.
-template <Beside KIND, bool CENTERED, int R, int C>
+// further. From CENTERED sums, a zero that is the same everywhere was taken before. Calls `meanwhile` before each row.
+template <Beside KIND, bool CENTERED, int R, int C, class Meanwhile = Nothing>
 inline __attribute__((always_inline)) void scale_group(const float* input_scales, const int32_t* input_sums, int64_t stride,
                                                        int zero, const floats* scales, const floats* beside,
-                                                       const ints (*sums)[C], floats (*totals)[C]) {
+                                                       const ints (*sums)[C], floats (*totals)[C],
+                                                       Meanwhile meanwhile = {}) {
     for (int r = 0; r < R; ++r) {
+        meanwhile();
         const floats factor = splat(input_scales[r * stride]);
         const ints sum = splat(input_sums[r * stride]);
         for (int c = 0; c < C; ++c) {

@@ -3,7 +3,7 @@
 // Tiles 0 to 3 have sums of 16 outputs each, 4 and 5 the inputs of the rows, 6 and 7 weights. A row's sums do not depend on
 // other rows. Weights have the layout of panels.h: a step of all outputs, then the next step.
 #pragma once
-#include "simd.h"
+#include "panels.h"
 #include <atomic>
 
 #if defined(__AMX_INT8__)
@@ -78,10 +78,6 @@ inline void load_pairs(const void* sums, const void* others, int64_t stride) {
     _tile_loadd(2, others, stride);
     _tile_loadd(3, (const char*)others + 64, stride);
 }
-
-struct Nothing {
-    void operator()() const {}
-};
 
 // Adds products of rows, `stride` bytes apart, and weights, whose steps are `step` bytes apart. Calls `meanwhile` after each
 // product.

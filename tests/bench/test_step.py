@@ -47,6 +47,22 @@ def test_shapes_are_read() -> None:
             LlamaShape.parse(wrong)
 
 
+def test_layers_with_states() -> None:
+    """A shape of Qwen3.5's proportions runs: three of four layers keep states."""
+    shape = LlamaShape.parse("hybrid")
+    assert (shape.layers, shape.state_heads) == (20, 16)
+    small = LlamaShape.parse("layers=4,hidden=128,heads=2,kv_heads=1,ffn=128,vocab=128,state_heads=2")
+    model = load_model(RandomCheckpoint(small), "float32")
+    delta = model.config.delta
+    assert delta is not None
+    assert (delta.layers, delta.value_heads, delta.key_size) == ((0, 1, 2), 2, 128)
+    cache = filled_cache(model, 3, 4)
+    assert VerifyPass(model, cache, rows=4, context=3, layout="binary")().isfinite().all()
+    for wrong in ("state_heads=2,experts=4,chosen=2", "state_heads=0"):
+        with pytest.raises(ModelError, match=f"shape '{wrong}'"):
+            LlamaShape.parse(wrong)
+
+
 def test_random_weights_depend_on_name_and_seed_only() -> None:
     first, second, other = RandomCheckpoint(SMALL), RandomCheckpoint(SMALL), RandomCheckpoint(SMALL, seed=1)
     names = sorted(first.names())

@@ -18,6 +18,8 @@ from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer
 
+Sizes = dict[str, tuple[int, ...]]
+
 _NOISE = 1_000_003
 """Number of random values that all tensors share. A prime, so that no row is a copy of another."""
 
@@ -26,7 +28,8 @@ _NOISE = 1_000_003
 class LlamaShape:
     """The sizes of a Llama. The default has 1.1B parameters, 1.03B of them in linear layers.
 
-    With experts, they are those of a Mixtral.
+    With experts, they are those of a Mixtral. With `state_heads`, they are those of a Qwen3.5: three of four
+    layers keep a state in place of keys and values.
     """
 
     layers: int = 22
@@ -37,6 +40,7 @@ class LlamaShape:
     vocab: int = 32_000
     experts: int = 0  # of each layer; 0: it is dense
     chosen: int = 0  # experts of a row
+    state_heads: int = 0  # heads of size 128 of layers that keep a state; 0: all layers have attention
 
     @property
     def dense(self) -> LlamaShape:
@@ -45,7 +49,8 @@ class LlamaShape:
 
     @classmethod
     def parse(cls, text: str) -> LlamaShape:
-        """Parse `"1.1B"`, the name of a shape that models are grown to, or `"layers=22,hidden=2048"`.
+        """Parse `"1.1B"`, `"hybrid"`, the name of a shape that models are grown to, or sizes such as
+        `"layers=22,hidden=2048"`.
 
         Sizes that are not given are those of 1.1B.
 
@@ -53,12 +58,16 @@ class LlamaShape:
         """
         if text == "1.1B":
             return cls()
+        if text == "hybrid":
+            return cls(layers=20, hidden=2048, heads=8, kv_heads=2, ffn=6144, state_heads=16)
         if text in SHAPES:
             size = SHAPES[text]
             return cls(size.layers, size.hidden, size.heads, size.kv_heads, size.intermediate)
         example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items() if value)
         names = [field.name for field in fields(cls)]
-        shape = replace(cls(), **read_sizes(text, names, f"{', '.join(('1.1B', *SHAPES))}, or {example}"))
+        shape = replace(
+            cls(), **read_sizes(text, names, f"{', '.join(('1.1B', 'hybrid', *SHAPES))}, or {example}")
+        )
         if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.hidden // shape.heads % 2:
             raise ModelError(
                 f"shape {text!r}: {shape.heads} heads have to share {shape.hidden} evenly, "
@@ -66,23 +75,27 @@ class LlamaShape:
             )
         if shape.chosen > shape.experts or (shape.experts and not shape.chosen):
             raise ModelError(f"shape {text!r}: {shape.chosen} of {shape.experts} experts cannot be chosen")
+        if shape.state_heads and shape.experts:
+            raise ModelError(f"shape {text!r}: layers with states do not go with experts here")
         return shape
 
 
 class RandomCheckpoint:
-    """A Llama or Mixtral with an untied head and random bfloat16 weights, which are made when they are read.
+    """A Llama, Mixtral or Qwen3.5 with an untied head and random bfloat16 weights.
 
-    Weights have the standard deviation `1 / sqrt(in)` and norms are ones, so that values neither grow nor
-    vanish from layer to layer. Equal seeds give equal weights, in any order of reading.
+    They are made when they are read. They have the standard deviation `1 / sqrt(in)`, and norms scale by 1,
+    so that values neither grow nor vanish from layer to layer. Equal seeds give equal weights, in any order
+    of reading.
     """
 
     def __init__(self, shape: LlamaShape, seed: int = 0):
         mixed = f"-{shape.experts}x{shape.ffn}" if shape.experts else ""
-        self.path = Path(f"random-{shape.layers}x{shape.hidden}{mixed}")
+        kind = "hybrid" if shape.state_heads else "random"
+        self.path = Path(f"{kind}-{shape.layers}x{shape.hidden}{mixed}")
         self.files: tuple[Path, ...] = ()
         self.eos_ids: tuple[int, ...] = ()
         self.config: dict[str, Any] = {
-            "model_type": "mixtral" if shape.experts else "llama",
+            "model_type": "qwen3_5_text" if shape.state_heads else "mixtral" if shape.experts else "llama",
             "num_hidden_layers": shape.layers,
             "hidden_size": shape.hidden,
             "num_attention_heads": shape.heads,
@@ -91,7 +104,9 @@ class RandomCheckpoint:
             "vocab_size": shape.vocab,
             "max_position_embeddings": 32_768,
             **({"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen} if mixed else {}),
+            **(_state_sizes(shape) if shape.state_heads else {}),
         }
+        self._zero_norms = bool(shape.state_heads)
         self._shapes = _tensors(shape)
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randn(_NOISE, generator=generator).bfloat16()
@@ -128,14 +143,15 @@ class RandomCheckpoint:
     def _make(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:
-            return torch.ones(shape, dtype=torch.bfloat16)
-        noise: Tensor = self._noise.roll(zlib.crc32(name.encode())) * shape[1] ** -0.5
+            plain = not self._zero_norms or name.endswith(("linear_attn.norm.weight", "dt_bias"))
+            return torch.full(shape, float(plain), dtype=torch.bfloat16)
+        noise: Tensor = self._noise.roll(zlib.crc32(name.encode())) * math.prod(shape[1:]) ** -0.5
         count = math.prod(shape)
         return noise.repeat(-(-count // _NOISE))[:count].view(shape)
 
 
-def _tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes `[out, in]`, as Hugging Face writes a Llama or a Mixtral."""
+def _tensors(shape: LlamaShape) -> Sizes:
+    """Names and shapes `[out, in]`, as Hugging Face writes a Llama, a Mixtral or a Qwen3.5."""
     keys = shape.hidden // shape.heads * shape.kv_heads
     inner, outer = (shape.ffn, shape.hidden), (shape.hidden, shape.ffn)
     feed_forward = {"mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.down_proj": outer}
@@ -148,22 +164,54 @@ def _tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
             for part, size in parts.items()
         }
         feed_forward[f"{mixture}.gate"] = (shape.experts, shape.hidden)
-    block = {
-        "input_layernorm": (shape.hidden,),
-        "self_attn.q_proj": (shape.hidden, shape.hidden),
-        "self_attn.k_proj": (keys, shape.hidden),
-        "self_attn.v_proj": (keys, shape.hidden),
-        "self_attn.o_proj": (shape.hidden, shape.hidden),
-        "post_attention_layernorm": (shape.hidden,),
-        **feed_forward,
+    around: Sizes = {
+        "input_layernorm.weight": (shape.hidden,),
+        "post_attention_layernorm.weight": (shape.hidden,),
+        **{f"{name}.weight": size for name, size in feed_forward.items()},
     }
+    queries = (shape.hidden * (2 if shape.state_heads else 1), shape.hidden)  # and gates
+    attention: Sizes = {
+        "self_attn.q_proj.weight": queries,
+        "self_attn.k_proj.weight": (keys, shape.hidden),
+        "self_attn.v_proj.weight": (keys, shape.hidden),
+        "self_attn.o_proj.weight": (shape.hidden, shape.hidden),
+    }
+    if shape.state_heads:
+        attention |= {f"self_attn.{n}_norm.weight": (shape.hidden // shape.heads,) for n in "qk"}
     return {
         "model.embed_tokens.weight": (shape.vocab, shape.hidden),
         "model.norm.weight": (shape.hidden,),
         "lm_head.weight": (shape.vocab, shape.hidden),
         **{
-            f"model.layers.{i}.{name}.weight": size
+            f"model.layers.{i}.{name}": size
             for i in range(shape.layers)
-            for name, size in block.items()
+            for name, size in {**(_rule(shape) if _keeps_state(shape, i) else attention), **around}.items()
         },
     }
+
+
+def _keeps_state(shape: LlamaShape, layer: int) -> bool:
+    return shape.state_heads > 0 and layer % 4 != 3
+
+
+def _state_sizes(shape: LlamaShape) -> dict[str, Any]:
+    kinds = ["linear_attention" if _keeps_state(shape, i) else "full_attention" for i in range(shape.layers)]
+    heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), shape.state_heads)
+    return {"layer_types": kinds, "head_dim": shape.hidden // shape.heads, **heads}
+
+
+def _rule(shape: LlamaShape) -> Sizes:
+    """The gated delta rule in a layer of Qwen3.5."""
+    heads, size = shape.state_heads, 128
+    parts: Sizes = {
+        "in_proj_qkv.weight": (3 * heads * size, shape.hidden),
+        "in_proj_z.weight": (heads * size, shape.hidden),
+        "in_proj_b.weight": (heads, shape.hidden),
+        "in_proj_a.weight": (heads, shape.hidden),
+        "conv1d.weight": (3 * heads * size, 1, 4),
+        "A_log": (heads,),
+        "dt_bias": (heads,),
+        "norm.weight": (size,),
+        "out_proj.weight": (shape.hidden, heads * size),
+    }
+    return {f"linear_attn.{name}": shape for name, shape in parts.items()}

@@ -28,9 +28,9 @@ def step(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="A Llama with random weights: 0.5B, 1.1B, 3B, or layers=22,hidden=2048,heads=32,kv_heads=4,"
-            "ffn=5632,vocab=32000, of which what is left out is as in 1.1B. With experts=32,chosen=4, ffn is "
-            "that of one expert.",
+            help="A Llama with random weights: 0.5B, 1.1B, 3B, hybrid (a Qwen3.5), or "
+            "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000, of which what is left out is as "
+            "in 1.1B. With experts=32,chosen=4, ffn is that of one expert.",
             show_default="1.1B",
         ),
     ] = None,
