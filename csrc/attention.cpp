@@ -46,10 +46,11 @@ struct Running {
     // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
         if (softcap != 0)
-            for (int i = 0; i < BLOCK; ++i) x[i / LANES][i % LANES] = std::tanh(x[i / LANES][i % LANES] / softcap) * softcap;
-        if (begin + BLOCK - 1 > to || begin < from)
-            for (int i = 0; i < BLOCK; ++i)
-                if (begin + i > to || begin + i < from) x[i / LANES][i % LANES] = HIDDEN;
+            for (int t = 0; t < TILES; ++t) x[t] = capped(x[t], softcap);
+        if (begin + BLOCK - 1 > to || begin < from) {
+            const int first = int(std::max(from - begin, int64_t(0))), last = int(std::min(to - begin, int64_t(BLOCK)));
+            for (int t = 0; t < TILES; ++t) x[t] = hidden(x[t], t * LANES, first, last);
+        }
         floats highest = x[0];
         for (int t = 1; t < TILES; ++t) highest = x[t] > highest ? x[t] : highest;
         const float largest = max(highest);
@@ -59,7 +60,21 @@ struct Running {
             for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
             top = largest;
         }
-        for (int t = 0; t < TILES; ++t) total += x[t] = exp(x[t] - top);
+        floats all = total;
+        for (int t = 0; t < TILES; ++t) all += x[t] = exp(x[t] - top);
+        total = all;
+    }
+
+    static floats capped(floats x, float softcap) {
+        for (int i = 0; i < LANES; ++i) x[i] = std::tanh(x[i] / softcap) * softcap;
+        return x;
+    }
+
+    // Hides the scores of keys before `first` and after `last`. x has those of keys from `key` on.
+    static floats hidden(floats x, int key, int first, int last) {
+        ints keys;
+        for (int i = 0; i < LANES; ++i) keys[i] = key + i;
+        return (keys < first) | (keys > last) ? splat(HIDDEN) : x;
     }
 };
 
