@@ -131,6 +131,11 @@ int meet_next(const Tiles<Keys>& tiles, int first, const Visit& visit) {
 }
 #endif
 
+// Fetches `size` bytes into the second cache.
+inline void prefetch(const void* row, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch((const char*)row + i, 0, 2);
+}
+
 // A family: consecutive paths that begin with the same keys, and their parameters.
 struct Family {
     const int64_t *keys, *key_begin, *rows, *positions, *row_begin, *shared;
@@ -159,6 +164,7 @@ void attend_tile(const float* q, const void* kv, const Family& family, int64_t r
     typename Format::Products products(queries, d);
     std::vector<float> acc(size_t(queries) * d, 0.0f);
     std::vector<Running> running(queries);
+    for (int r = 0; r < count; ++r) prefetch(q + rows[r] * row_size + int64_t(head) * s.group * d, 4 * s.group * d);
     for (int n = 0; n < queries; ++n) {
         const int r = n / s.group, query = head * s.group + n % s.group;
         products.set_query(n, q + rows[r] * row_size + int64_t(query) * d, d);
@@ -185,6 +191,10 @@ void attend_tile(const float* q, const void* kv, const Family& family, int64_t r
             }
             products.set_keys(k, d);
             products.set_values(v, d);
+            for (int64_t at = (block + 1) * BLOCK; at < (block + 2) * BLOCK && at <= last; ++at) {
+                prefetch(k_base + keys[at] * stride, stride * sizeof(Key));
+                prefetch(v_base + keys[at] * stride, stride * sizeof(Value));
+            }
             const Visit visit{s, block * BLOCK, end, running.data(), acc.data()};
             for (int n = first; n < end;) n += meet_next(products, n, visit);
         }
