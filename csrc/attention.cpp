@@ -46,10 +46,11 @@ struct Running {
     // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
         if (softcap != 0)
-            for (int i = 0; i < BLOCK; ++i) x[i / LANES][i % LANES] = std::tanh(x[i / LANES][i % LANES] / softcap) * softcap;
-        if (begin + BLOCK - 1 > to || begin < from)
-            for (int i = 0; i < BLOCK; ++i)
-                if (begin + i > to || begin + i < from) x[i / LANES][i % LANES] = HIDDEN;
+            for (int t = 0; t < TILES; ++t) x[t] = capped(x[t], softcap);
+        if (begin + BLOCK - 1 > to || begin < from) {
+            const int first = int(std::max(from - begin, int64_t(0))), last = int(std::min(to - begin, int64_t(BLOCK)));
+            for (int t = 0; t < TILES; ++t) x[t] = hidden(x[t], t * LANES, first, last);
+        }
         floats highest = x[0];
         for (int t = 1; t < TILES; ++t) highest = x[t] > highest ? x[t] : highest;
         const float largest = max(highest);
@@ -59,7 +60,21 @@ struct Running {
             for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
             top = largest;
         }
-        for (int t = 0; t < TILES; ++t) total += x[t] = exp(x[t] - top);
+        floats all = total;
+        for (int t = 0; t < TILES; ++t) all += x[t] = exp(x[t] - top);
+        total = all;
+    }
+
+    static floats capped(floats x, float softcap) {
+        for (int i = 0; i < LANES; ++i) x[i] = std::tanh(x[i] / softcap) * softcap;
+        return x;
+    }
+
+    // Hides the scores of keys before `first` and after `last`. x has those of keys from `key` on.
+    static floats hidden(floats x, int key, int first, int last) {
+        ints keys;
+        for (int i = 0; i < LANES; ++i) keys[i] = key + i;
+        return (keys < first) | (keys > last) ? splat(HIDDEN) : x;
     }
 };
 
@@ -116,6 +131,11 @@ int meet_next(const Tiles<Keys>& tiles, int first, const Visit& visit) {
 }
 #endif
 
+// Fetches `size` bytes into the second cache.
+inline void prefetch(const void* row, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch((const char*)row + i, 0, 2);
+}
+
 // A family: consecutive paths that begin with the same keys, and their parameters.
 struct Family {
     const int64_t *keys, *key_begin, *rows, *positions, *row_begin, *shared;
@@ -144,6 +164,7 @@ void attend_tile(const float* q, const void* kv, const Family& family, int64_t r
     typename Format::Products products(queries, d);
     std::vector<float> acc(size_t(queries) * d, 0.0f);
     std::vector<Running> running(queries);
+    for (int r = 0; r < count; ++r) prefetch(q + rows[r] * row_size + int64_t(head) * s.group * d, 4 * s.group * d);
     for (int n = 0; n < queries; ++n) {
         const int r = n / s.group, query = head * s.group + n % s.group;
         products.set_query(n, q + rows[r] * row_size + int64_t(query) * d, d);
@@ -170,6 +191,10 @@ void attend_tile(const float* q, const void* kv, const Family& family, int64_t r
             }
             products.set_keys(k, d);
             products.set_values(v, d);
+            for (int64_t at = (block + 1) * BLOCK; at < (block + 2) * BLOCK && at <= last; ++at) {
+                prefetch(k_base + keys[at] * stride, stride * sizeof(Key));
+                prefetch(v_base + keys[at] * stride, stride * sizeof(Value));
+            }
             const Visit visit{s, block * BLOCK, end, running.data(), acc.data()};
             for (int n = first; n < end;) n += meet_next(products, n, visit);
         }

@@ -24,11 +24,9 @@ public:
 };
 
 #if defined(__AVX512F__)
-// 32 dimensions of sixteen keys, from `first` on: a transposition of 16 x 16 pairs.
-template <class T>
-void transpose(const T* const* k, int first, uint32_t* out) {
-    __m512i a[LANES], b[LANES];
-    for (int i = 0; i < LANES; ++i) a[i] = _mm512_loadu_si512(k[i] + first);
+// Transposes 16 rows of 16 words. Columns are written BLOCK words apart. `a` is lost.
+inline void transpose(__m512i (&a)[LANES], uint32_t* out) {
+    __m512i b[LANES];
     for (int i = 0; i < LANES; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -57,7 +55,11 @@ template <class T>
 void set_pairs(const T* const* k, int d, Words& out) {
 #if defined(__AVX512F__)
     for (int t = 0; t < TILES; ++t)
-        for (int j = 0; j < d / 2; j += LANES) transpose(k + t * LANES, 2 * j, &out[size_t(j) * BLOCK + t * LANES]);
+        for (int j = 0; j < d / 2; j += LANES) {
+            __m512i rows[LANES];
+            for (int i = 0; i < LANES; ++i) rows[i] = _mm512_loadu_si512(k[t * LANES + i] + 2 * j);
+            transpose(rows, &out[size_t(j) * BLOCK + t * LANES]);
+        }
 #else
     for (int i = 0; i < BLOCK; ++i)
         for (int j = 0; j < d / 2; ++j) std::memcpy(&out[size_t(j) * BLOCK + i], k[i] + 2 * j, 4);

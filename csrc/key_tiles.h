@@ -28,56 +28,66 @@ class IntegerKeyTiles {
     const int steps;  // of a row's high bytes, or of its low bytes: whole tiles
     std::vector<float> query_scales;
     float key_scales[BLOCK];
-    Words pairs;    // [d/2][BLOCK]
+    std::vector<int16_t> query;
     Words q, keys;  // [queries][2][steps], [2][steps][BLOCK]: high bytes, then low bytes
 
-    // The high bytes of two pairs, and their low bytes. The order is the same for queries and keys.
-    template <class T>
-    static T high(T a, T b) { return (a >> 8 & 0xff00ffu) | (b & 0xff00ff00u); }
-    template <class T>
-    static T low(T a, T b) { return (a & 0xff00ffu) | (b & 0xff00ffu) << 8; }
+    struct Bytes {
+        uints high, low;
+    };
+
+    // The bytes of the first 64 integers of a row, or of 32 and zeros if only `left` remain. A word has the bytes of two
+    // integers, and of the two that follow 32 places later. The order is the same for queries and keys.
+    static Bytes split(const int16_t* row, int left) {
+        uints a, b = {};
+        std::memcpy(&a, row, sizeof a);
+        if (left > 2 * LANES) std::memcpy(&b, row + 2 * LANES, sizeof b);
+        return {(a >> 8 & 0xff00ffu) | (b & 0xff00ff00u), (a & 0xff00ffu) | (b << 8 & 0xff00ff00u)};
+    }
 
 public:
     IntegerKeyTiles(int queries, int d)
-        : steps((d / 4 + TILE_STEPS - 1) / TILE_STEPS * TILE_STEPS), query_scales(queries), pairs(size_t(d) / 2 * BLOCK),
-          q(size_t(queries) * 2 * steps), keys(size_t(steps) * 2 * BLOCK) {}
+        : steps((d + 63) / 64 * TILE_STEPS), query_scales(queries), query(d), q(size_t(queries) * 2 * steps),
+          keys(size_t(steps) * 2 * BLOCK) {}
 
     void set_query(int r, const float* source, int d) {
-        query_scales[r] = keep_integers(source, d, (int16_t*)&pairs[0]);
-        uint32_t* row = &q[size_t(r) * 2 * steps];
-        for (int j = 0; j < d / 4; ++j) {
-            row[j] = high(pairs[2 * j], pairs[2 * j + 1]);
-            row[steps + j] = low(pairs[2 * j], pairs[2 * j + 1]);
+        query_scales[r] = keep_integers(source, d, query.data());
+        for (int j = 0; j < d; j += 4 * LANES) {
+            const Bytes bytes = split(&query[j], d - j);
+            uint32_t* out = &q[size_t(r) * 2 * steps + j / 4];
+            std::memcpy(out, &bytes.high, sizeof bytes.high);
+            std::memcpy(out + steps, &bytes.low, sizeof bytes.low);
         }
     }
 
     void set_keys(const int16_t* const* k, int d) {
-        set_pairs(k, d, pairs);
-        for (int j = 0; j < d / 4; ++j)
-            for (int i = 0; i < BLOCK; i += LANES) {
-                uints a, b;
-                std::memcpy(&a, &pairs[size_t(2 * j) * BLOCK + i], sizeof a);
-                std::memcpy(&b, &pairs[size_t(2 * j + 1) * BLOCK + i], sizeof b);
-                const uints above = high(a, b), below = low(a, b);
-                std::memcpy(&keys[size_t(j) * BLOCK + i], &above, sizeof above);
-                std::memcpy(&keys[size_t(steps + j) * BLOCK + i], &below, sizeof below);
+        for (int t = 0; t < TILES; ++t)
+            for (int j = 0; j < d; j += 4 * LANES) {
+                __m512i high[LANES], low[LANES];
+                for (int i = 0; i < LANES; ++i) {
+                    const Bytes bytes = split(k[t * LANES + i] + j, d - j);
+                    high[i] = (__m512i)bytes.high, low[i] = (__m512i)bytes.low;
+                }
+                uint32_t* out = &keys[size_t(j / 4) * BLOCK + t * LANES];
+                transpose(high, out);
+                transpose(low, out + size_t(steps) * BLOCK);
             }
         for (int i = 0; i < BLOCK; ++i) key_scales[i] = integer_scale(k[i], d);
     }
 
     // Scores of a tile's queries, from r on, against the block.
     void scores(int r, int height, int, floats (*out)[TILES]) const {
-        ints sums[3][TILE_ROWS];  // of high bytes, of high and low ones, of low ones
+        uints sums[3][TILE_ROWS];  // of high bytes, of high and low ones, of low ones
+        const uint32_t* row = &q[size_t(r) * 2 * steps];
         for (int t = 0; t < TILES; ++t) {
             zero_tiles();
             for (int j = 0; j < steps; j += TILE_STEPS)
-                multiply_bytes(&q[size_t(r) * 2 * steps + j], &q[size_t(r) * 2 * steps + steps + j], 8 * steps,
-                               &keys[size_t(j) * BLOCK + t * LANES], &keys[size_t(steps + j) * BLOCK + t * LANES], 4 * BLOCK);
+                multiply_bytes(row + j, row + steps + j, 8 * steps, &keys[size_t(j) * BLOCK + t * LANES],
+                               &keys[size_t(steps + j) * BLOCK + t * LANES], 4 * BLOCK);
             store_bytes(sums[0], sums[1], sums[2], sizeof sums[0][0]);
             const floats scales = load(&key_scales[t * LANES]);
             for (int n = 0; n < height; ++n) {
-                const uints sum = ((uints)sums[0][n] << 16) + ((uints)sums[1][n] << 8) + (uints)sums[2][n];
-                out[n][t] = __builtin_convertvector((ints)sum, floats) * (scales * query_scales[r + n]);
+                const ints sum = (ints)((sums[0][n] << 16) + (sums[1][n] << 8) + sums[2][n]);
+                out[n][t] = __builtin_convertvector(sum, floats) * (scales * query_scales[r + n]);
             }
         }
     }

@@ -216,12 +216,13 @@ inline float max(floats v) {
 
 // e^x for x <= 88, 0 below -87: 2^n e^r with |r| <= ln 2 / 2 and a polynomial of degree 6 (error below 2 ulp).
 inline floats exp(floats x) {
+#if defined(__AVX512F__)
+    const __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    const floats k = (floats)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
+#else
     const ints tiny = x < -87.0f;
     x = tiny ? splat(-87.0f) : x;
     const floats scaled = x * 1.44269504f;
-#if defined(__AVX512F__)
-    const floats k = (floats)_mm512_roundscale_ps((__m512)scaled, 0);
-#else
     const ints n = __builtin_convertvector(scaled + (scaled < 0 ? splat(-0.5f) : splat(0.5f)), ints);
     const floats k = __builtin_convertvector(n, floats);
 #endif
@@ -229,14 +230,14 @@ inline floats exp(floats x) {
     floats y = splat(1.0f / 720);
     for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = fused(y, r, splat(c));
 #if defined(__AVX512F__)
-    y = (floats)_mm512_scalef_ps((__m512)y, (__m512)k);
+    return (floats)_mm512_maskz_scalef_ps(large, (__m512)y, (__m512)k);
 #else
     const ints power = (n + 127) << 23;
     floats two_n;
     std::memcpy(&two_n, &power, sizeof power);
     y *= two_n;
-#endif
     return tiny ? splat(0.0f) : y;
+#endif
 }
 
 inline floats sigmoid(floats x) {
