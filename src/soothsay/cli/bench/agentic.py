@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from soothsay.cli.bench.bench_options import NodesOption
 from soothsay.cli.terminal import notice
 from soothsay.config import EngineConfig
 
@@ -41,9 +42,7 @@ def agentic(
         list[str] | None,
         typer.Option("--drafter", "-d", help="Drafter to count; may be repeated.", show_default="suffix"),
     ] = None,
-    nodes: Annotated[
-        int, typer.Option(min=1, help="Largest number of nodes of a draft tree, with the root.")
-    ] = EngineConfig.max_tree,
+    nodes: NodesOption = EngineConfig.max_tree,
 ) -> None:
     """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
 

@@ -11,16 +11,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from soothsay.cli.bench.bench_options import AnswerTemperatureOption, JsonOption, PngOption, check_charts
+from soothsay.cli.options import AnswerTokensOption, ModelArgument
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
 
 
 def learn(
-    model: Annotated[str, typer.Argument(help="A model; see 'generate'.")],
+    model: ModelArgument,
     file: Annotated[
         Path,
         typer.Argument(
@@ -44,28 +46,22 @@ def learn(
         int,
         typer.Option("--every", min=1, help="Compare in one of so many windows, and in all held-out ones."),
     ] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0, help="Of all requests.")] = 0.0,
+    max_tokens: AnswerTokensOption = 64,
+    temperature: AnswerTemperatureOption = 0.0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Requests at a time.")] = 1,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", dir_okay=False, help="Draw the curve to this file (needs matplotlib)."),
-    ] = None,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    png: PngOption = None,
+    to_json: JsonOption = None,
 ) -> None:
     """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
 
     Exits with 1 if an answer differs from plain decoding's.
     """
+    check_charts(png)
     with notice(f"answering with {model} ..."):
         from soothsay.bench.learn import bench_learn
         from soothsay.bench.learn_chart import learn_chart
         from soothsay.bench.prompts import read_prompts
 
-        if png is not None:
-            require_matplotlib()  # before the long run
         entries = read_prompts(file)[:requests]
         if held_out >= len(entries):
             raise typer.BadParameter(f"--held-out {held_out}: the stream has {len(entries)} requests")

@@ -11,13 +11,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
+from soothsay.cli.bench.bench_options import DTypesOption, JsonOption, known_dtypes
+from soothsay.cli.options import ModelArgument
 from soothsay.cli.progress import progress_bar
 from soothsay.files import write_json
 
 
 def quality(
-    model: Annotated[str, typer.Argument(help="A model; see 'generate'.")],
+    model: ModelArgument,
     texts: Annotated[
         list[Path],
         typer.Argument(metavar="TEXT...", exists=True, dir_okay=False, help="Text files to read, in order."),
@@ -29,9 +30,7 @@ def quality(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, at most.")] = 20_000,
     chunk: Annotated[int, typer.Option(min=4, help="Tokens that are read at once.")] = 512,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    to_json: JsonOption = None,
 ) -> None:
     """Compare a model's distributions with those of float32, of the same weights or of a reference.
 

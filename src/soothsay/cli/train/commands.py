@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from soothsay.cli.train.training_run import TrainingRun, training
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.train.training_run import TrainingRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ Layers = Annotated[int, typer.Option(min=1, help="Layers.")]
 Depth = Annotated[int, typer.Option(min=1, help="Draft tokens in a row that training unrolls.")]
 
 
-@training
+@grouped
 def lm(
     run: TrainingRun,
     fresh: Annotated[
@@ -44,7 +45,7 @@ def lm(
     run.train(recipe, examples)
 
 
-@training
+@grouped
 def medusa(
     run: TrainingRun,
     heads: Guesses = 4,
@@ -63,7 +64,7 @@ def medusa(
     _head(run, MedusaRecipe, lambda target, examples: new_heads.medusa(target, heads, layers, own_heads))
 
 
-@training
+@grouped
 def hydra(run: TrainingRun, heads: Guesses = 4, layers: Layers = 1) -> None:
     """Train Hydra's heads (arXiv 2402.05109), which read the draft tokens before their own."""
     from soothsay.train import new_heads
@@ -72,7 +73,7 @@ def hydra(run: TrainingRun, heads: Guesses = 4, layers: Layers = 1) -> None:
     _head(run, HydraRecipe, lambda target, examples: new_heads.hydra(target, heads, layers))
 
 
-@training
+@grouped
 def eagle(
     run: TrainingRun,
     depth: Depth = 4,
@@ -94,7 +95,7 @@ def eagle(
     )
 
 
-@training
+@grouped
 def eagle3(
     run: TrainingRun,
     depth: Depth = 5,
@@ -115,7 +116,7 @@ def eagle3(
     _head(run, RecurrentRecipe, make, depth=depth)
 
 
-@training
+@grouped
 def mtp(
     run: TrainingRun, modules: Annotated[int, typer.Option(min=1, help="Modules.")] = 1, depth: Depth = 4
 ) -> None:
@@ -130,7 +131,7 @@ def mtp(
     _head(run, RecurrentRecipe, lambda target, examples: new_heads.mtp(target, modules), depth=depth)
 
 
-@training
+@grouped
 def block(
     run: TrainingRun,
     size: Guesses = 6,
@@ -161,7 +162,7 @@ def block(
     _head(run, BlockRecipe, make)
 
 
-@training
+@grouped
 def redrafter(
     run: TrainingRun,
     size: Guesses = 5,
@@ -188,7 +189,7 @@ def redrafter(
     _head(run, RedrafterRecipe, make)
 
 
-@training
+@grouped
 def draft(
     run: TrainingRun,
     layers: Layers = 2,

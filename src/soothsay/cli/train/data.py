@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.options import (
+    AnswerSeedOption,
     DrafterOption,
     DTypeOption,
     MaxContextOption,
@@ -56,7 +57,7 @@ def data(
     temperature: TemperatureOption = 0.7,
     max_tokens: MaxTokensOption = 512,
     batch: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all answers.")] = 0,
+    seed: AnswerSeedOption = 0,
     drafter: DrafterOption = PLAIN,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
