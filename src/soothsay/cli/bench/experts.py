@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from soothsay.cli.bench.bench_options import (
     known_dtypes,
     row_counts,
 )
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
 
@@ -56,17 +56,13 @@ def experts(
 
 def _table(report: ExpertsReport) -> Table:
     s = report.shape
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("dtype",),
+        ("rows", "ms", "dense, ms", "of dense", "experts", "GB", "of reading"),
         title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
         f"{report.kernels}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
-        title_justify="left",
-        caption_justify="left",
     )
-    table.add_column("dtype")
-    for heading in ("rows", "ms", "dense, ms", "of dense", "experts", "GB", "of reading"):
-        table.add_column(heading, justify="right")
     for time in report.times:
         table.add_row(
             time.dtype,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from soothsay.cli.bench.bench_options import AnswerTemperatureOption, JsonOption, PngOption, check_charts
 from soothsay.cli.options import AnswerTokensOption, ModelArgument
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
 from soothsay.plotting import save_png
@@ -89,18 +89,13 @@ def learn(
 def _table(report: LearnReport) -> Table:
     from soothsay.bench.learn import CONTENDERS, PLAIN
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("requests", ""),
+        ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"),
         title=f"{report.drafter}, learning in {report.share:.0%} of a core's time",
         caption=f"{report.compared - report.different} of {report.compared} answers equal plain decoding's; "
         "windows in which all three ran",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading in ("requests", ""):
-        table.add_column(heading)
-    for heading in ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"):
-        table.add_column(heading, justify="right")
     for held_out in (False, True):
         table.add_section()
         plain = report.total(PLAIN, held_out=held_out)

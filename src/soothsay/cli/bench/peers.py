@@ -22,6 +22,7 @@ from soothsay.cli.bench.bench_options import (
     known_dtypes,
 )
 from soothsay.cli.options import DrafterOption, ModelArgument
+from soothsay.cli.tables import numbers_table
 from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
@@ -178,17 +179,12 @@ def _speeds(results: PeerResults, dtype: str, plan: PeerPlan) -> Table:
     from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED
     from soothsay.bench.peers.peer_results import OURS
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("", "engine"),
+        ("ms", "tokens/s", "of ours", "equal"),
         title=f"weights in {dtype}",
         caption=f"median of {plan.rounds} rounds, {plan.threads} threads; equal: leading tokens, of 32",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading in ("", "engine"):
-        table.add_column(heading)
-    for heading in ("ms", "tokens/s", "of ours", "equal"):
-        table.add_column(heading, justify="right")
     measures = {
         "decode": f"one token, context {CONTEXT}",
         "prompt": f"a prompt of {PROMPT} tokens",

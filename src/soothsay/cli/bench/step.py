@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from soothsay.cli.bench.bench_options import (
     known_dtypes,
     row_counts,
 )
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
 from soothsay.plotting import save_png
@@ -91,17 +91,12 @@ def step(
 
 def _table(report: StepReport) -> Table:
     rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("dtype", "context"),
+        ("rows", "ms", "of one row", "floor, ms", "of the floor", "GB read"),
         title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading in ("dtype", "context"):
-        table.add_column(heading)
-    for heading in ("rows", "ms", "of one row", "floor, ms", "of the floor", "GB read"):
-        table.add_column(heading, justify="right")
     for number, time in enumerate(report.times):
         before = report.times[number - 1] if number else None
         first = before is None or (before.dtype, before.context) != (time.dtype, time.context)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Guesses = Annotated[int, typer.Option(min=1, help="Draft tokens in a row.")]
 Layers = Annotated[int, typer.Option(min=1, help="Layers.")]
+Shortlist = Annotated[
+    int, typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all.")
+]
 Depth = Annotated[int, typer.Option(min=1, help="Draft tokens in a row that training unrolls.")]
 
 
@@ -106,12 +109,10 @@ def eagle3(
 ) -> None:
     """Train EAGLE-3's block (arXiv 2503.01840), which reads three layers of the target."""
     from soothsay.train import new_heads
-    from soothsay.train.examples import common_tokens
     from soothsay.train.heads import RecurrentRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        size = target.config.vocab_size
-        return new_heads.eagle3(target, common_tokens(examples, min(vocabulary, size), size))
+        return new_heads.eagle3(target, _shortlist(target, examples, vocabulary))
 
     _head(run, RecurrentRecipe, make, depth=depth)
 
@@ -140,10 +141,7 @@ def block(
         int,
         typer.Option(min=0, help="Rank of the correction by the draft token before; 0: none."),
     ] = 32,
-    shortlist: Annotated[
-        int,
-        typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all."),
-    ] = 0,
+    shortlist: Shortlist = 0,
 ) -> None:
     """Train a drafter that drafts all tokens in one pass, like P-EAGLE and DFlash (2026).
 
@@ -151,12 +149,10 @@ def block(
     spends a quarter of its time on that head.
     """
     from soothsay.train import new_heads
-    from soothsay.train.examples import common_tokens
     from soothsay.train.heads import BlockRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        total = target.config.vocab_size
-        tokens = common_tokens(examples, min(shortlist, total), total) if shortlist else ()
+        tokens = _shortlist(target, examples, shortlist) if shortlist else ()
         return new_heads.block(target, size, layers, markov_rank, tokens)
 
     _head(run, BlockRecipe, make)
@@ -168,22 +164,17 @@ def redrafter(
     size: Guesses = 5,
     hidden: Annotated[int, typer.Option(min=16, help="Units between features and guesses.")] = 512,
     cell: Annotated[int, typer.Option(min=16, help="Units of the recurrent cell.")] = 256,
-    shortlist: Annotated[
-        int,
-        typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all."),
-    ] = 6144,
+    shortlist: Shortlist = 6144,
 ) -> None:
     """Train a drafter of one look and a recurrent cell (ReDrafter, arXiv 2403.09919).
 
     It has no attention, so a draft is cheap, and only the answers are computed in training.
     """
     from soothsay.train import new_heads
-    from soothsay.train.examples import common_tokens
     from soothsay.train.heads import RedrafterRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        total = target.config.vocab_size
-        tokens = common_tokens(examples, min(shortlist, total), total) if shortlist else ()
+        tokens = _shortlist(target, examples, shortlist) if shortlist else ()
         return new_heads.redrafter(target, examples, size, hidden, cell, tokens)
 
     _head(run, RedrafterRecipe, make)
@@ -228,6 +219,14 @@ def draft(
         on_policy=on_policy,
     )
     run.train(recipe, examples)
+
+
+def _shortlist(target: Transformer, examples: list[Example], size: int) -> list[int]:
+    """The most frequent tokens, `size` of them or the whole vocabulary."""
+    from soothsay.train.examples import common_tokens
+
+    total = target.config.vocab_size
+    return common_tokens(examples, min(size, total), total)
 
 
 def _head(

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.options import (
+    MODEL_HELP,
     AnswerSeedOption,
     DrafterOption,
     DTypeOption,
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 def data(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A Hugging Face directory, a hub name, or a bundled model's name. It has a chat template."
-        ),
+        typer.Argument(help=f"{MODEL_HELP} It has a chat template."),
     ],
     prompts: Annotated[
         Path,
