@@ -17,7 +17,8 @@ from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, best_tokens, perturb
 from soothsay.drafters.base import NoDrafter
 from soothsay.model.kernels import Kernels
-from soothsay.model.native.kernels import VARIANTS, NativeKernels
+from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.library import VARIANTS
 
 WIDTHS = (1, 7, 16, 100, 5000, 151_936)
 PARAMS = [

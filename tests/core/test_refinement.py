@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from soothsay.core.refinement import LEAST, Candidates, Refinement
 from soothsay.core.tree import DraftTree
 from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.native.kernels import VARIANTS, load_native
+from soothsay.model.native.kernels import load_native
+from soothsay.model.native.library import VARIANTS
 
 KERNELS: list[Kernels] = [StockKernels()]
 KERNELS += [kernels for variant in VARIANTS if (kernels := load_native([variant])) is not None]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from odd_tensors import ODD_TENSORS
 from safetensors.torch import load_file, save_file
 
 from soothsay.config import ModelConfig
@@ -321,17 +321,6 @@ def test_patterns_that_take_for_ever_are_refused(directory: Path, pattern: Any) 
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"pattern|target"):
         load_model(open_checkpoint(directory))
-
-
-ODD_TENSORS = (
-    torch.zeros(()),
-    torch.zeros(0),
-    torch.zeros(3, 0),
-    torch.zeros(1, 1, 1, 1),
-    torch.zeros(2, dtype=torch.bool),
-    torch.full((8,), 2**62),
-    torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
-)
 
 
 @pytest.mark.parametrize("method", ["", "compressed-tensors", "gptq", "awq"])

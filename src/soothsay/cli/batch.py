@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from soothsay.cli.engine_options import RayAddressOption
-from soothsay.cli.options import (
-    DrafterOption,
-    DTypeOption,
-    GenerationConfigOption,
-    KeepOption,
-    KvTokensOption,
-    LearnOption,
-    MaxContextOption,
-    MaxRunningOption,
-    ModelArgument,
-    NameOption,
-)
+from soothsay.cli.engine_options import EngineOptions, RayAddressOption
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.options import ModelArgument, NameOption
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
 
@@ -33,6 +24,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
+@grouped
 def batch(
     model: ModelArgument,
     source: Annotated[
@@ -43,24 +35,18 @@ def batch(
         Path,
         typer.Argument(help="Gets one line for each request, in the order in which answers end."),
     ],
+    *,
     name: NameOption = None,
     seed: Annotated[
         int,
         typer.Option("--seed", help="Another seed gives other answers to sampled requests without a seed."),
     ] = 0,
-    drafter: DrafterOption = "auto",
-    dtype: DTypeOption = "auto",
-    max_context: MaxContextOption = None,
-    generation_config: GenerationConfigOption = "auto",
-    kv_tokens: KvTokensOption = None,
-    max_running: MaxRunningOption = 64,
-    keep: KeepOption = None,
+    engine: EngineOptions,
     replicas: Annotated[
         int,
         typer.Option("--replicas", min=1, help="Number of engines. Another one goes on if one dies."),
     ] = 1,
     ray_address: RayAddressOption = None,
-    learn: LearnOption = 0.0,
 ) -> None:
     """Answer a file of requests as the server would. The same command goes on after an interruption.
 
@@ -82,22 +68,13 @@ def batch(
 
         try:
             summary = run_batch(
-                model,
-                source,
-                output,
+                *(model, source, output),
                 name=name,
                 seed=seed,
-                dtype=dtype,
-                max_context=max_context,
-                max_running=max_running,
-                progress=progress,
-                generation_config=generation_config,
-                drafter=drafter,
-                kv_tokens=kv_tokens,
-                keep=keep,
                 replicas=replicas,
                 ray_address=ray_address,
-                learn=learn,
+                progress=progress,
+                **asdict(engine),
             )
         except KeyboardInterrupt:
             where = "before the first answer" if reached is None else "{:,} of {:,} lines".format(*reached)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,20 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import (
-    MODEL_HELP,
-    DrafterOption,
-    DTypeOption,
-    GenerationConfigOption,
-    MaxContextOption,
-    MaxTokensOption,
-    MinPOption,
-    OptionalTemperatureOption,
-    SeedOption,
-    TopKOption,
-    TopPOption,
-    given_sampling,
-)
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.options import MODEL_HELP, MaxTokensOption, ModelOptions, SamplingOptions
 from soothsay.cli.printed_answer import PrintedAnswer
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
@@ -50,12 +38,13 @@ TEMPERATURE = 0.7
 """The temperature where neither the user nor the model names one."""
 
 
+@grouped
 def chat(
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="sibyl")] = None,
+    *,
     named: Annotated[
         str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)
     ] = None,
-    drafter: DrafterOption = "auto",
     system: Annotated[str, typer.Option("--system", help="The system message.")] = "",
     show_drafted: Annotated[
         bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
@@ -64,14 +53,8 @@ def chat(
         bool, typer.Option("--plain", help="Show answers as the model writes them, with Markdown as text.")
     ] = False,
     max_tokens: MaxTokensOption = 512,
-    temperature: OptionalTemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
-    generation_config: GenerationConfigOption = "auto",
-    dtype: DTypeOption = "auto",
-    max_context: MaxContextOption = None,
+    sampling: SamplingOptions,
+    options: ModelOptions,
 ) -> None:
     """Talk with a model. /help lists the commands within a conversation.
 
@@ -82,21 +65,19 @@ def chat(
     model = model or named or "sibyl"
     from soothsay.core.params import SamplingParams
 
-    given = given_sampling(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
-    )
-    llm = load_llm(
-        model, drafter=drafter, dtype=dtype, max_context=max_context, generation_config=generation_config
-    )
+    given = sampling.given(max_tokens=max_tokens)
+    llm = load_llm(model, **asdict(options))
     params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
     console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(f"{model}, drafter {drafter}. /help for commands, Ctrl-D to leave.", "dim"))
+    console.print(Text(f"{model}, drafter {options.drafter}. /help for commands, Ctrl-D to leave.", "dim"))
     if llm.sampling_defaults:
         console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
     markdown = console.is_terminal and not console.is_dumb_terminal and not plain
-    Conversation(llm, params, drafter, console, system=system, colour=show_drafted, markdown=markdown).run()
+    Conversation(
+        llm, params, options.drafter, console, system=system, colour=show_drafted, markdown=markdown
+    ).run()
 
 
 class Conversation:

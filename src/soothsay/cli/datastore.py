@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from soothsay.cli.progress import work_bar
 from soothsay.cli.whole_texts import read_whole_texts
 
 datastore = typer.Typer(help="Datastores for the drafter 'rest'.", no_args_is_help=True)
@@ -45,7 +44,8 @@ def build(
     tokenizer, examples = read_whole_texts(model, files)
     from soothsay.drafters.lookup.datastore import write_datastore
 
-    with _progress() as progress:
+    measure = TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,")
+    with work_bar("sorting", measure) as progress:
         write_datastore(out, (example.tokens for example in examples), tokenizer, progress=progress)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     tokens = sum(len(example.tokens) for example in examples)
@@ -79,19 +79,3 @@ def info(
     for name, value in rows.items():
         table.add_row(Text(name, "dim"), Text(value))
     Console(highlight=False, soft_wrap=True).print(table)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal's stderr. Yields a function of (tokens done, tokens in total)."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("sorting"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("sorting", total=0)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)

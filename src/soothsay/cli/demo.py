@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import MODEL_HELP, DTypeOption
+from soothsay.cli.options import MODEL_HELP, AnswerTokensOption, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tasks import TASKS, Task
 from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
@@ -99,9 +99,7 @@ def demo(
             help="A drafter to compare. Can be repeated.",
         ),
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Limit of tokens in an answer.")
-    ] = 96,
+    max_tokens: AnswerTokensOption = 96,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds. Times are the median over them.")] = 5,
     dtype: DTypeOption = "auto",
 ) -> None:

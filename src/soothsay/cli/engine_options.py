@@ -1,43 +1,24 @@
-"""Options that say how many engines there are and where they run, and what they mean."""
+"""Groups of options that make engines: what `LLM` is told, how many engines there are, where they run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from soothsay.cli.options import MaxRunningOption, ModelOptions
+from soothsay.config import EngineConfig
 from soothsay.errors import SoothsayError
 
 if TYPE_CHECKING:
     from soothsay.model.pipeline.pipeline import Stages
+    from soothsay.server.engines import Placement
     from soothsay.server.fleet.scaling import Bounds
 
 REPLICAS = "Many engines"
-"""The panel of these options in `--help`."""
-
-ReplicasOption = Annotated[
-    str,
-    typer.Option(
-        "--replicas",
-        metavar="N or MIN:MAX",
-        help="Number of engines behind this port; with bounds, it follows the load. An answer goes on at "
-        "another engine if its own one ends.",
-        rich_help_panel=REPLICAS,
-    ),
-]
-
-ReplicaCoresOption = Annotated[
-    int | None,
-    typer.Option(
-        "--replica-cores",
-        min=1,
-        show_default="the cores of this machine, shared equally",
-        help="Physical cores of each engine, which are its own.",
-        rich_help_panel=REPLICAS,
-    ),
-]
+"""The panel of `PlacementOptions` in `--help`."""
 
 RayAddressOption = Annotated[
     str | None,
@@ -49,68 +30,144 @@ RayAddressOption = Annotated[
     ),
 ]
 
-StagesOption = Annotated[
-    int,
-    typer.Option(
-        "--stages",
-        min=1,
-        help="Number of processes that share each engine's layers: of this machine, or Ray actors.",
-        rich_help_panel=REPLICAS,
-    ),
-]
 
-StageOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--stage",
-        metavar="HOST:PORT",
-        help="Where 'soothsay stage' runs, which gets layers of a model that is too large for this "
-        "machine. Can be repeated.",
-        rich_help_panel=REPLICAS,
-    ),
-]
+@dataclass(frozen=True)
+class EngineOptions(ModelOptions):
+    """How an engine of `serve` or `batch` runs its model."""
 
-StageKeyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--stage-key",
-        dir_okay=False,
-        help="File with the key of these stages.",
-        show_default=False,
-        rich_help_panel=REPLICAS,
-    ),
-]
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="by memory",
+            help="Size of the KV cache in tokens, for all requests together.",
+        ),
+    ] = None
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            show_default="forget it at the end",
+            help="A directory that keeps what drafters learn across restarts, apart for each tenant. It "
+            "holds what users wrote, readable to this user alone.",
+        ),
+    ] = None
+    learn: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
+        ),
+    ] = 0.0
+    max_running: MaxRunningOption = EngineConfig.max_requests
 
-PortableOption = Annotated[
-    bool,
-    typer.Option(
-        "--portable",
-        help="Compute with instructions that all processors of the family have, so that engines on "
-        "unlike machines give equal answers. Slower.",
-        rich_help_panel=REPLICAS,
-    ),
-]
+    def for_llm(self) -> dict[str, Any]:
+        """The options as arguments of `LLM`."""
+        options = asdict(self)
+        return {"max_requests": options.pop("max_running"), **options}
 
 
-def parse_bounds(replicas: str) -> Bounds:
-    """The bounds of the number of engines. Raises `typer.BadParameter`."""
-    from soothsay.server.fleet.scaling import Bounds
+@dataclass(frozen=True)
+class PlacementOptions:
+    """How many engines `serve` has, and where they and their stages run."""
 
-    try:
-        return Bounds.parse(replicas)
-    except SoothsayError as error:
-        raise typer.BadParameter(f"--replicas: {error}") from None
+    replicas: Annotated[
+        str,
+        typer.Option(
+            metavar="N or MIN:MAX",
+            help="Number of engines behind this port; with bounds, it follows the load. An answer goes on at "
+            "another engine if its own one ends.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = "1"
+    replica_cores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="the cores of this machine, shared equally",
+            help="Physical cores of each engine, which are its own.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None
+    ray_address: RayAddressOption = None
+    stages: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Number of processes that share each engine's layers: of this machine, or Ray actors.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = 1
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where 'soothsay stage' runs, which gets layers of a model that is too large for this "
+            "machine. Can be repeated.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None
+    stage_key: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="File with the key of these stages.",
+            show_default=False,
+            rich_help_panel=REPLICAS,
+        ),
+    ] = None
+    portable: Annotated[
+        bool,
+        typer.Option(
+            "--portable",
+            help="Compute with instructions that all processors of the family have, so that engines on "
+            "unlike machines give equal answers. Slower.",
+            rich_help_panel=REPLICAS,
+        ),
+    ] = False
 
+    def bounds(self) -> Bounds:
+        """The bounds of the number of engines. Raises `typer.BadParameter`."""
+        from soothsay.server.fleet.scaling import Bounds
 
-def parse_stages(count: int, addresses: Sequence[str] | None, key: Path | None, replicas: int) -> Stages:
-    """The processes that share an engine's layers. Raises `typer.BadParameter`, or `SoothsayError`."""
-    if not addresses:
-        return count
-    from soothsay.model.pipeline.pipeline import StageAddress, read_key
+        try:
+            bounds = Bounds.parse(self.replicas)
+        except SoothsayError as error:
+            raise typer.BadParameter(f"--replicas: {error}") from None
+        if self.replica_cores is None and self.ray_address not in (None, "local"):
+            raise typer.BadParameter(
+                "--ray-address needs --replica-cores N: machines of a cluster may differ"
+            )
+        return bounds
 
-    if count > 1 or replicas > 1:
-        raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
-    if key is None:
-        raise typer.BadParameter("--stage needs --stage-key FILE, as 'soothsay stage' does")
-    secret = read_key(key)
-    return [StageAddress.parse(address, secret) for address in addresses]
+    def shared(self, replicas: int) -> Stages:
+        """The processes that share an engine's layers. Raises `typer.BadParameter`, or `SoothsayError`."""
+        if not self.stage:
+            return self.stages if self.ray_address is None else self._on_ray()
+        from soothsay.model.pipeline.pipeline import StageAddress, read_key
+
+        if self.stages > 1 or replicas > 1:
+            raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
+        if self.stage_key is None:
+            raise typer.BadParameter("--stage needs --stage-key FILE, as 'soothsay stage' does")
+        secret = read_key(self.stage_key)
+        return [StageAddress.parse(address, secret) for address in self.stage]
+
+    def _on_ray(self) -> Stages:
+        from soothsay.server.engines import stages_on_ray
+
+        return stages_on_ray(self.stages, self.replica_cores or 1)
+
+    def placement(self, replicas: int, shared: Stages) -> Placement:
+        """Where at most so many engines run."""
+        from soothsay.server.engines import Placement
+        from soothsay.server.process import PORTABLE
+
+        return Placement(
+            replicas,
+            self.replica_cores,
+            self.ray_address,
+            environment=PORTABLE if self.portable else {},
+            stages=shared if isinstance(shared, int) else len(shared) + 1,
+        )

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from soothsay.cli.options import (
-    DrafterOption,
-    DTypeOption,
-    GenerationConfigOption,
-    MaxContextOption,
-    MaxTokensOption,
-    MinPOption,
-    ModelOption,
-    OptionalTemperatureOption,
-    SeedOption,
-    TopKOption,
-    TopPOption,
-    given_sampling,
-)
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.options import MaxTokensOption, ModelOption, ModelOptions, SamplingOptions
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
+
+if TYPE_CHECKING:
+    from soothsay.core.answer import Piece
 
 TEMPERATURE = 0.0
 """The temperature where neither the user nor the model names one."""
 
 
+@grouped
 def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(help="The prompt. '-' reads it from stdin, as does a pipe without a prompt."),
     ] = None,
+    *,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file."),
@@ -43,19 +38,12 @@ def generate(
         bool, typer.Option("--chat", "-c", help="Wrap the prompt in the model's chat template.")
     ] = False,
     model: ModelOption = "sibyl",
-    drafter: DrafterOption = "auto",
     max_tokens: MaxTokensOption = 256,
-    temperature: OptionalTemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
-    generation_config: GenerationConfigOption = "auto",
+    sampling: SamplingOptions,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the answer before this text. Can be repeated.")
     ] = None,
-    dtype: DTypeOption = "auto",
-    max_context: MaxContextOption = None,
+    options: ModelOptions,
     stats: Annotated[
         bool | None,
         typer.Option("--stats/--no-stats", show_default="in a terminal", help="Show statistics on stderr."),
@@ -68,21 +56,23 @@ def generate(
     text = _read_prompt(prompt, file)
     from soothsay.core.params import SamplingParams
 
-    given = given_sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or (),
-        max_tokens=max_tokens,
-    )
-    llm = load_llm(
-        model, drafter=drafter, dtype=dtype, max_context=max_context, generation_config=generation_config
-    )
+    given = sampling.given(stop=stop or (), max_tokens=max_tokens)
+    llm = load_llm(model, **asdict(options))
     params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
     begin = time.perf_counter()
     stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if chat else text, params)
+    _write(stream)
+    choice, seconds = stream.choice, time.perf_counter() - begin
+    console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
+    if stats or (stats is None and console.is_terminal):
+        ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if params.temperature else "")
+        console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
+    if not choice.text and not chat and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
+        console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
+
+
+def _write(stream: Iterable[Piece]) -> None:
+    """Write an answer to stdout, piece by piece."""
     on_terminal = sys.stdout.isatty()
     try:
         for piece in stream:
@@ -91,13 +81,6 @@ def generate(
     finally:
         if on_terminal:
             sys.stdout.write("\n")
-    choice, seconds = stream.choice, time.perf_counter() - begin
-    console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
-    if stats or (stats is None and console.is_terminal):
-        ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if params.temperature else "")
-        console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
-    if not choice.text and not chat and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
-        console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

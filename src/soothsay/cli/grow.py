@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 
+from soothsay.cli.progress import work_bar
 from soothsay.cli.terminal import notice
 
 
@@ -44,7 +43,7 @@ def grow(
 
         checkpoint = open_checkpoint(model)
         wanted = GrownShape.parse(shape, read_model_config(checkpoint))
-    with _progress() as progress:
+    with work_bar("growing", DownloadColumn()) as progress:
         grown = grow_model(checkpoint, wanted, out, source=model, progress=progress)
     s, target = grown.shape, grown.path
     mixed = f" in each of {s.experts} experts, {s.chosen} of which a token runs through" if s.experts else ""
@@ -59,19 +58,3 @@ def grow(
         f'  soothsay generate "Once upon a time" --model {target} --drafter "draft-model(model={model})"',
     )
     Console(highlight=False, markup=False).print(*lines, sep="\n", soft_wrap=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr, on terminals only. Gives a function of the bytes done and in all."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("growing"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("growing", total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)

@@ -1,8 +1,8 @@
-"""Options that several commands share. Each command sets its own defaults."""
+"""Options that several commands share, one by one and in groups. Each command sets its own defaults."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +12,15 @@ from soothsay.config import DType
 _SAMPLING = "Sampling"
 LIMITS = "Limits"
 
+MAX_STALL = 0.25
+"""Default of `MaxStallOption`."""
+
 MODEL_HELP = (
     "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
     "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
 )
+
+PROMPTS_HELP = "A .txt file with one prompt a line, or JSON lines with messages, turns or a prompt."
 
 ModelOption = Annotated[
     str,
@@ -54,89 +59,30 @@ MaxContextOption = Annotated[
         help="Limit of tokens in prompt and answer together.",
     ),
 ]
-KvTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--kv-tokens",
-        min=1,
-        show_default="by memory",
-        help="Size of the KV cache in tokens, for all requests together.",
-    ),
-]
 MaxRunningOption = Annotated[
     int,
     typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=LIMITS),
 ]
-KeepOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--keep",
-        file_okay=False,
-        show_default="forget it at the end",
-        help="A directory that keeps what drafters learn across restarts, apart for each tenant. It holds "
-        "what users wrote, readable to this user alone.",
-    ),
-]
-LearnOption = Annotated[
+MaxStallOption = Annotated[
     float,
     typer.Option(
-        "--learn",
-        min=0,
-        max=1,
-        help="Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
+        "--max-stall",
+        min=0.01,
+        help="Limit of seconds for a step in which prefill runs beside decoding. A smaller limit lets "
+        "running answers flow more evenly, and new answers begin later.",
+        rich_help_panel=LIMITS,
     ),
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]
-GenerationConfigOption = Annotated[
-    str,
-    typer.Option(
-        "--generation-config",
-        help="Where defaults of sampling parameters are from: 'auto', the model's own files; a folder with a "
-        "generation_config.json; or 'none'.",
-        rich_help_panel=_SAMPLING,
-    ),
+AnswerTokensOption = Annotated[
+    int, typer.Option("--max-tokens", "-n", min=1, help="Limit of tokens in an answer.")
 ]
+"""As `MaxTokensOption`, but an answer has a token: nothing else can be measured."""
 TemperatureOption = Annotated[
     float,
     typer.Option("--temperature", "-t", help="0: always the most likely token.", rich_help_panel=_SAMPLING),
 ]
-OptionalTemperatureOption = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature",
-        "-t",
-        show_default="the model's",
-        help="0: always the most likely token.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-TopPOption = Annotated[
-    float | None,
-    typer.Option(
-        "--top-p",
-        show_default="the model's",
-        help="Keep the most likely tokens, up to this total probability.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-TopKOption = Annotated[
-    int | None,
-    typer.Option(
-        "--top-k",
-        show_default="the model's",
-        help="Keep this many of the most likely tokens; 0: all.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-MinPOption = Annotated[
-    float | None,
-    typer.Option(
-        "--min-p",
-        show_default="the model's",
-        help="Keep tokens that are at least this likely, relative to the most likely one.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
+AnswerSeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all answers.")]
 SeedOption = Annotated[
     int | None,
     typer.Option(
@@ -148,13 +94,74 @@ SeedOption = Annotated[
 ]
 
 
-def given_sampling(**options: Any) -> dict[str, Any]:
-    """The sampling parameters that the user gave. Raises `RequestError` for an impossible value.
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model runs, as `LLM` takes it."""
 
-    Commands call this before they load a model, which takes time, and which has defaults for the others.
-    """
-    from soothsay.core.params import SamplingParams
+    drafter: DrafterOption = "auto"
+    dtype: DTypeOption = "auto"
+    max_context: MaxContextOption = None
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            "--generation-config",
+            help="Where defaults of sampling parameters are from: 'auto', the model's own files; a folder "
+            "with a generation_config.json; or 'none'.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = "auto"
 
-    given = {name: value for name, value in options.items() if value is not None}
-    SamplingParams(**given)
-    return given
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn. Where an option is not given, the model's files say it."""
+
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature",
+            "-t",
+            show_default="the model's",
+            help="0: always the most likely token.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            "--top-p",
+            show_default="the model's",
+            help="Keep the most likely tokens, up to this total probability.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            "--top-k",
+            show_default="the model's",
+            help="Keep this many of the most likely tokens; 0: all.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p",
+            show_default="the model's",
+            help="Keep tokens that are at least this likely, relative to the most likely one.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    seed: SeedOption = None
+
+    def given(self, **others: Any) -> dict[str, Any]:
+        """The parameters that were given, and `others`. Raises `RequestError` for an impossible value.
+
+        Commands call this before they load a model, which takes time.
+        """
+        from soothsay.core.params import SamplingParams
+
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        SamplingParams(**given, **others)
+        return {**given, **others}

@@ -1,4 +1,4 @@
-"""A progress bar for commands that generate answers."""
+"""Progress bars on stderr, shown in a terminal only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 
 @contextmanager
@@ -45,6 +45,16 @@ def progress_bar(
             progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
 
         yield update
+
+
+@contextmanager
+def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with a measure of the work and the time left. Yields a function of (done, in total)."""
+    console = Console(stderr=True)
+    columns = TextColumn(what), BarColumn(), measure, TimeRemainingColumn(), TextColumn("left")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, total=0)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
 @contextmanager

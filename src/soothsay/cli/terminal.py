@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.control import Control
@@ -12,7 +12,6 @@ from rich.segment import ControlType
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from soothsay.config import DType
     from soothsay.core.answer import SpeculationStats
     from soothsay.llm import LLM
 
@@ -59,28 +58,12 @@ def notice(text: str) -> Iterator[None]:
         console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
-def load_llm(
-    model: str,
-    *,
-    drafter: str = PLAIN,
-    dtype: DType = "auto",
-    max_context: int | None = None,
-    prefix_caching: bool = True,
-    generation_config: str = "auto",
-) -> LLM:
-    """Load a model that serves one request at a time."""
+def load_llm(model: str, *, drafter: str = PLAIN, **options: Any) -> LLM:
+    """Load a model that serves one request at a time. `options`: of `LLM`."""
     with notice(f"loading {model} ..."):
         from soothsay import LLM
 
-        return LLM(
-            model,
-            drafter=drafter,
-            dtype=dtype,
-            max_context=max_context,
-            max_requests=1,
-            prefix_caching=prefix_caching,
-            generation_config=generation_config,
-        )
+        return LLM(model, drafter=drafter, max_requests=1, **options)
 
 
 def sampling_summary(sampling: Mapping[str, float]) -> str:

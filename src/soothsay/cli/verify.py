@@ -13,7 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
-from soothsay.cli.options import MODEL_HELP, DTypeOption, MaxTokensOption, SeedOption, TemperatureOption
+from soothsay.cli.options import (
+    PROMPTS_HELP,
+    DTypeOption,
+    MaxTokensOption,
+    ModelArgument,
+    SeedOption,
+    TemperatureOption,
+)
 from soothsay.cli.progress import answer_bar
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tasks import TASKS
@@ -29,10 +36,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Annotated[
-        str,
-        typer.Argument(help=MODEL_HELP),
-    ] = "sibyl",
+    model: ModelArgument = "sibyl",
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,7 +54,7 @@ def verify(
             exists=True,
             dir_okay=False,
             show_default="built-in prompts",
-            help="A .txt file with one prompt a line, or JSON lines with messages, turns or prompt.",
+            help=PROMPTS_HELP,
         ),
     ] = None,
     limit: Annotated[

@@ -21,7 +21,8 @@ from soothsay.model.formats.gguf_blocks import GGUFFormat
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense
-from soothsay.model.native.kernels import VARIANTS, NativeKernels, load_native
+from soothsay.model.native.kernels import NativeKernels, load_native
+from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode

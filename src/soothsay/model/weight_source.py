@@ -143,15 +143,8 @@ class WeightSource:
         return rows if isinstance(rows, BlockRows) else None
 
     def _check(self, names: list[str], parts: Sequence[Tensor | QuantizedRows], expected: Tensor) -> None:
-        shapes = [tuple(part.shape) for part in parts]
-        rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
-        if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
-            held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
-            together = " together" if len(names) > 1 else ""
-            raise ModelError(
-                f"{self.names.checkpoint.path}: {held}: by config.json it should be "
-                f"{list(expected.shape)}{together}"
-            )
+        if wrong := misfit(names, [tuple(part.shape) for part in parts], expected):
+            raise ModelError(f"{self.names.checkpoint.path}: {wrong}")
         for name, part in zip(names, parts, strict=True):
             if isinstance(part, Tensor) and (not part.is_floating_point() or part.dtype.itemsize < 2):
                 raise ModelError(
@@ -180,3 +173,13 @@ def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:
     if plain:
         return plain[0] if len(plain) == 1 else torch.cat(plain)
     return joined([part for part in parts if isinstance(part, Quantized)])
+
+
+def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Tensor) -> str:
+    """What is wrong with tensors of these shapes that together should make `expected`; "": nothing."""
+    rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
+    if rows == expected.shape[0] and rest == {tuple(expected.shape[1:])}:
+        return ""
+    held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+    together = " together" if len(names) > 1 else ""
+    return f"{held}: by config.json it should be {list(expected.shape)}{together}"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
@@ -29,9 +29,6 @@ from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.process import load
 from soothsay.server.server_config import ServerConfig, served_name
-
-if TYPE_CHECKING:
-    pass
 
 NO_ENGINE = 503
 """Status of a request that got no answer because the engine died."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from speculators_oracle import BLOCK, HEADS, INNER, KV, D, H, V
 from torch import Tensor
 
 from soothsay.config import EngineConfig, RopeConfig
@@ -34,24 +35,10 @@ from soothsay.model.families import parse_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
-H, V, LAYERS, HEADS, KV, D, INNER = 48, 97, 6, 4, 2, 16, 96  # of the target, and of most heads
+LAYERS = 6  # of the target
 T = 7
 Raw = dict[str, Tensor]
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": H,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
-    "head_dim": D,
-    "num_hidden_layers": 1,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "vocab_size": V,
-}
+CONFIG = {"architectures": ["LlamaForCausalLM"], **BLOCK}
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import pytest
 import torch
 from heads import random_dflash, random_peagle
 from hostile_heads import HOSTILE, changed, places, read
+from odd_tensors import ODD_TENSORS
 from safetensors.torch import load_file, save_file
 
 from soothsay.config import EngineConfig
@@ -73,17 +74,8 @@ def test_tensors_of_odd_shapes_and_types(name: str, target: Target, tmp_path: Pa
     (file,) = tmp_path.glob("*.safetensors")
     weights, rng = load_file(file), random.Random(name)
     file.unlink()
-    odd = [
-        torch.zeros(()),
-        torch.zeros(0),
-        torch.zeros(3, 0),
-        torch.zeros(1, 1, 1, 1),
-        torch.zeros(2, dtype=torch.bool),
-        torch.full((8,), 2**62),
-        torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
-    ]
     for tensor in rng.sample(sorted(weights), min(6, len(weights))):
-        for value in odd:
+        for value in ODD_TENSORS:
             save_file({**weights, tensor: value}, file)
             assert not read(tmp_path, target) or tensor == "t2d"  # which is not used
     save_file({**weights, "d2t": torch.zeros(3, 3)}, file)

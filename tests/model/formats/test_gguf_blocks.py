@@ -11,7 +11,8 @@ from gguf.quants import dequantize
 
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode
 from soothsay.model.linear import Integer, quantize_rows
-from soothsay.model.native.kernels import VARIANTS, NativeKernels
+from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear
 
 OUT, IN = 150, 768

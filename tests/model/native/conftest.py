@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from soothsay.model.native.kernels import VARIANTS, NativeKernels
+from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.library import VARIANTS
 
 
 @pytest.fixture(params=VARIANTS)

@@ -11,7 +11,7 @@ import pytest
 import typer
 from fleets import FakeEngine, Fixture, heard, job, run, text, tokens, until
 
-from soothsay.cli.engine_options import parse_bounds
+from soothsay.cli.engine_options import PlacementOptions
 from soothsay.core.load import EngineLoad
 from soothsay.errors import SoothsayError
 from soothsay.server.api_keys import KeyRing, add_key
@@ -37,9 +37,9 @@ def test_other_bounds_are_refused(given: str) -> None:
 
 
 def test_the_command_line_names_its_option() -> None:
-    assert parse_bounds("1:3") == Bounds(1, 3)
+    assert PlacementOptions("1:3").bounds() == Bounds(1, 3)
     with pytest.raises(typer.BadParameter, match=r"--replicas: 3:1"):
-        parse_bounds("3:1")
+        PlacementOptions("3:1").bounds()
 
 
 def times(seconds: float) -> Iterator[float]:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from soothsay.cli.bench.bench_options import NodesOption
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.config import EngineConfig
 
@@ -41,9 +42,7 @@ def agentic(
         list[str] | None,
         typer.Option("--drafter", "-d", help="Drafter to count; may be repeated.", show_default="suffix"),
     ] = None,
-    nodes: Annotated[
-        int, typer.Option(min=1, help="Largest number of nodes of a draft tree, with the root.")
-    ] = EngineConfig.max_tree,
+    nodes: NodesOption = EngineConfig.max_tree,
 ) -> None:
     """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
 
@@ -78,10 +77,8 @@ def _replayed(episodes: list[Episode], model: str, drafters: list[str], nodes: i
     for name, one in built.items():
         if one.trained or type(one).observe is not Drafter.observe:
             raise RequestError(f"drafter {name} needs more than tokens, and a replay has tokens only")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("tokens a step, replayed")
-    for task in dict.fromkeys(episode.task for episode in episodes):
-        table.add_column(task, justify="right")
+    tasks = dict.fromkeys(episode.task for episode in episodes)
+    table = numbers_table(("tokens a step, replayed",), tasks)
     for name, one in built.items():
         with notice(f"{name} ..."):
             counts = replay(one, episodes, llm.tokenizer, nodes)

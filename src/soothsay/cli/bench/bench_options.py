@@ -10,7 +10,18 @@ import typer
 
 from soothsay.config import DType
 from soothsay.files import write_text
+from soothsay.plotting import require_matplotlib
 
+AnswerTemperatureOption = Annotated[
+    float, typer.Option("--temperature", "-t", min=0, help="0: always the most likely token.")
+]
+NodesOption = Annotated[
+    int, typer.Option("--nodes", min=1, help="Largest number of nodes of a draft tree, with the root.")
+]
+RowsOption = Annotated[str, typer.Option("--rows", help="Numbers of rows of a pass.")]
+PassesOption = Annotated[
+    int, typer.Option("--rounds", min=1, help="Number of passes of each kind; times are medians.")
+]
 DTypesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -18,6 +29,21 @@ DTypesOption = Annotated[
     ),
 ]
 
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
+]
+JournalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        dir_okay=False,
+        help="Append each measurement to this file; an existing file is continued.",
+    ),
+]
+PngOption = Annotated[
+    Path | None,
+    typer.Option("--png", dir_okay=False, help="Draw a chart to this file (needs matplotlib)."),
+]
 MarkdownOption = Annotated[
     Path | None,
     typer.Option(
@@ -35,6 +61,12 @@ HtmlOption = Annotated[
         help="Write one self-contained page with tables and charts (needs matplotlib).",
     ),
 ]
+
+
+def check_charts(*files: Path | None) -> None:
+    """Raise an error before a long run if a chart is asked for and matplotlib is missing."""
+    if any(file is not None for file in files):
+        require_matplotlib()
 
 
 def write_markdown(text: str, path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from soothsay.cli.options import DTypeOption
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 
 
@@ -27,10 +26,9 @@ def decode(
         from soothsay.bench.decode import bench_decode
 
         comparisons = bench_decode(model, dtype=dtype, tokens=tokens, rounds=rounds, batch=batch)
-    table = Table(box=box.SIMPLE_HEAD, caption=f"median of {rounds} rounds", caption_justify="left")
-    table.add_column("greedy decoding")
-    for heading in ("", "tokens/s", "ratio"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = numbers_table(
+        ("greedy decoding", ""), ("tokens/s", "ratio"), caption=f"median of {rounds} rounds"
+    )
     for comparison in comparisons:
         table.add_section()
         for name in comparison.rates.rounds:

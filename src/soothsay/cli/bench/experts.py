@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes, row_counts
+from soothsay.cli.bench.bench_options import (
+    DTypesOption,
+    JsonOption,
+    PassesOption,
+    RowsOption,
+    known_dtypes,
+    row_counts,
+)
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
 
@@ -24,13 +30,9 @@ SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,
 def experts(
     shape: Annotated[str, typer.Option(help="Its ffn is that of one expert; see 'bench step'.")] = SHAPE,
     dtype: DTypesOption = None,
-    rows: Annotated[str, typer.Option(help="Numbers of rows of a pass.")] = "1,4,8,16",
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of passes of each kind; times are medians.")
-    ] = 25,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    rows: RowsOption = "1,4,8,16",
+    rounds: PassesOption = 25,
+    to_json: JsonOption = None,
 ) -> None:
     """Measure the cost of a mixture of experts beside a dense model with the weights of one row's experts.
 
@@ -54,17 +56,13 @@ def experts(
 
 def _table(report: ExpertsReport) -> Table:
     s = report.shape
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("dtype",),
+        ("rows", "ms", "dense, ms", "of dense", "experts", "GB", "of reading"),
         title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
         f"{report.kernels}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
-        title_justify="left",
-        caption_justify="left",
     )
-    table.add_column("dtype")
-    for heading in ("rows", "ms", "dense, ms", "of dense", "experts", "GB", "of reading"):
-        table.add_column(heading, justify="right")
     for time in report.times:
         table.add_row(
             time.dtype,

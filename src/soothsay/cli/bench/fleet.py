@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +12,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from soothsay.cli.bench.bench_options import JsonOption, PngOption, check_charts
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.options import MAX_STALL, MaxRunningOption, MaxStallOption
 from soothsay.cli.terminal import notice
+from soothsay.config import EngineConfig
 from soothsay.files import write_json
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from soothsay.bench.fleet.fleet_bench import FleetRow
+    from soothsay.bench.fleet.simulated_engine import Speculation
     from soothsay.bench.fleet.step_times import StepTimes
+    from soothsay.bench.fleet.trace import Conversations
 
 MAX_REPLICAS = 4096
 """Limit of simulated engines."""
@@ -28,14 +34,102 @@ MAX_REPLICAS = 4096
 _LOAD, _ENGINES = "Conversations of each engine", "Engines"
 
 
+@dataclass(frozen=True)
+class ConversationOptions:
+    """The conversations of each engine, as `Conversations` describes them."""
+
+    sessions: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD)] = 25
+    turns: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD)] = 8
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.000001,
+            rich_help_panel=_LOAD,
+            help="Sessions that begin in a second, on average.",
+            show_default="all at once",
+        ),
+    ] = None
+    system: Annotated[int, typer.Option(min=0, rich_help_panel=_LOAD, help="Tokens of a system prompt.")] = (
+        500
+    )
+    systems: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_LOAD, help="Different system prompts, of all engines.")
+    ] = 1
+    question: Annotated[
+        float, typer.Option(min=1, rich_help_panel=_LOAD, help="Tokens of a question, on average.")
+    ] = 30
+    answer: Annotated[
+        float, typer.Option(min=1, rich_help_panel=_LOAD, help="Tokens of an answer, on average.")
+    ] = 32
+    pause: Annotated[
+        float,
+        typer.Option(min=0, rich_help_panel=_LOAD, help="Seconds before the next question, on average."),
+    ] = 0
+    fixed: Annotated[
+        bool, typer.Option("--fixed", rich_help_panel=_LOAD, help="All lengths and pauses are their means.")
+    ] = False
+    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_LOAD)] = 0
+
+    def conversations(self) -> Conversations:
+        """The conversations. Without a rate they begin all at once."""
+        from soothsay.bench.fleet.trace import Conversations
+
+        return Conversations(**{**asdict(self), "rate": self.rate or math.inf})
+
+
+@dataclass(frozen=True)
+class SimulatedEngineOptions:
+    """The engines that are simulated."""
+
+    replicas: Annotated[
+        str, typer.Option(metavar="N,...", rich_help_panel=_ENGINES, help="Numbers of engines.")
+    ] = "1,2,4,8,16"
+    kv_tokens: Annotated[
+        int, typer.Option(min=16, rich_help_panel=_ENGINES, help="Tokens that a KV pool holds.")
+    ] = 65536
+    max_running: MaxRunningOption = EngineConfig.max_requests
+    max_stall: MaxStallOption = MAX_STALL
+    tree: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_ENGINES, help="Nodes of a draft tree, the root included.")
+    ] = 1
+    acceptance: Annotated[
+        float, typer.Option(min=1, rich_help_panel=_ENGINES, help="Tokens that an answer gets in a step.")
+    ] = 1.0
+
+    def counts(self) -> list[int]:
+        """The numbers of engines, one after the other. Raises `typer.BadParameter`."""
+        counts = [int(part) if part.isdecimal() else 0 for part in self.replicas.split(",")]
+        if not all(1 <= count <= MAX_REPLICAS for count in counts):
+            raise typer.BadParameter(
+                f"--replicas {self.replicas}: give numbers from 1 to {MAX_REPLICAS}, such as 1,2,4"
+            )
+        return counts
+
+    def config(self) -> EngineConfig:
+        """The limits of an engine."""
+        return EngineConfig(
+            kv_tokens=self.kv_tokens,
+            max_requests=self.max_running,
+            max_stall=self.max_stall,
+            max_tree=self.tree,
+        )
+
+    def speculation(self) -> Speculation:
+        """What a draft tree costs and gains. Raises `typer.BadParameter`."""
+        from soothsay.bench.fleet.simulated_engine import Speculation
+
+        if self.acceptance > self.tree:
+            raise typer.BadParameter("--acceptance cannot be above --tree, the nodes that are verified")
+        return Speculation(self.tree, self.acceptance)
+
+
+@grouped
 def fleet(
     model: Annotated[
         str | None,
         typer.Argument(help="Its steps are measured; see 'generate'.", show_default="with --times"),
     ] = None,
-    replicas: Annotated[
-        str, typer.Option(metavar="N,...", rich_help_panel=_ENGINES, help="Numbers of engines.")
-    ] = "1,2,4,8,16",
+    *,
     times: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Times of steps, in place of measuring a model's."),
@@ -50,89 +144,30 @@ def fleet(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="A recorded trace, in place of conversations."),
     ] = None,
-    sessions: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD)] = 25,
-    turns: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD)] = 8,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            min=0.000001,
-            rich_help_panel=_LOAD,
-            help="Sessions that begin in a second, on average.",
-            show_default="all at once",
-        ),
-    ] = None,
-    system: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_LOAD, help="Tokens of a system prompt.")
-    ] = 500,
-    systems: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LOAD, help="Different system prompts, of all engines.")
-    ] = 1,
-    question: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_LOAD, help="Tokens of a question, on average.")
-    ] = 30,
-    answer: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_LOAD, help="Tokens of an answer, on average.")
-    ] = 32,
-    pause: Annotated[
-        float,
-        typer.Option(min=0, rich_help_panel=_LOAD, help="Seconds before the next question, on average."),
-    ] = 0,
-    fixed: Annotated[
-        bool, typer.Option("--fixed", rich_help_panel=_LOAD, help="All lengths and pauses are their means.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_LOAD)] = 0,
-    kv_tokens: Annotated[
-        int, typer.Option(min=16, rich_help_panel=_ENGINES, help="Tokens that a KV pool holds.")
-    ] = 65536,
-    max_running: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_ENGINES, help="Answers in one step.")
-    ] = 64,
-    max_stall: Annotated[
-        float, typer.Option(min=0.001, rich_help_panel=_ENGINES, help="As for 'serve'.")
-    ] = 0.25,
-    tree: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_ENGINES, help="Nodes of a draft tree, the root included.")
-    ] = 1,
-    acceptance: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_ENGINES, help="Tokens that an answer gets in a step.")
-    ] = 1.0,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", dir_okay=False, help="Draw a chart to this file (needs matplotlib)."),
-    ] = None,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    load: ConversationOptions,
+    engines: SimulatedEngineOptions,
+    png: PngOption = None,
+    to_json: JsonOption = None,
 ) -> None:
     """Simulate the router of 'serve --replicas' with many engines, beside round robin and least load.
 
     Router, scheduler and prefix cache are the server's own; passes take times that were measured. The
     requests are made-up conversations, or those of a trace: see docs/many-machines.md.
     """
-    if acceptance > tree:
-        raise typer.BadParameter("--acceptance cannot be above --tree, the nodes that are verified")
+    counts, config, speculation = engines.counts(), engines.config(), engines.speculation()
     if (model is None) == (times is None):
         raise typer.BadParameter("give a model to measure, or --times FILE")
-    counts = _counts(replicas)
-    if png is not None:
-        require_matplotlib()  # before the long run
+    check_charts(png)
     with notice("measuring steps ..." if model else "reading ..."):
         from soothsay.bench.fleet.fleet_bench import bench_fleet, fleet_chart
-        from soothsay.bench.fleet.simulated_engine import Speculation
         from soothsay.bench.fleet.simulation import OTHERS
-        from soothsay.bench.fleet.trace import Conversations, read_trace
-        from soothsay.config import EngineConfig
+        from soothsay.bench.fleet.trace import read_trace
         from soothsay.server.fleet.router import Router
 
-        load = Conversations(
-            *(sessions, turns, rate or math.inf, system, systems, question, answer, pause, fixed, seed)
-        )
-        asked = load if trace is None else read_trace(trace)
+        asked = load.conversations() if trace is None else read_trace(trace)
         steps = _times(model, times, replica_cores)
     if save_times is not None:
         steps.save(save_times)
-    config = EngineConfig(kv_tokens=kv_tokens, max_requests=max_running, max_stall=max_stall, max_tree=tree)
-    speculation = Speculation(tree, acceptance)
     with notice("simulating ..."):
         rows = bench_fleet(asked, counts, {"router": Router[int], **OTHERS}, steps, config, speculation)
     Console(highlight=False).print(_table(rows))
@@ -140,14 +175,6 @@ def fleet(
         save_png(fleet_chart(rows), png, dpi=90)
     if to_json is not None:
         write_json(to_json, [asdict(row) for row in rows], indent=1)
-
-
-def _counts(text: str) -> list[int]:
-    """Parse "1,2,4" to [1, 2, 4]. Raises `typer.BadParameter`."""
-    counts = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
-    if not all(1 <= count <= MAX_REPLICAS for count in counts):
-        raise typer.BadParameter(f"--replicas {text}: give numbers from 1 to {MAX_REPLICAS}, such as 1,2,4")
-    return counts
 
 
 def _times(model: str | None, file: Path | None, cores: int) -> StepTimes:

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from soothsay.cli.bench.bench_options import AnswerTemperatureOption, JsonOption, PngOption, check_charts
+from soothsay.cli.options import AnswerTokensOption, ModelArgument
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
 
 
 def learn(
-    model: Annotated[str, typer.Argument(help="A model; see 'generate'.")],
+    model: ModelArgument,
     file: Annotated[
         Path,
         typer.Argument(
@@ -44,28 +46,22 @@ def learn(
         int,
         typer.Option("--every", min=1, help="Compare in one of so many windows, and in all held-out ones."),
     ] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0, help="Of all requests.")] = 0.0,
+    max_tokens: AnswerTokensOption = 64,
+    temperature: AnswerTemperatureOption = 0.0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Requests at a time.")] = 1,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", dir_okay=False, help="Draw the curve to this file (needs matplotlib)."),
-    ] = None,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    png: PngOption = None,
+    to_json: JsonOption = None,
 ) -> None:
     """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
 
     Exits with 1 if an answer differs from plain decoding's.
     """
+    check_charts(png)
     with notice(f"answering with {model} ..."):
         from soothsay.bench.learn import bench_learn
         from soothsay.bench.learn_chart import learn_chart
         from soothsay.bench.prompts import read_prompts
 
-        if png is not None:
-            require_matplotlib()  # before the long run
         entries = read_prompts(file)[:requests]
         if held_out >= len(entries):
             raise typer.BadParameter(f"--held-out {held_out}: the stream has {len(entries)} requests")
@@ -93,18 +89,13 @@ def learn(
 def _table(report: LearnReport) -> Table:
     from soothsay.bench.learn import CONTENDERS, PLAIN
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("requests", ""),
+        ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"),
         title=f"{report.drafter}, learning in {report.share:.0%} of a core's time",
         caption=f"{report.compared - report.different} of {report.compared} answers equal plain decoding's; "
         "windows in which all three ran",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading in ("requests", ""):
-        table.add_column(heading)
-    for heading in ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"):
-        table.add_column(heading, justify="right")
     for held_out in (False, True):
         table.add_section()
         plain = report.total(PLAIN, held_out=held_out)

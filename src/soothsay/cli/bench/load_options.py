@@ -1,25 +1,203 @@
-"""Parses the options of `soothsay bench serve`: times, loads, targets and prompts."""
+"""Groups of options of `soothsay bench serve`, and their meaning: loads, prompts, promises and servers."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from soothsay.bench.chat_client import ChatClient
-from soothsay.bench.serve.load import Arrivals, Kind
-from soothsay.bench.serve.mix import Mix, default_conversations, read_conversations, read_spec_bench
-from soothsay.bench.serve.serve_bench import LoadTarget
-from soothsay.bench.serve.serve_results import Slo
+from soothsay.cli.options import PROMPTS_HELP
+
+if TYPE_CHECKING:
+    from soothsay.bench.serve.load import Arrivals, Kind
+    from soothsay.bench.serve.mix import Mix
+    from soothsay.bench.serve.serve_bench import LoadTarget
+    from soothsay.bench.serve.serve_results import Slo
+
+_LOAD, _PROMPTS, _PROMISES = "Load: at most one of the first three", "Prompts", "Goodput"
 
 CONCURRENCY = "4"
 """The load if none is given."""
 
+REQUESTS = "32"
+"""Conversations in a trial if neither their number nor a duration is given."""
+
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How requests arrive. At most one of the first three is given."""
+
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            rich_help_panel=_LOAD,
+            show_default=CONCURRENCY,
+            help="Closed loop: N clients, each sending its next request when it has its answer.",
+        ),
+    ] = None
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,...",
+            rich_help_panel=_LOAD,
+            help="Open loop: R requests a second on average, at times of a Poisson process.",
+        ),
+    ] = None
+    burst: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            rich_help_panel=_LOAD,
+            help="N requests at once, and the next N when all are answered.",
+        ),
+    ] = None
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            rich_help_panel=_LOAD,
+            show_default=REQUESTS,
+            help="Conversations in a trial: one number, or one for each level.",
+        ),
+    ] = None
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel=_LOAD,
+            help="In place of --requests: time in which conversations begin.",
+        ),
+    ] = None
+
+    def loads(self) -> list[Arrivals]:
+        """The loads, one for each level. Raises `typer.BadParameter`."""
+        from soothsay.bench.serve.load import Arrivals
+
+        kinds = {"concurrency": self.concurrency, "rate": self.rate, "burst": self.burst}
+        chosen = {kind: text for kind, text in kinds.items() if text is not None}
+        if len(chosen) > 1:
+            raise typer.BadParameter("give one of --concurrency, --rate and --burst")
+        if self.requests is not None and self.duration is not None:
+            raise typer.BadParameter("give --requests or --duration, not both")
+        ((name, text),) = (chosen or {"concurrency": CONCURRENCY}).items()
+        kind, levels = cast("Kind", name), _numbers(text, f"--{name}")
+        if self.duration is not None:
+            lasting = seconds(self.duration, "--duration")
+            return [Arrivals(kind, level, duration=lasting) for level in levels]
+        counts = _numbers(self.requests or REQUESTS, "--requests")
+        if len(counts) not in (1, len(levels)) or not all(count.is_integer() for count in counts):
+            raise typer.BadParameter(
+                f"--requests {self.requests}: one whole number, or one for each of {text}"
+            )
+        pairs = zip(levels, counts * (len(levels) // len(counts)), strict=True)
+        return [Arrivals(kind, level, requests=int(count)) for level, count in pairs]
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What is asked."""
+
+    spec_bench: Annotated[
+        Path | None,
+        typer.Option(
+            "--spec-bench",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_PROMPTS,
+            help="JSON lines with category and turns.",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_PROMPTS,
+            show_default="256 short requests",
+            help=PROMPTS_HELP,
+        ),
+    ] = None
+    turns: Annotated[
+        int,
+        typer.Option(
+            min=1, rich_help_panel=_PROMPTS, help="Turns of a conversation, each after the server's answer."
+        ),
+    ] = 1
+    shared_prefix: Annotated[
+        int,
+        typer.Option(
+            metavar="WORDS", min=0, rich_help_panel=_PROMPTS, help="Length of a system message for all."
+        ),
+    ] = 0
+    long: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0,
+            max=1,
+            rich_help_panel=_PROMPTS,
+            help="Share of prompts with a long text.",
+        ),
+    ] = 0.0
+    long_words: Annotated[
+        int, typer.Option(metavar="WORDS", min=1, rich_help_panel=_PROMPTS, help="Length of a long text.")
+    ] = 1000
+
+    def mix(self, seed: int) -> Mix:
+        """The prompts of a file, or the default ones. Raises `typer.BadParameter` if two files are given."""
+        from soothsay.bench.serve.mix import Mix, default_conversations, read_conversations, read_spec_bench
+
+        if self.spec_bench is not None and self.prompts is not None:
+            raise typer.BadParameter("give --spec-bench FILE or --prompts FILE, not both")
+        if self.spec_bench is not None:
+            conversations = read_spec_bench(self.spec_bench)
+        elif self.prompts is not None:
+            conversations = read_conversations(self.prompts)
+        else:
+            conversations = default_conversations()
+        return Mix(
+            *(conversations, seed),
+            turns=self.turns,
+            shared_prefix=self.shared_prefix,
+            long_share=self.long,
+            long_words=self.long_words,
+        )
+
+
+@dataclass(frozen=True)
+class GoodputOptions:
+    """The limits that an answer keeps if it counts as good."""
+
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", rich_help_panel=_PROMISES, help="Limit to the first token, such as 500ms."
+        ),
+    ] = None
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", rich_help_panel=_PROMISES, help="Limit of an answer's mean time between tokens."
+        ),
+    ] = None
+    slo_e2e: Annotated[
+        str | None, typer.Option(metavar="TIME", rich_help_panel=_PROMISES, help="Limit to the end.")
+    ] = None
+
+    def slo(self) -> Slo:
+        """The limits in seconds. Raises `typer.BadParameter`."""
+        from soothsay.bench.serve.serve_results import Slo
+
+        given = {"--slo-ttft": self.slo_ttft, "--slo-itl": self.slo_itl, "--slo-e2e": self.slo_e2e}
+        return Slo(*(None if text is None else seconds(text, name) for name, text in given.items()))
 
 
 def seconds(text: str, name: str) -> float:
@@ -28,39 +206,6 @@ def seconds(text: str, name: str) -> float:
     if not found or found[2] not in _UNITS or not float(found[1]):
         raise typer.BadParameter(f"{name} {text}: give a time above zero, such as 500ms, 1.5s or 2min")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def parse_slo(first: str | None, per_token: str | None, end: str | None) -> Slo:
-    """Parse the limits of goodput. Raises `typer.BadParameter`."""
-    options = {"--slo-ttft": first, "--slo-itl": per_token, "--slo-e2e": end}
-    return Slo(*(None if text is None else seconds(text, name) for name, text in options.items()))
-
-
-def parse_loads(options: dict[str, str | None], requests: str | None, duration: str | None) -> list[Arrivals]:
-    """Parse the kind of load and its levels.
-
-    Args:
-        options: levels by the kind's name; at most one is given, or else `CONCURRENCY` is taken.
-        requests: conversations in a trial, or a number for each level.
-        duration: time in which conversations begin, in place of `requests`.
-
-    Raises `typer.BadParameter`.
-    """
-    chosen = {kind: text for kind, text in options.items() if text is not None}
-    if len(chosen) > 1:
-        raise typer.BadParameter("give one of --concurrency, --rate and --burst")
-    if requests is not None and duration is not None:
-        raise typer.BadParameter("give --requests or --duration, not both")
-    ((kind, text),) = (chosen or {"concurrency": CONCURRENCY}).items()
-    levels = _numbers(text, f"--{kind}")
-    if duration is not None:
-        lasting = seconds(duration, "--duration")
-        return [Arrivals(cast("Kind", kind), level, duration=lasting) for level in levels]
-    counts = _numbers(requests or "32", "--requests")
-    if len(counts) not in (1, len(levels)) or not all(count.is_integer() for count in counts):
-        raise typer.BadParameter(f"--requests {requests}: one whole number, or one for each of {text}")
-    pairs = zip(levels, counts * (len(levels) // len(counts)), strict=True)
-    return [Arrivals(cast("Kind", kind), level, requests=int(count)) for level, count in pairs]
 
 
 def _numbers(text: str, name: str) -> list[float]:
@@ -76,6 +221,9 @@ def parse_target(text: str, timeout: float, ignore_eos: bool) -> LoadTarget:
 
     A comma ends a field only if `name=` follows, so JSON values may hold commas. Raises `typer.BadParameter`.
     """
+    from soothsay.bench.chat_client import ChatClient
+    from soothsay.bench.serve.serve_bench import LoadTarget
+
     named = re.fullmatch(r"(?:([^=/]*)=)?(https?://.*)", text, re.DOTALL)
     if named is None:
         raise typer.BadParameter(f"{text!r} is not a server: give http://HOST:PORT, or NAME=http://...")
@@ -98,19 +246,3 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def parse_mix(spec_bench: Path | None, prompts: Path | None, seed: int, **options: Any) -> Mix:
-    """Read the prompts of a file, or take the default ones; see `Mix` for `options`.
-
-    Raises `typer.BadParameter` if two files are given.
-    """
-    if spec_bench is not None and prompts is not None:
-        raise typer.BadParameter("give --spec-bench FILE or --prompts FILE, not both")
-    if spec_bench is not None:
-        conversations = read_spec_bench(spec_bench)
-    elif prompts is not None:
-        conversations = read_conversations(prompts)
-    else:
-        conversations = default_conversations()
-    return Mix(conversations, seed, **options)

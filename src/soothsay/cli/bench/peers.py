@@ -14,12 +14,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
-from soothsay.cli.options import DrafterOption
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.cli.bench.bench_options import (
+    DTypesOption,
+    JournalOption,
+    PngOption,
+    check_charts,
+    known_dtypes,
+)
+from soothsay.cli.options import DrafterOption, ModelArgument
+from soothsay.cli.tables import numbers_table
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
-    from soothsay.bench.peers.peer_bench import PeerPlan
+    from soothsay.bench.peers.peer_bench import PeerBench, PeerPlan
     from soothsay.bench.peers.peer_results import PeerResults
 
 SUSPICIOUS = 8
@@ -27,9 +34,7 @@ SUSPICIOUS = 8
 
 
 def peers(
-    model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a GGUF file, or a name that leads to one.")
-    ],
+    model: ModelArgument,
     dtype: DTypesOption = None,
     peer: Annotated[
         list[str] | None,
@@ -78,18 +83,8 @@ def peers(
         Path,
         typer.Option(file_okay=False, help="Directory for exported models, which are used again, and logs."),
     ] = Path("peers"),
-    to_json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            dir_okay=False,
-            help="Append each measurement to this file; an existing file is continued.",
-        ),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", dir_okay=False, help="Draw the rates of whole answers to this file."),
-    ] = None,
+    to_json: JournalOption = None,
+    png: PngOption = None,
 ) -> None:
     """Compare engines that run the same weights. Each has its own process, and they take turns.
 
@@ -106,7 +101,7 @@ def peers(
     if png is not None:
         if questions is None:
             raise typer.BadParameter("--png: whole answers are drawn, which --spec-bench asks for")
-        require_matplotlib()  # before the long run
+        check_charts(png)
     plan = PeerPlan(
         model=model,
         work=work,
@@ -123,19 +118,12 @@ def peers(
         lookup_tokens=lookup_tokens,
         draft_model=draft_model,
     )
-    console = Console(highlight=False)
     with _Bars() as bars:
         bench = PeerBench(plan, to_json, bars)
         results = bench.run()
-    for weights in dtypes:
-        console.print(_speeds(results, weights, plan))
-        _warn(results, weights, console)
-        if bench.questions:
-            console.print(_answers(results, weights))
+    _show(results, bench)
     if png is not None:
         save_png(answers_chart(results, dtypes), png, dpi=150)
-    for note in bench.notes:
-        console.print(Text(note, "dim"), soft_wrap=True)
 
 
 class _Bars:
@@ -176,21 +164,27 @@ def _pythons(options: Sequence[str]) -> dict[str, str]:
     return pythons
 
 
+def _show(results: PeerResults, bench: PeerBench) -> None:
+    console = Console(highlight=False)
+    for weights in bench.plan.dtypes:
+        console.print(_speeds(results, weights, bench.plan))
+        _warn(results, weights, console)
+        if bench.questions:
+            console.print(_answers(results, weights))
+    for note in bench.notes:
+        console.print(Text(note, "dim"), soft_wrap=True)
+
+
 def _speeds(results: PeerResults, dtype: str, plan: PeerPlan) -> Table:
     from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED
     from soothsay.bench.peers.peer_results import OURS
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("", "engine"),
+        ("ms", "tokens/s", "of ours", "equal"),
         title=f"weights in {dtype}",
         caption=f"median of {plan.rounds} rounds, {plan.threads} threads; equal: leading tokens, of 32",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading in ("", "engine"):
-        table.add_column(heading)
-    for heading in ("ms", "tokens/s", "of ours", "equal"):
-        table.add_column(heading, justify="right")
     measures = {
         "decode": f"one token, context {CONTEXT}",
         "prompt": f"a prompt of {PROMPT} tokens",

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes
+from soothsay.cli.bench.bench_options import DTypesOption, JsonOption, known_dtypes
+from soothsay.cli.options import ModelArgument
 from soothsay.cli.progress import progress_bar
+from soothsay.cli.tables import numbers_table
 from soothsay.files import write_json
 
 
 def quality(
-    model: Annotated[str, typer.Argument(help="A model; see 'generate'.")],
+    model: ModelArgument,
     texts: Annotated[
         list[Path],
         typer.Argument(metavar="TEXT...", exists=True, dir_okay=False, help="Text files to read, in order."),
@@ -29,9 +29,7 @@ def quality(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, at most.")] = 20_000,
     chunk: Annotated[int, typer.Option(min=4, help="Tokens that are read at once.")] = 512,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    to_json: JsonOption = None,
 ) -> None:
     """Compare a model's distributions with those of float32, of the same weights or of a reference.
 
@@ -47,16 +45,12 @@ def quality(
         found = bench_quality(
             model, text, dtypes=dtypes, reference=reference, tokens=tokens, chunk=chunk, progress=progress
         )
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("dtype",),
+        ("bits a weight", "perplexity", "KL to float32", "equal best"),
         title=Path(model).name,
         caption=f"{found[0].tokens:,} distributions",
-        title_justify="left",
-        caption_justify="left",
     )
-    table.add_column("dtype")
-    for heading in ("bits a weight", "perplexity", "KL to float32", "equal best"):
-        table.add_column(heading, justify="right")
     for one in found:
         row = f"{one.bits:.2f}", f"{one.perplexity:.3f}", f"{one.divergence:.5f}", f"{one.equal_best:.2%}"
         table.add_row(one.dtype, *row)

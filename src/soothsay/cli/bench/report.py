@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from soothsay.cli.bench.bench_options import HtmlOption, MarkdownOption
+from soothsay.cli.bench.bench_options import HtmlOption, MarkdownOption, check_charts
 from soothsay.cli.bench.spec import finish
-from soothsay.plotting import require_matplotlib
 
 
 def report(
@@ -25,6 +24,5 @@ def report(
     """
     from soothsay.bench.spec.spec_results import SpecResults
 
-    if html is not None:
-        require_matplotlib()
+    check_charts(html)
     finish([SpecResults.read(file) for file in files], markdown, html)

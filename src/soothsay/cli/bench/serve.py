@@ -13,20 +13,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import HtmlOption
+from soothsay.cli.bench.bench_options import (
+    AnswerTemperatureOption,
+    HtmlOption,
+    JournalOption,
+    PngOption,
+    check_charts,
+)
+from soothsay.cli.bench.load_options import GoodputOptions, LoadOptions, PromptOptions, parse_target, seconds
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.options import AnswerTokensOption
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
 from soothsay.files import write_text
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
     from soothsay.bench.serve.load_tables import LoadTable
     from soothsay.bench.serve.serve_bench import ServeBench
     from soothsay.bench.serve.serve_results import LoadResults, Slo
 
-_ARRIVALS, _PROMPTS, _PROMISES = "Load: at most one of the first three", "Prompts", "Goodput"
 
-
+@grouped
 def serve(
     server: Annotated[
         list[str] | None,
@@ -38,139 +46,30 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    *,
     target: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]URL", help="Another server, written in the same way; may be repeated."),
     ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            rich_help_panel=_ARRIVALS,
-            show_default="4",
-            help="Closed loop: N clients, each sending its next request when it has its answer.",
-        ),
-    ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R,...",
-            rich_help_panel=_ARRIVALS,
-            help="Open loop: R requests a second on average, at times of a Poisson process.",
-        ),
-    ] = None,
-    burst: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            rich_help_panel=_ARRIVALS,
-            help="N requests at once, and the next N when all are answered.",
-        ),
-    ] = None,
-    requests: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            rich_help_panel=_ARRIVALS,
-            show_default="32",
-            help="Conversations in a trial: one number, or one for each level.",
-        ),
-    ] = None,
-    duration: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            rich_help_panel=_ARRIVALS,
-            help="In place of --requests: time in which conversations begin.",
-        ),
-    ] = None,
+    load: LoadOptions,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds. The server that starts rotates.")] = 1,
     warm_up: Annotated[
         int, typer.Option(min=1, help="Requests sent to each server before its first trial; not counted.")
     ] = 2,
-    spec_bench: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec-bench",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_PROMPTS,
-            help="JSON lines with category and turns.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_PROMPTS,
-            show_default="256 short requests",
-            help="JSON lines with messages, turns or a prompt; or a .txt file with a prompt in each line.",
-        ),
-    ] = None,
-    turns: Annotated[
-        int,
-        typer.Option(
-            min=1, rich_help_panel=_PROMPTS, help="Turns of a conversation, each after the server's answer."
-        ),
-    ] = 1,
-    shared_prefix: Annotated[
-        int,
-        typer.Option(
-            metavar="WORDS", min=0, rich_help_panel=_PROMPTS, help="Length of a system message for all."
-        ),
-    ] = 0,
-    long: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0,
-            max=1,
-            rich_help_panel=_PROMPTS,
-            help="Share of prompts with a long text.",
-        ),
-    ] = 0.0,
-    long_words: Annotated[
-        int, typer.Option(metavar="WORDS", min=1, rich_help_panel=_PROMPTS, help="Length of a long text.")
-    ] = 1000,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Largest number of tokens of an answer.")
-    ] = 128,
+    asked: PromptOptions,
+    max_tokens: AnswerTokensOption = 128,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Ask for answers of exactly --max-tokens tokens.")
     ] = False,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", min=0, help="0: always the likeliest token.")
-    ] = 0.0,
+    temperature: AnswerTemperatureOption = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order, the arrivals and the answers.")] = 0,
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="Time without a byte after which a request fails.")
     ] = "600s",
-    slo_ttft: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", rich_help_panel=_PROMISES, help="Limit to the first token, such as 500ms."
-        ),
-    ] = None,
-    slo_itl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", rich_help_panel=_PROMISES, help="Limit of an answer's mean time between tokens."
-        ),
-    ] = None,
-    slo_e2e: Annotated[
-        str | None, typer.Option(metavar="TIME", rich_help_panel=_PROMISES, help="Limit to the end.")
-    ] = None,
-    to_json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", dir_okay=False, help="Append every request to this file; an existing file is continued."
-        ),
-    ] = None,
+    goodput: GoodputOptions,
+    to_json: JournalOption = None,
     html: HtmlOption = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", dir_okay=False, help="Draw charts to this file.")
-    ] = None,
+    png: PngOption = None,
 ) -> None:
     """Measure latency, throughput and goodput of servers under load, several servers in turn.
 
@@ -178,21 +77,17 @@ def serve(
     once. Inter-token latency is given by chunk, as a reader sees it, and by token, since a chunk may have
     several. Ctrl-C keeps and shows the results so far. The exit code is 1 if a server answered no request.
     """
-    if html is not None or png is not None:
-        require_matplotlib()  # before the long run
+    check_charts(html, png)
     with notice("reading prompts ..."):
         from soothsay.bench.serve.serve_bench import LoadPlan, ServeBench
-        from soothsay.cli.bench.load_options import parse_loads, parse_mix, parse_slo, parse_target, seconds
 
-        loads = parse_loads({"concurrency": concurrency, "rate": rate, "burst": burst}, requests, duration)
-        silence, slo = seconds(timeout, "--timeout"), parse_slo(slo_ttft, slo_itl, slo_e2e)
+        loads, slo, silence = load.loads(), goodput.slo(), seconds(timeout, "--timeout")
         targets = [parse_target(text, silence, ignore_eos) for text in (*(server or ()), *(target or ()))]
         if not targets:
             raise typer.BadParameter("name a server, such as http://127.0.0.1:8000")
-        passages = {"shared_prefix": shared_prefix, "long_share": long, "long_words": long_words}
-        mix = parse_mix(spec_bench, prompts, seed, turns=turns, **passages)
+        mix = asked.mix(seed)
         plan = LoadPlan(loads, rounds, warm_up, max_tokens, temperature, seed)
-    with progress_bar("asking", "s" if duration else "conversations") as progress:
+    with progress_bar("asking", "s" if load.duration else "conversations") as progress:
         bench = ServeBench(targets, mix, plan, path=to_json, progress=progress)
         interrupted = _run(bench)
     _show(bench.results, slo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +15,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import HtmlOption, MarkdownOption, write_markdown
-from soothsay.cli.options import DTypeOption, MaxContextOption
+from soothsay.cli.bench.bench_options import (
+    HtmlOption,
+    JournalOption,
+    MarkdownOption,
+    NodesOption,
+    check_charts,
+    write_markdown,
+)
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.options import (
+    AnswerSeedOption,
+    AnswerTokensOption,
+    DTypeOption,
+    MaxContextOption,
+    ModelArgument,
+)
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
 from soothsay.config import EngineConfig
 from soothsay.files import write_text
-from soothsay.plotting import require_matplotlib
 
 if TYPE_CHECKING:
     from soothsay.bench.endpoint import Endpoint
@@ -29,8 +43,52 @@ if TYPE_CHECKING:
 _ENDPOINT = "Another server"
 
 
+@dataclass(frozen=True)
+class EndpointOptions:
+    """Servers that `bench spec` measures too."""
+
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=_ENDPOINT,
+            help="Server with OpenAI's chat completions to measure too: http://localhost:8000/v1; may be "
+            "repeated.",
+        ),
+    ] = None
+    endpoint_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=_ENDPOINT, help="The server's name for its model; once for each --endpoint."
+        ),
+    ] = None
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIABLE", rich_help_panel=_ENDPOINT, help="Environment variable with the server's key."
+        ),
+    ] = None
+
+    def servers(self) -> list[Endpoint]:
+        """The servers. Raises `typer.BadParameter`."""
+        from soothsay.bench.endpoint import Endpoint
+
+        urls, models, variable = self.endpoint or (), self.endpoint_model or (), self.api_key_env
+        if len(urls) != len(models):
+            raise typer.BadParameter("--endpoint needs --endpoint-model, once for each")
+        key = os.environ.get(variable, "") if variable else ""
+        if variable and not key:
+            raise typer.BadParameter(f"--api-key-env {variable}: there is no such environment variable")
+        servers = [Endpoint(url, name, key) for url, name in zip(urls, models, strict=True)]
+        if len({server.name for server in servers}) < len(servers):
+            raise typer.BadParameter("two of the endpoints are the same")
+        return servers
+
+
+@grouped
 def spec(
-    model: Annotated[str, typer.Argument(help="The target; see 'generate'.")],
+    model: ModelArgument,
+    *,
     spec_bench: Annotated[
         Path,
         typer.Option(
@@ -58,49 +116,18 @@ def spec(
     rounds: Annotated[
         int, typer.Option(min=1, help="Number of times that each question is asked; times are medians.")
     ] = 1,
-    nodes: Annotated[
-        int, typer.Option(min=1, help="Largest number of nodes of a draft tree, with the root.")
-    ] = EngineConfig.max_tree,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Largest number of tokens of an answer.")
-    ] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all answers.")] = 0,
+    nodes: NodesOption = EngineConfig.max_tree,
+    max_tokens: AnswerTokensOption = 128,
+    seed: AnswerSeedOption = 0,
     carry: Annotated[
         bool, typer.Option("--carry", help="Let drafters keep what they learn from other questions.")
     ] = False,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
-    to_json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            dir_okay=False,
-            help="Append all numbers to this file, also for 'bench report'; an existing file is continued.",
-        ),
-    ] = None,
+    to_json: JournalOption = None,
     markdown: MarkdownOption = None,
     html: HtmlOption = None,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            rich_help_panel=_ENDPOINT,
-            help="Server with OpenAI's chat completions to measure too: http://localhost:8000/v1; may be "
-            "repeated.",
-        ),
-    ] = None,
-    endpoint_model: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=_ENDPOINT, help="The server's name for its model; once for each --endpoint."
-        ),
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VARIABLE", rich_help_panel=_ENDPOINT, help="Environment variable with the server's key."
-        ),
-    ] = None,
+    others: EndpointOptions,
 ) -> None:
     """Measure speed-up and accepted tokens by task of Spec-Bench, and check that answers stay the same.
 
@@ -110,11 +137,10 @@ def spec(
     the first. A wide terminal also shows the speed-up that theory predicts, and the best number of nodes. The
     exit code is 1 if an answer differs from plain decoding's.
     """
-    servers = _endpoints(endpoint or [], endpoint_model or [], api_key_env)
+    servers = others.servers()
     if not drafter and not servers:
         raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
-    if html is not None:
-        require_matplotlib()  # before the long run
+    check_charts(html)
     batches = batch or [1]
     with notice(f"loading {model} ..."):
         from soothsay import LLM
@@ -159,20 +185,6 @@ def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | Non
         write_text(html, page(every))
     if any(different(results) for results in every):
         raise typer.Exit(1)
-
-
-def _endpoints(urls: Sequence[str], models: Sequence[str], variable: str | None) -> list[Endpoint]:
-    from soothsay.bench.endpoint import Endpoint
-
-    if len(urls) != len(models):
-        raise typer.BadParameter("--endpoint needs --endpoint-model, once for each")
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key:
-        raise typer.BadParameter(f"--api-key-env {variable}: there is no such environment variable")
-    servers = [Endpoint(url, name, key) for url, name in zip(urls, models, strict=True)]
-    if len({server.name for server in servers}) < len(servers):
-        raise typer.BadParameter("two of the endpoints are the same")
-    return servers
 
 
 def _show(results: SpecResults) -> None:

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import MODEL_HELP, DrafterOption
+from soothsay.cli.bench.bench_options import JournalOption, PngOption, check_charts
+from soothsay.cli.options import DrafterOption, ModelArgument
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
     from soothsay.bench.stack.stack_bench import StackPlan
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def stack(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = "sibyl",
+    model: ModelArgument = "sibyl",
     questions: Annotated[
         Path | None,
         typer.Option(
@@ -47,16 +48,8 @@ def stack(
     peer: Annotated[
         bool, typer.Option("--transformers/--no-transformers", help="Whether transformers is the first rung.")
     ] = True,
-    to_json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", dir_okay=False, help="Append each run to this file; an existing file is continued."
-        ),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", dir_okay=False, help="Draw the factors to this file (needs matplotlib)."),
-    ] = None,
+    to_json: JournalOption = None,
+    png: PngOption = None,
 ) -> None:
     """Measure the whole gain, one thing after the other: each rung adds one to the rung before.
 
@@ -65,8 +58,7 @@ def stack(
     turns. The prefix cache has longer prompts; its factor is over the same prompts without the cache. The
     command fails if integers, speculation, batches or the cache change a token of each other's answers.
     """
-    if png is not None:
-        require_matplotlib()  # before the long run
+    check_charts(png)
     with notice(f"loading {model} ..."):
         from soothsay.bench.stack.stack_bench import StackPlan
 

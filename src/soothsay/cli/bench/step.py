@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.bench_options import DTypesOption, known_dtypes, row_counts
+from soothsay.cli.bench.bench_options import (
+    DTypesOption,
+    JsonOption,
+    PassesOption,
+    PngOption,
+    RowsOption,
+    check_charts,
+    known_dtypes,
+    row_counts,
+)
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
-from soothsay.plotting import require_matplotlib, save_png
+from soothsay.plotting import save_png
 
 if TYPE_CHECKING:
     from soothsay.bench.step import StepReport
@@ -35,7 +44,7 @@ def step(
         ),
     ] = None,
     dtype: DTypesOption = None,
-    rows: Annotated[str, typer.Option(help="Numbers of rows of a pass.")] = "1,2,4,8,16,32,64",
+    rows: RowsOption = "1,2,4,8,16,32,64",
     contexts: Annotated[
         list[int] | None,
         typer.Option(
@@ -46,16 +55,9 @@ def step(
         Literal["chain", "binary"],
         typer.Option(help="Shape of the rows' tree: a path, or two children a node."),
     ] = "chain",
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of passes of each kind; times are medians.")
-    ] = 15,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", dir_okay=False, help="Draw the times to this file (needs matplotlib)."),
-    ] = None,
-    to_json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-    ] = None,
+    rounds: PassesOption = 15,
+    png: PngOption = None,
+    to_json: JsonOption = None,
 ) -> None:
     """Measure a forward pass that verifies M rows, and the least time that it can take (the floor).
 
@@ -65,14 +67,13 @@ def step(
     """
     if model is not None and shape is not None:
         raise typer.BadParameter("give a model or --shape, not both")
+    check_charts(png)
     counts, dtypes = row_counts(rows), known_dtypes(dtype)
     with notice("measuring ..."):
         from soothsay.bench.shapes import LlamaShape
         from soothsay.bench.step import bench_step
         from soothsay.bench.step_chart import step_chart
 
-        if png is not None:
-            require_matplotlib()  # before the long run
         report = bench_step(
             LlamaShape.parse(shape or "1.1B") if model is None else model,
             dtypes=dtypes,
@@ -90,17 +91,12 @@ def step(
 
 def _table(report: StepReport) -> Table:
     rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    table = numbers_table(
+        ("dtype", "context"),
+        ("rows", "ms", "of one row", "floor, ms", "of the floor", "GB read"),
         title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading in ("dtype", "context"):
-        table.add_column(heading)
-    for heading in ("rows", "ms", "of one row", "floor, ms", "of the floor", "GB read"):
-        table.add_column(heading, justify="right")
     for number, time in enumerate(report.times):
         before = report.times[number - 1] if number else None
         first = before is None or (before.dtype, before.context) != (time.dtype, time.context)

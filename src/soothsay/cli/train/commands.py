@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from soothsay.cli.train.training_run import TrainingRun, training
+from soothsay.cli.option_groups import grouped
+from soothsay.cli.train.training_run import TrainingRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 
 Guesses = Annotated[int, typer.Option(min=1, help="Draft tokens in a row.")]
 Layers = Annotated[int, typer.Option(min=1, help="Layers.")]
+Shortlist = Annotated[
+    int, typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all.")
+]
 Depth = Annotated[int, typer.Option(min=1, help="Draft tokens in a row that training unrolls.")]
 
 
-@training
+@grouped
 def lm(
     run: TrainingRun,
     fresh: Annotated[
@@ -44,7 +48,7 @@ def lm(
     run.train(recipe, examples)
 
 
-@training
+@grouped
 def medusa(
     run: TrainingRun,
     heads: Guesses = 4,
@@ -63,7 +67,7 @@ def medusa(
     _head(run, MedusaRecipe, lambda target, examples: new_heads.medusa(target, heads, layers, own_heads))
 
 
-@training
+@grouped
 def hydra(run: TrainingRun, heads: Guesses = 4, layers: Layers = 1) -> None:
     """Train Hydra's heads (arXiv 2402.05109), which read the draft tokens before their own."""
     from soothsay.train import new_heads
@@ -72,7 +76,7 @@ def hydra(run: TrainingRun, heads: Guesses = 4, layers: Layers = 1) -> None:
     _head(run, HydraRecipe, lambda target, examples: new_heads.hydra(target, heads, layers))
 
 
-@training
+@grouped
 def eagle(
     run: TrainingRun,
     depth: Depth = 4,
@@ -94,7 +98,7 @@ def eagle(
     )
 
 
-@training
+@grouped
 def eagle3(
     run: TrainingRun,
     depth: Depth = 5,
@@ -105,17 +109,15 @@ def eagle3(
 ) -> None:
     """Train EAGLE-3's block (arXiv 2503.01840), which reads three layers of the target."""
     from soothsay.train import new_heads
-    from soothsay.train.examples import common_tokens
     from soothsay.train.heads import RecurrentRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        size = target.config.vocab_size
-        return new_heads.eagle3(target, common_tokens(examples, min(vocabulary, size), size))
+        return new_heads.eagle3(target, _shortlist(target, examples, vocabulary))
 
     _head(run, RecurrentRecipe, make, depth=depth)
 
 
-@training
+@grouped
 def mtp(
     run: TrainingRun, modules: Annotated[int, typer.Option(min=1, help="Modules.")] = 1, depth: Depth = 4
 ) -> None:
@@ -130,7 +132,7 @@ def mtp(
     _head(run, RecurrentRecipe, lambda target, examples: new_heads.mtp(target, modules), depth=depth)
 
 
-@training
+@grouped
 def block(
     run: TrainingRun,
     size: Guesses = 6,
@@ -139,10 +141,7 @@ def block(
         int,
         typer.Option(min=0, help="Rank of the correction by the draft token before; 0: none."),
     ] = 32,
-    shortlist: Annotated[
-        int,
-        typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all."),
-    ] = 0,
+    shortlist: Shortlist = 0,
 ) -> None:
     """Train a drafter that drafts all tokens in one pass, like P-EAGLE and DFlash (2026).
 
@@ -150,45 +149,38 @@ def block(
     spends a quarter of its time on that head.
     """
     from soothsay.train import new_heads
-    from soothsay.train.examples import common_tokens
     from soothsay.train.heads import BlockRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        total = target.config.vocab_size
-        tokens = common_tokens(examples, min(shortlist, total), total) if shortlist else ()
+        tokens = _shortlist(target, examples, shortlist) if shortlist else ()
         return new_heads.block(target, size, layers, markov_rank, tokens)
 
     _head(run, BlockRecipe, make)
 
 
-@training
+@grouped
 def redrafter(
     run: TrainingRun,
     size: Guesses = 5,
     hidden: Annotated[int, typer.Option(min=16, help="Units between features and guesses.")] = 512,
     cell: Annotated[int, typer.Option(min=16, help="Units of the recurrent cell.")] = 256,
-    shortlist: Annotated[
-        int,
-        typer.Option(min=0, help="Number of tokens that can be drafted: the most frequent. 0: all."),
-    ] = 6144,
+    shortlist: Shortlist = 6144,
 ) -> None:
     """Train a drafter of one look and a recurrent cell (ReDrafter, arXiv 2403.09919).
 
     It has no attention, so a draft is cheap, and only the answers are computed in training.
     """
     from soothsay.train import new_heads
-    from soothsay.train.examples import common_tokens
     from soothsay.train.heads import RedrafterRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        total = target.config.vocab_size
-        tokens = common_tokens(examples, min(shortlist, total), total) if shortlist else ()
+        tokens = _shortlist(target, examples, shortlist) if shortlist else ()
         return new_heads.redrafter(target, examples, size, hidden, cell, tokens)
 
     _head(run, RedrafterRecipe, make)
 
 
-@training
+@grouped
 def draft(
     run: TrainingRun,
     layers: Layers = 2,
@@ -227,6 +219,14 @@ def draft(
         on_policy=on_policy,
     )
     run.train(recipe, examples)
+
+
+def _shortlist(target: Transformer, examples: list[Example], size: int) -> list[int]:
+    """The most frequent tokens, `size` of them or the whole vocabulary."""
+    from soothsay.train.examples import common_tokens
+
+    total = target.config.vocab_size
+    return common_tokens(examples, min(size, total), total)
 
 
 def _head(

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.options import (
+    MODEL_HELP,
+    AnswerSeedOption,
     DrafterOption,
     DTypeOption,
     MaxContextOption,
@@ -28,9 +30,7 @@ if TYPE_CHECKING:
 def data(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A Hugging Face directory, a hub name, or a bundled model's name. It has a chat template."
-        ),
+        typer.Argument(help=f"{MODEL_HELP} It has a chat template."),
     ],
     prompts: Annotated[
         Path,
@@ -56,7 +56,7 @@ def data(
     temperature: TemperatureOption = 0.7,
     max_tokens: MaxTokensOption = 512,
     batch: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all answers.")] = 0,
+    seed: AnswerSeedOption = 0,
     drafter: DrafterOption = PLAIN,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from soothsay.cli.options import DTypeOption
+from soothsay.cli.options import DTypeOption, ModelArgument
 from soothsay.cli.progress import progress_bar
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 
 if TYPE_CHECKING:
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def layer_skip(
-    model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a hub name, or a bundled model's name.")
-    ],
+    model: ModelArgument,
     text: Annotated[
         Path | None,
         typer.Argument(
@@ -73,15 +70,8 @@ def layer_skip(
 
 
 def _show(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in (
-        "layers left out",
-        "tokens kept",
-        "cost of a draft token",
-        "draft tokens",
-        "best speed-up",
-    ):
-        table.add_column(heading, justify="left" if heading == "layers left out" else "right")
+    headings = "tokens kept", "cost of a draft token", "draft tokens", "best speed-up"
+    table = numbers_table(("layers left out",), headings)
     for one in found:
         table.add_row(
             ", ".join(map(str, one.skip)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,28 +179,6 @@ class TrainingRun:
         console.print(
             f"{self.out} has the best checkpoint, with a score of {trainer.best}" if trainer.best else ""
         )
-
-
-def training(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `TrainingRun` to a command. It receives the run as its first argument."""
-    shared = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(TrainingRun, eval_str=True).parameters.values()
-    ]
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    names = [parameter.name for parameter in shared]
-
-    @functools.wraps(command)
-    def run(**options: Any) -> None:
-        common = {name: options.pop(name) for name in names}
-        command(TrainingRun(**common), **options)
-
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    required = [p for p in shared if p.default is p.empty]
-    optional = [p for p in shared if p.default is not p.empty]
-    run.__signature__ = inspect.Signature([*required, *own, *optional])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*shared, *own)}
-    return run
 
 
 def _bar(console: Console) -> Progress:

@@ -60,10 +60,10 @@ class MTP(RecurrentDrafter):
         super().release(request)
         self._last.release(request)
 
-    def run_committed(self, batch: DraftPass) -> Outputs:
+    def run(self, batch: DraftPass) -> Outputs:
         """Compute all modules over committed tokens, each after the one before it."""
         if self.num_modules == 1:
-            return super().run_committed(batch)
+            return super().run(batch)
         packed, outs = self.pack(batch.rows), list[Tensor]()
         for module in range(self.num_modules):
             read = self._last.before(batch, outs[-1], module - 1) if outs else torch.cat(batch.features)

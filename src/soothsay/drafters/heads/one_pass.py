@@ -11,14 +11,15 @@ from torch import Tensor
 from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
-from soothsay.drafters.heads.serving import Served, ServedHead
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter
+from soothsay.drafters.heads.modules.base import Head
+from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.trees.context import DraftPass
-from soothsay.drafters.trees.features import FeatureKV
 from soothsay.drafters.trees.layout import TreeLayout
 
 
-class OnePassDrafter(LevelwiseDrafter):
+class OnePassDrafter(FeatureDrafter[Head]):
     """Makes the best tree by the probabilities of the depths, which do not depend on each other.
 
     Args:
@@ -30,14 +31,11 @@ class OnePassDrafter(LevelwiseDrafter):
         branch: likeliest tokens at each depth that may be in the tree.
     """
 
-    trained = True
-
     def __init__(
-        self, target: Target, served: Served[ServedHead], pool: KVPool, depth: int, nodes: int, branch: int
+        self, target: Target, served: Served[Head], pool: KVPool, depth: int, nodes: int, branch: int
     ):
-        self.target, self.served, self.shared, self.taps = target, served, served.shared, served.taps
-        self.depth, self.max_nodes = depth, 1 + nodes
-        self.kv = FeatureKV(target, pool)
+        super().__init__(target, served, pool)
+        self.shared, self.depth, self.max_nodes = served.shared, depth, 1 + nodes
         self.layout = TreeLayout("best-first", depth, branch, nodes, target.model.kernels)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -49,25 +47,6 @@ class OnePassDrafter(LevelwiseDrafter):
             depths = [len(logits) for logits in marginals]
             trees.update(zip(ready, self.layout.trees(ready, torch.cat(marginals), depths), strict=True))
         return [*trees.values()]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the features that the next rows read."""
-        for batch in self.kv.observe(observations, self.served.fuse):
-            self.run(batch)
-
-    @torch.inference_mode()
-    def release(self, request: Request) -> None:
-        """Forget a request, after its full blocks are complete for other requests."""
-        for batch in self.kv.close(request):
-            self.run(batch)
-
-    def reset(self) -> None:
-        """Forget what was computed for other requests."""
-        self.kv.reset()
-
-    def ready(self, request: Request) -> bool:
-        """Return whether all features up to the root are known."""
-        return self.kv.ready(request)
 
     @abstractmethod
     def marginals(self, requests: Sequence[Request]) -> list[Tensor]:

@@ -10,11 +10,11 @@ from torch import Tensor
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter
 from soothsay.drafters.heads.modules.base import RecurrentHead
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.trees.context import DraftPass, own_pool, pack
-from soothsay.drafters.trees.features import FeatureKV
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.shapes import TreeShape
 
@@ -23,11 +23,11 @@ Outputs = tuple[Tensor, ...]
 or the first if it is the only one."""
 
 
-class RecurrentDrafter(LevelwiseDrafter):
+class RecurrentDrafter(FeatureDrafter[RecurrentHead]):
     """Grows trees with a recurrent head. It has KV of its own, and reads the target's features.
 
     The row of a committed token reads the target's feature of the token before. The row of a node reads the
-    head's output at its parent. A subclass whose head has several modules redefines `run_committed` and
+    head's output at its parent. A subclass whose head has several modules redefines `run` and
     `run_nodes`.
 
     Args:
@@ -36,41 +36,19 @@ class RecurrentDrafter(LevelwiseDrafter):
         shape: which nodes a tree gets.
     """
 
-    trained = True
-
     def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
-        self.target, self.served, self.taps = target, served, served.taps
-        self.kv = FeatureKV(target, own_pool(target, served.head.config.block, served.head.dtype))
+        super().__init__(target, served, own_pool(target, served.head.config.block, served.head.dtype))
         self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Grow a tree for each request whose features are known; the others get the root alone."""
         return self.grower.grow(self, requests, self.min_level_gain)
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the features that the next rows read."""
-        for batch in self.kv.observe(observations, self.served.fuse):
-            self.run_committed(batch)
-
-    @torch.inference_mode()
-    def release(self, request: Request) -> None:
-        """Forget a request, after its full blocks are complete for other requests."""
-        for batch in self.kv.close(request):
-            self.run_committed(batch)
-
-    def reset(self) -> None:
-        """Forget what was computed for other requests."""
-        self.kv.reset()
-
-    def ready(self, request: Request) -> bool:
-        """Return whether all features up to the root are known, see `Expander`."""
-        return self.kv.ready(request)
-
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
         """Compute committed tokens up to the roots, see `Expander`."""
         found: dict[Request, list[Tensor]] = {}
         for batch in self.kv.catch_up({g.request: g.expanded for g in growing}):
-            for request, *rows in zip(batch.ends, *self.run_committed(batch), strict=True):
+            for request, *rows in zip(batch.ends, *self.run(batch), strict=True):
                 found[request] = rows
         modules = zip(*(found[g.request] for g in growing), strict=True)
         outputs = tuple(torch.stack(rows) for rows in modules)
@@ -84,7 +62,7 @@ class RecurrentDrafter(LevelwiseDrafter):
         outputs = tuple(packed.select_logit_rows(out) for out in self.run_nodes(packed, read))
         return self._logits(outputs), outputs
 
-    def run_committed(self, batch: DraftPass) -> Outputs:
+    def run(self, batch: DraftPass) -> Outputs:
         """Compute a pass over committed tokens. Return the outputs of its logit rows, of every module."""
         packed = self.pack(batch.rows)
         out = self.run_module(packed, torch.cat(batch.features))

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_double, c_int, c_int64, c_void_p
-from typing import Any
+from ctypes import Structure, byref, c_double, c_int, c_void_p
 
 from soothsay.core.automaton import Place, Reading, Start, Tokens
 from soothsay.core.tree import DraftTree
-
-SIGNATURES: dict[str, tuple[list[type[Any]], type[Any] | None]] = {
-    "soothsay_automaton_new": ([c_int], c_void_p),
-    "soothsay_automaton_free": ([c_void_p], None),
-    "soothsay_automaton_read": ([c_void_p, c_void_p, c_void_p, c_int64], None),  # ..., text, tokens, count
-    "soothsay_automaton_follow": ([c_void_p, c_void_p, c_void_p, c_int64], None),  # ..., place, tokens, count
-    "soothsay_automaton_repeated": ([c_void_p, c_void_p, c_void_p], None),  # ..., text, place
-    "soothsay_automaton_grow": (
-        [
-            *(c_void_p, c_void_p, c_void_p, c_int),  # automata, places, doubts, count
-            *(c_int, c_int, c_int, c_double),  # nodes, depth, widest, least
-            *(c_void_p, c_void_p, c_void_p),  # tokens, parents, scores
-        ],
-        c_int,
-    ),
-}
 
 
 class _Pair(Structure):
@@ -37,7 +20,7 @@ class NativeAutomaton:
     """An `Automaton` in a library's memory: 90 to 135 bytes for each token that it has read.
 
     Args:
-        library: a library with its `SIGNATURES` set.
+        library: an open library.
         counted: see `Automaton`.
         widest: maximum number of followers of a match that a tree considers.
         least: minimum probability of a path in a tree.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_float, c_int, c_int64, c_void_p
-from pathlib import Path
+from ctypes import byref
 from typing import cast
 
 import torch
@@ -22,79 +20,23 @@ from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
-from soothsay.model.native.automata import SIGNATURES as AUTOMATON_SIGNATURES
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
+from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
-from soothsay.model.native.paths import SIGNATURES as PATH_SIGNATURES
 from soothsay.model.native.paths import grow
+from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.quantized import Integers
-from soothsay.processors import granted_processors
-
-VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
-"""Instruction sets, the fastest first."""
-
-BFLOAT16 = ("amx", "avx512bf16")
-"""Instruction sets that multiply bfloat16."""
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
 
-SIGNATURES = {
-    "soothsay_attend": [
-        *(c_void_p, c_void_p, c_int),  # q, kv, format
-        *(*[c_void_p] * 6, c_int),  # paths
-        *(c_int, c_int, c_int, c_int, c_int64, c_float, c_int64),  # heads, values, group, d, ..., window
-        *(c_void_p, c_void_p),  # sinks, out
-    ],
-    "soothsay_add_norm": [
-        *(c_void_p, c_void_p, c_int, c_void_p, c_void_p),  # x, delta, delta_is_bf16, post, weight
-        *(c_float, c_int64, c_int),  # eps, rows, n
-        *(c_void_p, c_void_p, c_int),  # total, normed, normed_is_bf16
-    ],
-    "soothsay_rotate_store": [
-        *(c_void_p, c_int, *[c_void_p] * 6),  # qkv, is_bf16, ..., slot
-        *(c_int64, c_int, c_int, c_int, c_int, c_int64, c_float, c_float),  # rows, ..., scale
-        *(c_void_p, c_void_p, c_int),  # q, kv, format
-    ],
-    "soothsay_open": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_int],  # x, gates, is_bf16, stride, ...
-    "soothsay_delta_rule": [
-        *(c_void_p, c_int64, c_void_p, c_int, c_void_p),  # rows, stride, gates, is_bf16, delta
-        *(c_void_p, c_void_p, c_void_p),  # states, plan, out
-    ],
-    "soothsay_gated": [c_void_p, c_int, c_int, c_int64, c_int, c_void_p],
-    "soothsay_hashed": [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p],  # keys, tokens, one_row, ...
-    "soothsay_race": [*[c_void_p] * 3, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, keys, ...
-    "soothsay_mass_before": [*[c_void_p] * 5, c_int64, c_int64, c_void_p],  # x, factors, tops, floors, ...
-    "soothsay_largest": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p],  # x, factors, ...
-    "soothsay_linear": [
-        c_void_p,
-        c_int,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_int,
-    ],  # x, x_is_bf16, rows, weights, out, ...
-    "soothsay_mix": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p],  # x, x_is_bf16, rows, ...
-    "soothsay_route": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p],  # scores, are_bf16, rows, ...
-    "soothsay_lay_out": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],  # plan, count, block_size, out, ...
-    "soothsay_pack": [c_void_p, c_int64, c_int, c_int, c_void_p],  # integers, rows, inputs, bits, data
-    "soothsay_rows": [c_void_p, c_int64, c_void_p, c_void_p],  # rows, count, weights, out
-    "soothsay_blocks": [
-        *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # blocks, count, streams, inputs, inputs_are_bf16
-        *(c_void_p, c_int64, c_void_p),  # ropes, rows, slot
-        *(*[c_void_p] * 6, c_int),  # paths
-        *(c_void_p, c_void_p, c_int64, c_int),  # plan, kv, slots, format
-        *(c_void_p, c_void_p, c_void_p),  # three places
-    ],
-}
 
-
-class NativeKernels:
+class NativeKernels(NativeSampling):
     """The kernels of one compiled library.
 
     A row's bits depend on the row alone, not on other rows or the number of threads. If the library
@@ -105,32 +47,11 @@ class NativeKernels:
     Raises `OSError` if the library is missing or cannot run on this processor.
     """
 
-    draws_by_race = True
     integer_keys = True
 
     def __init__(self, variant: str):
-        file = Path(__file__).with_name(f"_{variant}.abi3.so")
-        if not file.is_file():
-            raise OSError(f"the native kernels for {variant} are not compiled")
-        library = ctypes.CDLL(str(file))
-        if not library.soothsay_runs_here():
-            raise OSError(f"this processor lacks {variant}")
-        self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
+        super().__init__(variant)
         self.name = f"native, {variant}"
-        for name, types in SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = None, types
-        for name, (arguments, result) in {**AUTOMATON_SIGNATURES, **PATH_SIGNATURES}.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        library.soothsay_set_threads.restype, library.soothsay_set_threads.argtypes = None, [c_int]
-        self._loaded, self._granted = library, granted_processors()
-
-    @property
-    def _library(self) -> ctypes.CDLL:
-        """The library, set to torch's number of threads now, but no more than the machine grants."""
-        self._loaded.soothsay_set_threads(min(torch.get_num_threads(), self._granted))
-        return self._loaded
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
@@ -312,57 +233,6 @@ class NativeKernels:
             *(shares.data_ptr(), chosen.data_ptr()),
         )
         return shares, chosen
-
-    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """See `Kernels`."""
-        keys, tokens = keys.contiguous(), tokens.contiguous()
-        rows, width = len(keys), tokens.shape[1]
-        out = torch.empty(rows, width)
-        self._library.soothsay_hashed(
-            keys.data_ptr(), tokens.data_ptr(), len(tokens) == 1, rows, width, out.data_ptr()
-        )
-        return out
-
-    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See `Kernels`. The first of equal ones; minus infinity is at place 0."""
-        x = x.contiguous()
-        rows, width = x.shape
-        count = min(count, width)
-        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        self._library.soothsay_largest(
-            x.data_ptr(),
-            address(factors),
-            *(rows, width, count),
-            values.data_ptr(),
-            places.data_ptr(),
-        )
-        return values, places
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """See `Kernels`."""
-        return self.largest(x, 1)[1][:, 0]
-
-    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `Kernels`."""
-        x, keys = x.contiguous(), keys.contiguous()
-        rows, width = x.shape
-        count = min(count, width)
-        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        self._library.soothsay_race(
-            *(x.data_ptr(), factors.data_ptr(), keys.data_ptr()),
-            *(rows, width, count),
-            *(values.data_ptr(), places.data_ptr()),
-        )
-        return values, places
-
-    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
-        """See `Kernels`."""
-        x, rows = x.contiguous(), [factors.contiguous(), tops.contiguous(), floors.contiguous()]
-        places, out = places.contiguous(), torch.empty(len(x))
-        self._library.soothsay_mass_before(
-            x.data_ptr(), *(row.data_ptr() for row in rows), places.data_ptr(), *x.shape, out.data_ptr()
-        )
-        return out
 
     def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
         """See `Kernels`."""

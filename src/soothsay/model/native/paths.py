@@ -6,17 +6,8 @@ import ctypes
 import math
 from collections.abc import Callable
 from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
-from typing import Any
 
 from soothsay.core.refinement import LEAST, Candidates, Refinement
-
-SIGNATURES: dict[str, tuple[list[type[Any]], type[Any] | None]] = {
-    # paths, nodes, depth, least, places, parents, scores
-    "soothsay_grow_paths": (
-        [c_void_p, c_int, c_int, c_double, c_void_p, c_void_p, c_void_p],
-        c_int,
-    ),
-}
 
 
 class _Paths(Structure):

@@ -18,7 +18,7 @@ from soothsay.drafters.heads.checkpoints.views import ENDS
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
 from soothsay.model.norm import RMSNorm
-from soothsay.model.weight_source import row_order
+from soothsay.model.weight_source import misfit, row_order
 
 IGNORED = r".*rotary_emb\.inv_freq"
 """Tensors that repeat the configuration."""
@@ -137,12 +137,6 @@ class StoredHead:
                     f"{self.files.path}: {name} is stored as {dtype}: quantized drafters are not read; take "
                     "the one that it was made from"
                 )
-        shapes = [self.files.shape(name) for name in parts]
-        rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
-        if rows != expected.shape[0] or rest != {tuple(expected.shape[1:])}:
-            held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(parts, shapes, strict=True))
-            together = " together" if len(parts) > 1 else ""
-            raise DrafterError(
-                f"{self.files.path}: {held}: by config.json it should be {list(expected.shape)}{together}"
-            )
+        if wrong := misfit(parts, [self.files.shape(name) for name in parts], expected):
+            raise DrafterError(f"{self.files.path}: {wrong}")
         return parts

@@ -1,0 +1,22 @@
+"""The look of the tables that commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.table import Table
+
+
+def numbers_table(
+    names: Iterable[str], numbers: Iterable[str], *, title: str | None = None, caption: str | None = None
+) -> Table:
+    """A table with columns of names, and after them columns of numbers, which are aligned to the right."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left"
+    )
+    for heading in names:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table

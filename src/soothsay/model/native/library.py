@@ -1,0 +1,120 @@
+"""Opens a compiled library: one of C functions for each instruction set, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from soothsay.processors import granted_processors
+
+VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
+"""Instruction sets, the fastest first."""
+
+BFLOAT16 = ("amx", "avx512bf16")
+"""Instruction sets that multiply bfloat16."""
+
+DECLARATIONS = """
+int soothsay_runs_here();
+void soothsay_set_threads(int count);
+void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post,
+    const float* weight, float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
+void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
+    const float* q_norm, const float* k_norm, const float* v_norm, const int64_t* slot, int64_t rows,
+    int queries, int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv,
+    int format);
+void soothsay_attend(const float* q, const void* kv, int format, const int64_t* keys,
+    const int64_t* key_begin, const int64_t* rows, const int64_t* positions, const int64_t* row_begin,
+    const int64_t* shared, int num_paths, int heads, int values, int group, int d, int64_t slots,
+    float softcap, int64_t window, const float* sinks, float* out);
+void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n);
+void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16,
+    const soothsay_delta* delta, const soothsay_states* states, const int64_t* plan, float* out);
+void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
+void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
+    int out_is_bf16);
+void soothsay_route(const void* scores, int are_bf16, int64_t rows, const soothsay_routing* routing,
+    float* shares, int64_t* chosen);
+void soothsay_mix(const void* x, int x_is_bf16, int64_t rows, const float* scores,
+    const soothsay_mixture* mixture, float* out);
+void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
+void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
+void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out,
+    int64_t* totals);
+void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
+    float* out);
+void soothsay_race(const float* x, const float* factors, const int64_t* keys, int64_t rows, int64_t width,
+    int count, float* values, int64_t* places);
+void soothsay_mass_before(const float* x, const float* factors, const float* tops, const float* floors,
+    const int64_t* places, int64_t rows, int64_t width, float* out);
+void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count,
+    float* values, int64_t* places);
+soothsay_automaton* soothsay_automaton_new(int counted);
+void soothsay_automaton_free(soothsay_automaton* automaton);
+void soothsay_automaton_read(soothsay_automaton* automaton, soothsay_reading* text, const int64_t* tokens,
+    int64_t count);
+void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_place* place,
+    const int64_t* tokens, int64_t count);
+void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text,
+    soothsay_place* place);
+int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places,
+    const double* doubts, int count, int nodes, int depth, int widest, double least, int* tokens,
+    int* parents, double* scores);
+int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places,
+    int* parents, double* scores);
+void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams,
+    const void* inputs, int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
+    const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
+    const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan, void* const* kv,
+    int64_t slots, int format, void* first, void* second, void* third);
+"""
+"""The functions of a library, word by word as csrc/kernels.h declares them. It says what they do."""
+
+_TYPES = {"void": None, "int": c_int, "int64_t": c_int64, "float": c_float, "double": c_double}
+
+
+class Library:
+    """The library of an instruction set, open.
+
+    Raises `OSError` if it is missing or cannot run on this processor.
+    """
+
+    def __init__(self, variant: str):
+        self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
+        self._loaded, self._granted = _opened(variant), granted_processors()
+
+    @property
+    def _library(self) -> ctypes.CDLL:
+        """The functions, set to torch's number of threads now, but no more than the machine grants."""
+        self._loaded.soothsay_set_threads(min(torch.get_num_threads(), self._granted))
+        return self._loaded
+
+
+def _opened(variant: str) -> ctypes.CDLL:
+    """The functions of a library, with the types that `DECLARATIONS` gives them. Raises `OSError`."""
+    file = Path(__file__).with_name(f"_{variant}.abi3.so")
+    if not file.is_file():
+        raise OSError(f"the native kernels for {variant} are not compiled")
+    library = ctypes.CDLL(str(file))
+    for name, result, arguments in signatures():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    if not library.soothsay_runs_here():
+        raise OSError(f"this processor lacks {variant}")
+    return library
+
+
+def signatures() -> Iterator[tuple[str, type[Any] | None, list[type[Any] | None]]]:
+    """The name, result and arguments of each function, in types of ctypes. A pointer is `c_void_p`."""
+    for result, name, arguments in re.findall(r"(\w[^();]*?)(\w+)\(([^()]*)\);", DECLARATIONS):
+        yield name, _type(result), [_type(one) for one in arguments.split(",") if one]
+
+
+def _type(declared: str) -> type[Any] | None:
+    """The type of "int count" is `c_int`, that of "const float* x" is `c_void_p`."""
+    return c_void_p if "*" in declared else _TYPES[declared.split()[0]]
