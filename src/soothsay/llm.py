@@ -305,7 +305,9 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be served.
             DrafterError: the drafter is unknown, or does not fit the model.
+            RuntimeError: the process was forked after the model was loaded.
         """
+        self.engine.lock.check()
         checked = self._builder.check(prompt, params)
         if max_nodes is not None and max_nodes < 0:
             raise RequestError(f"max_nodes={max_nodes} is not possible: it must be at least 0, or None")
