@@ -23,7 +23,7 @@ LAYERS = (
     ("model",),
     ("drafters",),
     ("engine",),
-    ("request_builder", "result", "llm", "api"),
+    ("inputs", "request_builder", "result", "llm", "api"),
     ("quantizing",),
     ("server",),
     ("train",),

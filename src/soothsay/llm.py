@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from numbers import Integral
 from typing import Any, overload
 
 from soothsay.config import DType, EngineConfig
@@ -23,12 +21,13 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
+from soothsay.inputs import Prompt, check_params, for_each, listed
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
-from soothsay.request_builder import Prompt, RequestBuilder
+from soothsay.request_builder import RequestBuilder
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
 
@@ -43,6 +42,11 @@ class _Submitted:
     def result(self, *, failing: bool) -> Result:
         """Wait for the answers. Raises `StepError` if one fails, and `failing` is set."""
         return Result(self.ids, [stream.choice if failing else stream.outcome for stream in self.streams])
+
+    def cancel(self) -> None:
+        """End the requests."""
+        for stream in self.streams:
+            stream.cancel()
 
 
 class LLM:
@@ -156,7 +160,7 @@ class LLM:
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too; it means one prompt
         self,
-        prompts: str | Sequence[int],
+        prompts: Prompt,
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
@@ -165,7 +169,7 @@ class LLM:
     @overload
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Prompt],
+        prompts: Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
@@ -173,7 +177,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
@@ -181,10 +185,10 @@ class LLM:
         """Answer one prompt, or many together.
 
         Args:
-            prompts: text or token ids, or a list of these.
-            params: for all prompts, or one for each. Default: `default_sampling_params`. What is given holds
-                as it is: the model's defaults do not fill it up.
-            drafter: in place of the model's default, for all prompts or one for each.
+            prompts: text, or token ids (a sequence or an array of integers), or a list of such prompts.
+            params: for all prompts, or a list of one for each. Default: `default_sampling_params`. What is
+                given holds as it is: the model's defaults do not fill it up.
+            drafter: in place of the model's default, for all prompts, or a list of one for each.
 
         Returns:
             A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
@@ -194,31 +198,30 @@ class LLM:
         Raises:
             RequestError: the one prompt cannot be served.
             StepError: the engine failed at the one prompt.
+            TypeError: a prompt or its parameters are of a wrong type.
         """
-        submitted = list[_Submitted]()
+        many, alone = listed(prompts)
+        own_params = [self._params(one) for one in for_each(params, len(many), "params")]
+        own_drafters = for_each(drafter, len(many), "drafters")
+        answers = list[_Submitted | RequestError]()
         try:
-            if _is_prompt(prompts):
-                submitted.append(self._submit(prompts, params or self.default_sampling_params, drafter))  # type: ignore[arg-type]
-                return submitted[0].result(failing=True)
-            answers = list[_Submitted | RequestError]()
-            many = list(prompts)
-            for i, prompt in enumerate(many):
-                own_params = _pick(params, i, len(many), "params") or self.default_sampling_params
+            for prompt, own, own_drafter in zip(many, own_params, own_drafters, strict=True):
                 try:
-                    answer = self._submit(prompt, own_params, _pick(drafter, i, len(many), "drafter"))  # type: ignore[arg-type]
+                    answers.append(self._submit(prompt, own, own_drafter))
                 except RequestError as error:
+                    if alone:
+                        raise
                     answers.append(error)
-                else:
-                    submitted.append(answer)
-                    answers.append(answer)
-            return [
-                _refusal(one) if isinstance(one, RequestError) else one.result(failing=False)
+            results = [
+                _refusal(one) if isinstance(one, RequestError) else one.result(failing=alone)
                 for one in answers
             ]
         except BaseException:  # an interrupt or a wrong argument leaves no request in the engine
-            for stream in chain.from_iterable(one.streams for one in submitted):
-                stream.cancel()
+            for one in answers:
+                if isinstance(one, _Submitted):
+                    one.cancel()
             raise
+        return results[0] if alone else results
 
     def chat(
         self,
@@ -242,7 +245,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
     ) -> Stream:
         """Answer one prompt piece by piece. The stream works with `for` and with `async for`."""
-        params = params or self.default_sampling_params
+        params = self._params(params)
         if params.n != 1:
             raise RequestError(
                 f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
@@ -327,6 +330,13 @@ class LLM:
         """
         return self._builder.constraint(params, tenant)
 
+    def _params(self, given: SamplingParams | None) -> SamplingParams:
+        """The parameters of a request. Raises `TypeError` if they are none."""
+        if given is None:
+            return self.default_sampling_params
+        check_params(given)
+        return given
+
     def _submit(self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None) -> _Submitted:
         """Check a prompt and add its `n` requests to the engine."""
         requests = self.requests(prompt, params, drafter=drafter)
@@ -351,24 +361,6 @@ def _with_options(config: EngineConfig, options: dict[str, Any]) -> EngineConfig
         if name not in known:
             raise TypeError(f"LLM has no option {name!r}; the engine's are {', '.join(known)}")
     return replace(config, **options)
-
-
-def _is_prompt(prompts: object) -> bool:
-    """Whether `prompts` are one prompt, not a list of them."""
-    if isinstance(prompts, str):
-        return True
-    if not isinstance(prompts, Sequence) or not prompts:
-        return False
-    return all(isinstance(item, Integral) for item in prompts)
-
-
-def _pick(values: Any, index: int, count: int, name: str) -> Any:
-    """The value for one of `count` prompts. `values` is one value for all prompts, or one for each."""
-    if values is None or isinstance(values, (str, SamplingParams, Drafter)) or callable(values):
-        return values
-    if len(values) != count:
-        raise RequestError(f"{len(values)} {name} for {count} prompts: give one for all, or one for each")
-    return values[index]
 
 
 def _refusal(error: RequestError) -> Result:
