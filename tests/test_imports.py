@@ -17,7 +17,14 @@ LAYERS = (
     (
         *("errors", "handshake", "heap", "openmp", "processors", "machine", "files"),
         *("config", "states_config", "corpus", "plotting"),
-        *("tokenizer", "chat_template", "template_operations", "template_meter", "vocabulary"),
+        *(
+            "tokenizer",
+            "chat_messages",
+            "chat_template",
+            "template_operations",
+            "template_meter",
+            "vocabulary",
+        ),
     ),
     ("core",),
     ("model",),

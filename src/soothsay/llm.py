@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
+from soothsay.chat_messages import conversation
 from soothsay.config import DType, EngineConfig
 from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.grammar import Constraint
@@ -225,7 +226,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
@@ -234,10 +235,13 @@ class LLM:
         """Answer a conversation, in the layout of the model's chat template.
 
         Args:
-            messages: with `role` and `content`.
+            messages: with `role` and `content`, a text or a list of text parts; or a text, which is one
+                message of a user.
             params: see `generate`.
             drafter: see `generate`.
             variables: of the chat template, such as `tools=[...]` or `enable_thinking=False`.
+
+        Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
         """
         return self.generate(self.chat_prompt(messages, **variables), params, drafter=drafter)
 
@@ -252,14 +256,14 @@ class LLM:
             )
         return self._submit(prompt, params, drafter).streams[0]
 
-    def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+    def chat_prompt(self, messages: str | Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
 
         `variables` are those of the chat template, such as `enable_thinking=False`.
         """
         if self.tokenizer is None:
             raise RequestError(f"{NO_TOKENIZER}. Give token ids to generate instead")
-        return self.tokenizer.encode_chat(messages, **variables)
+        return self.tokenizer.encode_chat(conversation(messages), **variables)
 
     def save_learned(self) -> int:
         """Write what drafters have learned to the directory `keep`. Returns the number of files.
