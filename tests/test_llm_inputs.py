@@ -14,6 +14,7 @@ from soothsay import LLM, RequestError, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
 IDS = [17, 266, 300]
+HIDDEN = {"skip_special_tokens": False}
 
 
 class TestPrompts:
@@ -94,3 +95,37 @@ class TestParams:
         for prompt in ("Hello", []):
             with pytest.raises(RequestError, match=r"2 params for [01] prompts?: give one for all, or one"):
                 sibyl.generate(prompt, [GREEDY, GREEDY])  # type: ignore[call-overload]
+
+    @pytest.mark.parametrize(
+        ("given", "plain"),
+        [
+            ({"temperature": np.float32(0.5)}, {"temperature": 0.5}),
+            ({"temperature": np.int64(0), "top_p": np.float64(0.5)}, {"temperature": 0, "top_p": 0.5}),
+            ({"seed": np.int64(3), "top_k": np.uint8(5)}, {"seed": 3, "top_k": 5}),
+            ({"max_tokens": np.int32(7), "n": np.int16(2)}, {"max_tokens": 7, "n": 2}),
+            ({"ignore_eos": np.True_, "skip_special_tokens": np.False_}, {"ignore_eos": True} | HIDDEN),
+            ({"stop": None, "stop_token_ids": None, "bad_words": None}, {}),
+        ],
+    )
+    def test_numbers_of_numpy_and_none_mean_what_they_say(self, given: Any, plain: Any) -> None:
+        params, expected = SamplingParams(**given), SamplingParams(**plain)
+        assert params == expected
+        assert repr(params) == repr(expected)  # the values are Python's own
+
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"temperature": "0"}, "temperature='0' .* must be a number between 0 and 1e6"),
+            ({"temperature": True}, "must be a number"),
+            ({"temperature": np.float32("nan")}, "must be a number"),
+            ({"temperature": None}, "must be a number"),
+            ({"max_tokens": 5.0}, "must be an integer"),
+            ({"seed": np.float64(3)}, "must be an integer"),
+            ({"ignore_eos": "no"}, "ignore_eos='no' .* must be True or False"),
+            ({"include_stop_str_in_output": None}, "must be True or False"),
+            ({"skip_special_tokens": 2}, "must be True or False"),
+        ],
+    )
+    def test_other_values_are_refused(self, given: Any, match: str) -> None:
+        with pytest.raises(RequestError, match=match):
+            SamplingParams(**given)
