@@ -60,7 +60,7 @@ class LLM:
         drafter: proposes draft tokens, unless a request names another. It never changes the output. It is a
             name of the registry with options, such as `"suffix"` or `"draft-model(model=path)"`, or several
             of them composed, or a class of drafters. "auto" chooses at each step whatever is fastest, plain
-            decoding included.
+            decoding included. "none" and None: plain decoding.
         dtype: what linear layers compute in: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
             `soothsay.model.load.load_model`.
         tokenizer: takes the place of the model's own.
@@ -92,7 +92,7 @@ class LLM:
         self,
         model: str | os.PathLike[str] | Transformer,
         *,
-        drafter: DrafterSpec = "auto",
+        drafter: DrafterSpec | None = "auto",
         dtype: DType = "auto",
         tokenizer: Tokenizer | None = None,
         device: str = "cpu",
@@ -132,8 +132,8 @@ class LLM:
         self.engine = Engine(self.model, tokenizer, self.config, path, kept)
         self._builder = RequestBuilder(self.model.config, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
-        self.drafter = drafter
-        built = self._drafter(drafter)
+        self.drafter: DrafterSpec = "none" if drafter is None else drafter
+        built = self._drafter(self.drafter)
         if config.learn and not can_learn(built):
             warnings.warn(
                 f"learn={config.learn} has no effect: drafter {built.name!r} has no trained part here",
@@ -351,8 +351,8 @@ class LLM:
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         """Return the drafter that `spec` names. Each spec is built once."""
-        if isinstance(spec, Drafter):
-            return spec
+        if not isinstance(spec, str) and not callable(spec):  # a drafter, or nothing that makes one
+            return build_drafter(spec, self.engine.target)
         if spec not in self._drafters:
             self._drafters[spec] = build_drafter(spec, self.engine.target)
         return self._drafters[spec]
