@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, NoReturn, Self, overload
 
 from soothsay.chat_messages import conversation
 from soothsay.config import DType, EngineConfig
@@ -24,6 +24,7 @@ from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
 from soothsay.inputs import Prompt, check_params, for_each, listed
 from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.described_mode import described_mode
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
@@ -83,7 +84,7 @@ class LLM:
 
     Example:
         >>> from soothsay import LLM, SamplingParams
-        >>> llm = LLM("sibyl")
+        >>> llm = LLM("sibyl")  # or `with LLM("sibyl") as llm:`, which closes it
         >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
         [17, 266, 5524, 17, 266]
     """
@@ -106,12 +107,13 @@ class LLM:
         config = _with_options(config or EngineConfig(), engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
+        self._name = "of a Transformer" if isinstance(model, Transformer) else repr(os.fspath(model))
         self.sampling_defaults: dict[str, float] = {}
         """The sampling parameters that the model's author recommends, by the names of `SamplingParams`."""
         if generation_config not in ("auto", "none"):
             self.sampling_defaults = sampling_in_folder(generation_config)
         if isinstance(model, Transformer):
-            self.model = model
+            target = model
         else:
             checkpoint = open_checkpoint(model)
             path = checkpoint.path
@@ -121,16 +123,16 @@ class LLM:
                 self.sampling_defaults = checkpoint.sampling_defaults()
             if stages == 1:
                 chosen = named_kernels(kernels)
-                self.model = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
+                target = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
             elif device == "cpu":
-                self.model = load_pipeline(model, stages, dtype, kernels, config.max_context)
+                target = load_pipeline(model, stages, dtype, kernels, config.max_context)
             else:
                 raise ModelError(f"a model in several stages runs on CPUs only, not on {device}")
         self.tokenizer = tokenizer
-        self.config = complete_config(config, self.model)
+        self.config = complete_config(config, target)
         kept = None if keep is None else LearnedFiles(keep)
-        self.engine = Engine(self.model, tokenizer, self.config, path, kept)
-        self._builder = RequestBuilder(self.model.config, self.config, tokenizer, eos_ids)
+        self.engine = Engine(target, tokenizer, self.config, path, kept)
+        self._builder = RequestBuilder(target.config, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter: DrafterSpec = "none" if drafter is None else drafter
         built = self._drafter(self.drafter)
@@ -139,6 +141,42 @@ class LLM:
                 f"learn={config.learn} has no effect: drafter {built.name!r} has no trained part here",
                 stacklevel=2,
             )
+
+    def __enter__(self) -> Self:
+        self.engine.lock.check()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM cannot be pickled or copied; load the model in each process that needs it")
+
+    def __repr__(self) -> str:
+        if self.engine.lock.closed:
+            return f"<LLM {self._name}, closed>"
+        return f"<LLM {self._name}, drafter={self.drafter!r}: {self.numeric_mode}>"
+
+    def close(self) -> None:
+        """End all requests, and free the memory of the model and its drafters. Idempotent.
+
+        Requests that run end as cancelled. Later calls of other methods raise `RuntimeError`. A model or a
+        drafter to which the caller still refers keeps its memory.
+        """
+        self.engine.close()
+        self._drafters.clear()
+
+    @property
+    def model(self) -> Transformer:
+        """The target model."""
+        self.engine.lock.check()
+        return self.engine.model
+
+    @property
+    def numeric_mode(self) -> str:
+        """What the bits of answers depend on besides the weights: kernels, number formats and versions."""
+        model = self.model
+        return described_mode(model, model.kernels, model.dtype, model.kv_dtype, model.bits)
 
     @property
     def default_sampling_params(self) -> SamplingParams:

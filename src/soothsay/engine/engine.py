@@ -48,7 +48,7 @@ class Engine:
     """Runs requests on a target model.
 
     Any thread may add, cancel and step. `lock` makes these calls exclude each other. In a forked process they
-    raise `RuntimeError`.
+    raise `RuntimeError`, and so they do after `close`.
 
     Args:
         model: the target.
@@ -95,6 +95,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
+        self.lock.check()
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     @property
@@ -143,6 +144,8 @@ class Engine:
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request with its current text, and free its blocks. Does nothing if it has ended."""
+        if request.finish_reason is not None:  # nothing to do, also after `close`
+            return
         with self.lock:
             if request.finish_reason is None:
                 request.finish_reason = reason
@@ -151,6 +154,16 @@ class Engine:
     def abandon(self, request: Request) -> None:
         """Let the next step cancel a request. Never waits, so a garbage collector may call it at any time."""
         self._abandoned.append(request)
+
+    def close(self) -> None:
+        """End all requests, and let go of the model and the KV pool. Idempotent."""
+        if self.lock.closed:
+            return
+        with self.lock:
+            for request in [*self.scheduler.running, *self.scheduler.waiting]:
+                self.cancel(request)
+            self.lock.closed = True
+            del self.model, self.cache, self.target, self.scheduler, self.recovery
 
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
