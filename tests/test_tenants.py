@@ -13,7 +13,7 @@ from every_drafter import DRAFTERS, resolve
 
 from soothsay import LLM, Grammar, Request, SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
-from soothsay.request_builder import Prompt
+from soothsay.inputs import Prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 

@@ -22,3 +22,8 @@ limit_spinning()
 def __getattr__(name: str) -> Any:
     """Import the public names at their first use, so that `soothsay --help` does not wait for torch."""
     return getattr(import_module("soothsay.api"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names too, as completion shows them."""
+    return [*globals(), *import_module("soothsay.api").__all__]

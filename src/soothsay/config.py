@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Literal
 
+from soothsay.errors import ModelError
 from soothsay.states_config import ConvolutionConfig, DeltaConfig, StatesConfig
 
 DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
@@ -270,9 +272,24 @@ class ModelConfig:
         return self.experts is not None and layer in self.experts.layers
 
 
+LEAST = {
+    "max_context": 2,  # a prompt and an answer
+    "kv_tokens": 1,
+    "snapshot_bytes": 0,
+    "block_size": 1,
+    "max_requests": 1,
+    "max_rows": 1,
+    "max_tree": 1,
+}
+"""The least values of the engine's whole numbers."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
-    """The engine's numbers. A None is derived from the model and the machine when the engine is built."""
+    """The engine's numbers. A None is derived from the model and the machine when the engine is built.
+
+    Raises `ModelError` for numbers that cannot work.
+    """
 
     max_context: int | None = None
     """Largest number of tokens in one request, prompt and answer together. None: the model's own limit."""
@@ -316,3 +333,17 @@ class EngineConfig:
 
     learn_for_tenants: bool = False
     """Whether they learn for each tenant apart. Otherwise they learn from requests without a tenant alone."""
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value, optional = getattr(self, name), self.__dataclass_fields__[name].default is None
+            if value is None and optional:
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                what = f"an integer, at least {least}{', or None' if optional else ''}"
+                raise ModelError(f"{name}={value!r} is not possible: it must be {what}")
+        if not isinstance(self.learn, Real) or not 0 <= self.learn <= 1:
+            raise ModelError(f"learn={self.learn!r} is not possible: it is a share of time, from 0 to 1")
+        stall = self.max_stall
+        if stall is not None and (not isinstance(stall, Real) or not stall > 0):
+            raise ModelError(f"max_stall={stall!r} is not possible: it must be above 0 seconds, or None")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from numbers import Integral
-from typing import Any, overload
+from typing import Any, NoReturn, Self, overload
 
+from soothsay.chat_messages import conversation
 from soothsay.config import DType, EngineConfig
 from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.grammar import Constraint
@@ -23,12 +22,14 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
+from soothsay.inputs import Prompt, check_params, for_each, listed
 from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.described_mode import described_mode
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
-from soothsay.request_builder import Prompt, RequestBuilder
+from soothsay.request_builder import RequestBuilder
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
 
@@ -44,6 +45,11 @@ class _Submitted:
         """Wait for the answers. Raises `StepError` if one fails, and `failing` is set."""
         return Result(self.ids, [stream.choice if failing else stream.outcome for stream in self.streams])
 
+    def cancel(self) -> None:
+        """End the requests."""
+        for stream in self.streams:
+            stream.cancel()
+
 
 class LLM:
     """A language model with its engine and its drafters.
@@ -55,7 +61,7 @@ class LLM:
         drafter: proposes draft tokens, unless a request names another. It never changes the output. It is a
             name of the registry with options, such as `"suffix"` or `"draft-model(model=path)"`, or several
             of them composed, or a class of drafters. "auto" chooses at each step whatever is fastest, plain
-            decoding included.
+            decoding included. "none" and None: plain decoding.
         dtype: what linear layers compute in: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
             `soothsay.model.load.load_model`.
         tokenizer: takes the place of the model's own.
@@ -78,7 +84,7 @@ class LLM:
 
     Example:
         >>> from soothsay import LLM, SamplingParams
-        >>> llm = LLM("sibyl")
+        >>> llm = LLM("sibyl")  # or `with LLM("sibyl") as llm:`, which closes it
         >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
         [17, 266, 5524, 17, 266]
     """
@@ -87,7 +93,7 @@ class LLM:
         self,
         model: str | os.PathLike[str] | Transformer,
         *,
-        drafter: DrafterSpec = "auto",
+        drafter: DrafterSpec | None = "auto",
         dtype: DType = "auto",
         tokenizer: Tokenizer | None = None,
         device: str = "cpu",
@@ -101,12 +107,13 @@ class LLM:
         config = _with_options(config or EngineConfig(), engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
+        self._name = "of a Transformer" if isinstance(model, Transformer) else repr(os.fspath(model))
         self.sampling_defaults: dict[str, float] = {}
         """The sampling parameters that the model's author recommends, by the names of `SamplingParams`."""
         if generation_config not in ("auto", "none"):
             self.sampling_defaults = sampling_in_folder(generation_config)
         if isinstance(model, Transformer):
-            self.model = model
+            target = model
         else:
             checkpoint = open_checkpoint(model)
             path = checkpoint.path
@@ -116,24 +123,60 @@ class LLM:
                 self.sampling_defaults = checkpoint.sampling_defaults()
             if stages == 1:
                 chosen = named_kernels(kernels)
-                self.model = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
+                target = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
             elif device == "cpu":
-                self.model = load_pipeline(model, stages, dtype, kernels, config.max_context)
+                target = load_pipeline(model, stages, dtype, kernels, config.max_context)
             else:
                 raise ModelError(f"a model in several stages runs on CPUs only, not on {device}")
         self.tokenizer = tokenizer
-        self.config = complete_config(config, self.model)
+        self.config = complete_config(config, target)
         kept = None if keep is None else LearnedFiles(keep)
-        self.engine = Engine(self.model, tokenizer, self.config, path, kept)
-        self._builder = RequestBuilder(self.model.config, self.config, tokenizer, eos_ids)
+        self.engine = Engine(target, tokenizer, self.config, path, kept)
+        self._builder = RequestBuilder(target.config, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
-        self.drafter = drafter
-        built = self._drafter(drafter)
+        self.drafter: DrafterSpec = "none" if drafter is None else drafter
+        built = self._drafter(self.drafter)
         if config.learn and not can_learn(built):
             warnings.warn(
                 f"learn={config.learn} has no effect: drafter {built.name!r} has no trained part here",
                 stacklevel=2,
             )
+
+    def __enter__(self) -> Self:
+        self.engine.lock.check()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM cannot be pickled or copied; load the model in each process that needs it")
+
+    def __repr__(self) -> str:
+        if self.engine.lock.closed:
+            return f"<LLM {self._name}, closed>"
+        return f"<LLM {self._name}, drafter={self.drafter!r}: {self.numeric_mode}>"
+
+    def close(self) -> None:
+        """End all requests, and free the memory of the model and its drafters. Idempotent.
+
+        Requests that run end as cancelled. Later calls of other methods raise `RuntimeError`. A model or a
+        drafter to which the caller still refers keeps its memory.
+        """
+        self.engine.close()
+        self._drafters.clear()
+
+    @property
+    def model(self) -> Transformer:
+        """The target model."""
+        self.engine.lock.check()
+        return self.engine.model
+
+    @property
+    def numeric_mode(self) -> str:
+        """What the bits of answers depend on besides the weights: kernels, number formats and versions."""
+        model = self.model
+        return described_mode(model, model.kernels, model.dtype, model.kv_dtype, model.bits)
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -156,7 +199,7 @@ class LLM:
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too; it means one prompt
         self,
-        prompts: str | Sequence[int],
+        prompts: Prompt,
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
@@ -165,7 +208,7 @@ class LLM:
     @overload
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Prompt],
+        prompts: Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
@@ -173,7 +216,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
@@ -181,10 +224,10 @@ class LLM:
         """Answer one prompt, or many together.
 
         Args:
-            prompts: text or token ids, or a list of these.
-            params: for all prompts, or one for each. Default: `default_sampling_params`. What is given holds
-                as it is: the model's defaults do not fill it up.
-            drafter: in place of the model's default, for all prompts or one for each.
+            prompts: text, or token ids (a sequence or an array of integers), or a list of such prompts.
+            params: for all prompts, or a list of one for each. Default: `default_sampling_params`. What is
+                given holds as it is: the model's defaults do not fill it up.
+            drafter: in place of the model's default, for all prompts, or a list of one for each.
 
         Returns:
             A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
@@ -194,35 +237,34 @@ class LLM:
         Raises:
             RequestError: the one prompt cannot be served.
             StepError: the engine failed at the one prompt.
+            TypeError: a prompt or its parameters are of a wrong type.
         """
-        submitted = list[_Submitted]()
+        many, alone = listed(prompts)
+        own_params = [self._params(one) for one in for_each(params, len(many), "params")]
+        own_drafters = for_each(drafter, len(many), "drafters")
+        answers = list[_Submitted | RequestError]()
         try:
-            if _is_prompt(prompts):
-                submitted.append(self._submit(prompts, params or self.default_sampling_params, drafter))  # type: ignore[arg-type]
-                return submitted[0].result(failing=True)
-            answers = list[_Submitted | RequestError]()
-            many = list(prompts)
-            for i, prompt in enumerate(many):
-                own_params = _pick(params, i, len(many), "params") or self.default_sampling_params
+            for prompt, own, own_drafter in zip(many, own_params, own_drafters, strict=True):
                 try:
-                    answer = self._submit(prompt, own_params, _pick(drafter, i, len(many), "drafter"))  # type: ignore[arg-type]
+                    answers.append(self._submit(prompt, own, own_drafter))
                 except RequestError as error:
+                    if alone:
+                        raise
                     answers.append(error)
-                else:
-                    submitted.append(answer)
-                    answers.append(answer)
-            return [
-                _refusal(one) if isinstance(one, RequestError) else one.result(failing=False)
+            results = [
+                _refusal(one) if isinstance(one, RequestError) else one.result(failing=alone)
                 for one in answers
             ]
         except BaseException:  # an interrupt or a wrong argument leaves no request in the engine
-            for stream in chain.from_iterable(one.streams for one in submitted):
-                stream.cancel()
+            for one in answers:
+                if isinstance(one, _Submitted):
+                    one.cancel()
             raise
+        return results[0] if alone else results
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
@@ -231,10 +273,13 @@ class LLM:
         """Answer a conversation, in the layout of the model's chat template.
 
         Args:
-            messages: with `role` and `content`.
+            messages: with `role` and `content`, a text or a list of text parts; or a text, which is one
+                message of a user.
             params: see `generate`.
             drafter: see `generate`.
             variables: of the chat template, such as `tools=[...]` or `enable_thinking=False`.
+
+        Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
         """
         return self.generate(self.chat_prompt(messages, **variables), params, drafter=drafter)
 
@@ -242,21 +287,21 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
     ) -> Stream:
         """Answer one prompt piece by piece. The stream works with `for` and with `async for`."""
-        params = params or self.default_sampling_params
+        params = self._params(params)
         if params.n != 1:
             raise RequestError(
                 f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
             )
         return self._submit(prompt, params, drafter).streams[0]
 
-    def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+    def chat_prompt(self, messages: str | Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
 
         `variables` are those of the chat template, such as `enable_thinking=False`.
         """
         if self.tokenizer is None:
             raise RequestError(f"{NO_TOKENIZER}. Give token ids to generate instead")
-        return self.tokenizer.encode_chat(messages, **variables)
+        return self.tokenizer.encode_chat(conversation(messages), **variables)
 
     def save_learned(self) -> int:
         """Write what drafters have learned to the directory `keep`. Returns the number of files.
@@ -305,7 +350,9 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be served.
             DrafterError: the drafter is unknown, or does not fit the model.
+            RuntimeError: the process was forked after the model was loaded.
         """
+        self.engine.lock.check()
         checked = self._builder.check(prompt, params)
         if max_nodes is not None and max_nodes < 0:
             raise RequestError(f"max_nodes={max_nodes} is not possible: it must be at least 0, or None")
@@ -325,6 +372,13 @@ class LLM:
         """
         return self._builder.constraint(params, tenant)
 
+    def _params(self, given: SamplingParams | None) -> SamplingParams:
+        """The parameters of a request. Raises `TypeError` if they are none."""
+        if given is None:
+            return self.default_sampling_params
+        check_params(given)
+        return given
+
     def _submit(self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None) -> _Submitted:
         """Check a prompt and add its `n` requests to the engine."""
         requests = self.requests(prompt, params, drafter=drafter)
@@ -335,8 +389,8 @@ class LLM:
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         """Return the drafter that `spec` names. Each spec is built once."""
-        if isinstance(spec, Drafter):
-            return spec
+        if not isinstance(spec, str) and not callable(spec):  # a drafter, or nothing that makes one
+            return build_drafter(spec, self.engine.target)
         if spec not in self._drafters:
             self._drafters[spec] = build_drafter(spec, self.engine.target)
         return self._drafters[spec]
@@ -349,24 +403,6 @@ def _with_options(config: EngineConfig, options: dict[str, Any]) -> EngineConfig
         if name not in known:
             raise TypeError(f"LLM has no option {name!r}; the engine's are {', '.join(known)}")
     return replace(config, **options)
-
-
-def _is_prompt(prompts: object) -> bool:
-    """Whether `prompts` are one prompt, not a list of them."""
-    if isinstance(prompts, str):
-        return True
-    if not isinstance(prompts, Sequence) or not prompts:
-        return False
-    return all(isinstance(item, Integral) for item in prompts)
-
-
-def _pick(values: Any, index: int, count: int, name: str) -> Any:
-    """The value for one of `count` prompts. `values` is one value for all prompts, or one for each."""
-    if values is None or isinstance(values, (str, SamplingParams, Drafter)) or callable(values):
-        return values
-    if len(values) != count:
-        raise RequestError(f"{len(values)} {name} for {count} prompts: give one for all, or one for each")
-    return values[index]
 
 
 def _refusal(error: RequestError) -> Result:

@@ -14,10 +14,8 @@ from soothsay.core.sampling import derive_seed
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
+from soothsay.inputs import Prompt, token_ids
 from soothsay.tokenizer import NO_TOKENIZER, Tokenizer
-
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,10 @@ class RequestBuilder:
         self._grammars = None if tokenizer is None else Grammars(tokenizer, model.vocab_size)
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
-        """Encode a prompt. Raises `RequestError` if it cannot be answered with these parameters."""
+        """Encode a prompt. Raises `RequestError` if it cannot be answered with these parameters.
+
+        Raises `TypeError` if it is no prompt.
+        """
         ids = self._encode(prompt)
         limit = self._limit(ids, params)
         vocab_size = self.model.vocab_size
@@ -132,7 +133,7 @@ class RequestBuilder:
                 raise RequestError(f"{NO_TOKENIZER}. Give token ids instead of text")
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = [int(token) for token in prompt]
+            ids = token_ids(prompt)
         vocab_size = self.model.vocab_size
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")

@@ -20,10 +20,10 @@ from soothsay.vocabulary.directory import LOOKED_FOR, form_in, tokenizer_files
 NO_TOKENIZER = f"this model has no tokenizer; files with one are {LOOKED_FOR}, or a GGUF file itself"
 """What is wrong where a model without a tokenizer is given text."""
 
-Message = Mapping[str, Any]
-
 MAX_TOKEN_ID = 2**24 - 1
 """Limit of token ids: tables have a row for each id."""
+
+Message = Mapping[str, Any]
 
 TEMPLATE_NAMES = ("default", "tool_use")
 """Names of chat templates that are read. The second is for conversations with tools, if a model has it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from soothsay.core.grammar import Grammar
@@ -32,23 +32,25 @@ class Bounds:
     whole: bool = False  # only whole numbers
     optional: bool = False  # None is allowed
 
-    def check(self, name: str, value: object) -> None:
-        """Raise `RequestError` if a value is not in the range. NaN never is."""
+    def accept(self, name: str, value: object) -> int | float | None:
+        """A value as a number of Python. Raises `RequestError` if it is not in the range. NaN never is."""
         if value is None and self.optional:
-            return
-        number = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
-        if not number or not self.low <= value <= self.high:  # type: ignore[operator]
-            raise RequestError(f"{name}={_shown(value)} is not possible: it must be {self.what}")
+            return None
+        if isinstance(value, Real) and not isinstance(value, bool):
+            number = int(value) if isinstance(value, Integral) else float(value)
+            if self.low <= number <= self.high and (isinstance(number, int) or not self.whole):
+                return number
+        raise RequestError(f"{name}={_shown(value)} is not possible: it must be {self.what}")
 
 
 BOUNDS = {
-    "temperature": Bounds(0.0, 1e6, "between 0 and 1e6"),
+    "temperature": Bounds(0.0, 1e6, "a number between 0 and 1e6"),
     "top_k": Bounds(-1, MAX_WHOLE, "an integer, at least 1, or 0 for all tokens", whole=True),
-    "top_p": Bounds(1e-9, 1.0, "above 0 and at most 1"),
-    "min_p": Bounds(0.0, 1.0, "between 0 and 1"),
-    "repetition_penalty": Bounds(1e-3, 1e3, "between 0.001 and 1000"),
-    "presence_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "between -1e6 and 1e6"),
-    "frequency_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "between -1e6 and 1e6"),
+    "top_p": Bounds(1e-9, 1.0, "a number above 0 and at most 1"),
+    "min_p": Bounds(0.0, 1.0, "a number between 0 and 1"),
+    "repetition_penalty": Bounds(1e-3, 1e3, "a number between 0.001 and 1000"),
+    "presence_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "a number between -1e6 and 1e6"),
+    "frequency_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "a number between -1e6 and 1e6"),
     "max_tokens": Bounds(0, MAX_WHOLE, "an integer, at least 0, or None", whole=True, optional=True),
     "min_tokens": Bounds(0, MAX_WHOLE, "an integer, at least 0", whole=True),
     "n": Bounds(1, 1024, "an integer between 1 and 1024", whole=True),
@@ -61,6 +63,10 @@ BOUNDS = {
 A logit below 1e6 stays below 1e9 after the repetition penalty, and below 1e14 after a frequency penalty for
 1e8 tokens. Divided by `MIN_TEMPERATURE`, it is below 1e34; float32 ends at 3e38. A temperature of 1e6 makes
 all tokens about equally likely; an infinite one would make NaN of a token with probability 0."""
+
+
+FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
+"""Parameters that are true or false."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raise `RequestError` for an impossible value."""
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, ())
         for name in ("stop", "bad_words"):
             if isinstance(text := getattr(self, name), str):
                 object.__setattr__(self, name, (text,))
         for name, bounds in BOUNDS.items():
-            bounds.check(name, getattr(self, name))
+            object.__setattr__(self, name, bounds.accept(name, getattr(self, name)))
+        for name in FLAGS:
+            object.__setattr__(self, name, _flag(name, getattr(self, name)))
         _check_bias(self.logit_bias)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
@@ -153,6 +164,13 @@ class SamplingParams:
                     )
 
 
+def _flag(name: str, value: Any) -> bool:
+    """A value as a bool of Python. NumPy's equal those of Python."""
+    if value not in (True, False):
+        raise RequestError(f"{name}={_shown(value)} is not possible: it must be True or False")
+    return bool(value)
+
+
 def _check_bias(logit_bias: Any) -> None:
     if logit_bias is None:
         return
@@ -160,7 +178,7 @@ def _check_bias(logit_bias: Any) -> None:
         raise RequestError(f"logit_bias={_shown(logit_bias)} is not possible: map token ids to numbers")
     _check_token_ids("logit_bias", list(logit_bias))
     for token, bias in logit_bias.items():
-        number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+        number = isinstance(bias, Real) and not isinstance(bias, bool)
         if not number or not (abs(bias) <= MAX_LOGIT_CHANGE or bias == -math.inf):
             raise RequestError(
                 f"logit_bias of token {token} is {_shown(bias)}: it must be between -1e6 and 1e6, or -inf"

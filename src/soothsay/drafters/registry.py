@@ -136,9 +136,17 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
     """
     if isinstance(spec, Drafter):
         return spec
-    if not isinstance(spec, str):
-        return spec(target)
-    return _build(parse(spec), target)
+    if isinstance(spec, str):
+        return _build(parse(spec), target)
+    if not callable(spec):
+        raise DrafterError(
+            f"drafter={spec!r:.60} is not possible: give a name, such as 'suffix', several in one text, such "
+            "as 'a > b', a class of drafters, or a drafter"
+        )
+    made = spec(target)
+    if not isinstance(made, Drafter):
+        raise DrafterError(f"drafter={spec!r:.60} gave a {type(made).__name__}, which is no Drafter")
+    return made
 
 
 def _build(spec: Named | Composed, target: Target) -> Drafter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.watch import Watch
+from soothsay.engine.guard import Guard
 from soothsay.engine.recovery import Recovery
 from soothsay.engine.scheduler import Scheduler
 from soothsay.engine.scoring import score
@@ -47,7 +47,8 @@ class Output:
 class Engine:
     """Runs requests on a target model.
 
-    Any thread may add, cancel and step. A lock makes these calls exclude each other.
+    Any thread may add, cancel and step. `lock` makes these calls exclude each other. In a forked process they
+    raise `RuntimeError`, and so they do after `close`.
 
     Args:
         model: the target.
@@ -89,23 +90,24 @@ class Engine:
         self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
         self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
         self._abandoned = deque[Request]()
-        self._lock = threading.RLock()
+        self.lock = Guard()
 
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
+        self.lock.check()
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     @property
     def load(self) -> EngineLoad:
         """How many requests there are, and how much of the KV pool they hold."""
-        with self._lock:
+        with self.lock:
             usage = 1 - self.allocator.num_free / self.allocator.num_blocks
             return EngineLoad(len(self.scheduler.running), len(self.scheduler.waiting), usage)
 
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
-        with self._lock:
+        with self.lock:
             self._used[request.drafter] = None
             if self.kept is not None:
                 self.kept.recall(request.drafter, request.tenant)
@@ -116,7 +118,7 @@ class Engine:
 
         Raises `DrafterError` if something cannot be written.
         """
-        with self._lock:
+        with self.lock:
             return 0 if self.kept is None else self.kept.save(list(self._used))
 
     def study(self) -> bool:
@@ -124,7 +126,7 @@ class Engine:
 
         Returns whether more waits, which may be done some milliseconds later.
         """
-        with self._lock:
+        with self.lock:
             return sum(drafter.study() for drafter in list(self._used)) > 0
 
     def forget_learned(self) -> None:
@@ -132,7 +134,7 @@ class Engine:
 
         Raises `RequestError` while there are requests.
         """
-        with self._lock:
+        with self.lock:
             if self.has_work:
                 raise RequestError("drafters cannot forget while requests run; wait for them, or cancel them")
             for drafter in list(self._used):
@@ -142,7 +144,9 @@ class Engine:
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request with its current text, and free its blocks. Does nothing if it has ended."""
-        with self._lock:
+        if request.finish_reason is not None:  # nothing to do, also after `close`
+            return
+        with self.lock:
             if request.finish_reason is None:
                 request.finish_reason = reason
                 self.scheduler.remove(request)
@@ -151,10 +155,20 @@ class Engine:
         """Let the next step cancel a request. Never waits, so a garbage collector may call it at any time."""
         self._abandoned.append(request)
 
+    def close(self) -> None:
+        """End all requests, and let go of the model and the KV pool. Idempotent."""
+        if self.lock.closed:
+            return
+        with self.lock:
+            for request in [*self.scheduler.running, *self.scheduler.waiting]:
+                self.cancel(request)
+            self.lock.closed = True
+            del self.model, self.cache, self.target, self.scheduler, self.recovery
+
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
         while not request.pieces and request.finish_reason is None:
-            with self._lock:
+            with self.lock:
                 if not request.pieces and request.finish_reason is None:
                     self.step()
 
@@ -167,7 +181,7 @@ class Engine:
 
         Raises `StageError` if a process with layers of the model has ended.
         """
-        with self._lock:
+        with self.lock:
             while self._abandoned:
                 self.cancel(self._abandoned.popleft())
             alone, turns = self.recovery.alone, None

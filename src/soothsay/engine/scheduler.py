@@ -64,12 +64,15 @@ class Scheduler:
         insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that has ended, and free its blocks."""
+        """Take out a request that has ended, free its blocks, and part it from its drafter."""
         if request in self.running:
             self.running.remove(request)
             self._free(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        else:
+            return
+        del request.drafter  # which refers to the model; an answer may be kept after `Engine.close`
 
     def preempt(self, request: Request) -> None:
         """Take the blocks of a running request, and let it wait. Does nothing if it does not run."""

@@ -27,19 +27,15 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
     For a model with states, `snapshot_bytes` is filled in too, and `max_requests` is no more than there is
     memory for.
 
-    Raises `ModelError` for numbers that cannot work, and if there is no memory for a KV pool.
+    Raises `ModelError` if there is no memory for a KV pool.
     """
-    _check(config)
     context = config.max_context or model.config.max_positions
-    if context < 2:
-        raise ModelError(
-            f"max_context={context} is not possible: a prompt and an answer need at least 2 tokens"
-        )
     config = _with_states(config, model)
     if config.kv_tokens is not None:
+        _check_memory(config, model)
         blocks = -(-config.kv_tokens // config.block_size)
     else:
-        tokens = min(context * config.max_requests, _affordable_tokens(config, model))
+        tokens = min(context * config.max_requests, _affordable_tokens(config, model, MEMORY_SHARE))
         blocks = max(tokens // config.block_size, 1)
     return replace(config, max_context=context, kv_tokens=blocks * config.block_size)
 
@@ -66,20 +62,19 @@ def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     return replace(config, max_requests=requests, snapshot_bytes=copies)
 
 
-def _check(config: EngineConfig) -> None:
-    if config.snapshot_bytes is not None and config.snapshot_bytes < 0:
-        raise ModelError(f"snapshot_bytes={config.snapshot_bytes} is not possible: it must be at least 0")
-    for name in ("block_size", "max_requests", "max_rows", "max_tree"):
-        if getattr(config, name) < 1:
-            raise ModelError(f"{name}={getattr(config, name)} is not possible: it must be at least 1")
-    if not 0 <= config.learn <= 1:
-        raise ModelError(f"learn={config.learn} is not possible: it is a share of time, from 0 to 1")
-    if config.max_stall is not None and not config.max_stall > 0:
-        raise ModelError(f"max_stall={config.max_stall} is not possible: it must be above 0 seconds, or None")
+def _check_memory(config: EngineConfig, model: Transformer) -> None:
+    """Raise `ModelError` if `kv_tokens` need more than all free memory."""
+    tokens, most = config.kv_tokens or 0, _affordable_tokens(config, model, 1.0)
+    if tokens > most:
+        needed = tokens * kv_bytes(model.config.kv_shapes, model.kv_dtype) / 1e9
+        raise ModelError(
+            f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and the free memory holds {most:,} tokens; lower "
+            "it, or leave it out"
+        )
 
 
-def _affordable_tokens(config: EngineConfig, model: Transformer) -> int:
-    """The tokens that a KV pool of `MEMORY_SHARE` of the free memory holds."""
+def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -> int:
+    """The tokens that a KV pool of a share of the free memory holds."""
     free, shapes = available_memory(), model.config.kv_shapes
     stages = [(model.own.layers, free, platform.node())]
     stages += [(stage.layers, stage.memory, stage.machine) for stage in model.rest]
@@ -87,7 +82,7 @@ def _affordable_tokens(config: EngineConfig, model: Transformer) -> int:
     for layers, memory, machine in stages:
         sharing = sum(other == machine for _, _, other in stages)  # the memory of a machine
         per_token = kv_bytes(shapes[layers.start : layers.stop], model.kv_dtype)
-        tokens = int(memory * MEMORY_SHARE / sharing) // per_token if per_token else affordable
+        tokens = int(memory * share / sharing) // per_token if per_token else affordable
         if affordable is None or (tokens is not None and tokens < affordable):
             affordable = tokens
     if affordable is None or affordable < config.block_size:

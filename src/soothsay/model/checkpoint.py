@@ -189,13 +189,15 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
 
     Raises `ModelError` if there is no model, if there are several, or if its files are missing or damaged.
     """
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(f"a model is a path, a name or a Transformer, not a {type(model).__name__}")
     path = user_path(model)
-    if path.is_dir():
+    if path.is_dir() and str(model):
         gguf = not has_safetensors(path) and any(path.glob("*.gguf"))
         return _open(_gguf_in(path, "", str(model)) if gguf else path)
     if path.suffix == ".gguf":
         return _open(path)
-    if path.exists():
+    if path.exists() and str(model):
         raise ModelError(f"{path} is neither a directory nor a .gguf file")
     if str(model) in bundled_models():
         return _open(_bundled() / str(model))

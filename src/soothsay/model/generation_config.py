@@ -76,7 +76,7 @@ def _checked(values: Mapping[str, Any], where: str) -> dict[str, float]:
         if BOUNDS[name].whole and isinstance(value, float) and value.is_integer():
             value = int(value)
         try:
-            BOUNDS[name].check(name, value)
+            BOUNDS[name].accept(name, value)
         except RequestError as error:
             raise ModelError(
                 f"{where}: {error}; correct it, or ignore all sampling parameters of the model with "

@@ -61,9 +61,10 @@ def load_model(
             positions (longrope); None: the model's own limit.
         layers: the first ones, if `Transformer.rest` will have the others; None: all.
 
-    Raises `ModelError` for an unknown dtype or quantization, for too little memory, and for tensors that are
-    missing or do not fit the configuration.
+    Raises `ModelError` for an unknown dtype, quantization or device, for too little memory, and for tensors
+    that are missing or do not fit the configuration.
     """
+    check_device(device)
     config = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(config, checkpoint)
     mode = numeric_mode(names, dtype, device)
@@ -79,6 +80,18 @@ def load_model(
     model.bits = mode.stored_bits
     fuse(model)
     return model.to(device).eval().requires_grad_(False)
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise `ModelError` for a device that PyTorch cannot use here."""
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ModelError(
+            f"device={device!r} cannot be used here ({reason}); choose 'cpu', or install PyTorch for "
+            "this device"
+        ) from None
 
 
 def load_stage(

@@ -9,7 +9,6 @@ from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.llm import LLM
-from soothsay.model.described_mode import described_mode
 
 log = logging.getLogger("soothsay.server")
 
@@ -19,10 +18,8 @@ PROBE = 32
 
 def numerics(llm: LLM) -> Numerics:
     """The numeric mode of an engine that has nothing to do. It reads a short prompt to find out."""
-    model = llm.model
     capacity = llm.engine.allocator.num_blocks * llm.engine.allocator.block_size
-    computed = described_mode(model, model.kernels, model.dtype, model.kv_dtype, model.bits)
-    return Numerics(computed, min(llm.config.max_context or 0, capacity), _probe(llm))
+    return Numerics(llm.numeric_mode, min(llm.config.max_context or 0, capacity), _probe(llm))
 
 
 def _probe(llm: LLM) -> str:

@@ -200,6 +200,7 @@ def _run(llm: LLM, cores: int, theirs: Connection) -> None:
 
     try:
         pin(cores)
+        llm.engine.lock.take_over()
         run_worker(lambda: llm, theirs)
     finally:
         os._exit(1)  # never return into the loop of the nursery

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from soothsay.chat_messages import text_part
+from soothsay.errors import RequestError
 from soothsay.server.foreign_fields import as_ours
 from soothsay.server.safe_json import JsonError, read_json
 
@@ -18,9 +20,6 @@ MAX_FIELDS = 2048
 
 MAX_CHOICES = 16_384
 """Limit of texts that an answer may have to be one of. As a grammar, more would be too large."""
-
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Kinds of parts of a message that are text, and the field that has it."""
 
 
 def _limited(data: Any) -> Any:
@@ -147,14 +146,10 @@ class TextPart(Body):
     @classmethod
     def _as_text(cls, data: Any) -> Any:
         """Make the forms of text that clients send one. Refuse images and sound by name."""
-        if isinstance(data, str):
-            return {"type": "text", "text": data}
-        if not isinstance(data, Mapping) or not isinstance(kind := data.get("type"), str):
-            return data
-        if kind not in TEXT_PARTS:
-            message = "{kind} parts are not supported: this model reads text"
-            raise PydanticCustomError("unsupported_part", message, {"kind": kind[:40]})
-        return {"type": "text", "text": data.get(TEXT_PARTS[kind])}
+        try:
+            return text_part(data)
+        except RequestError as error:
+            raise PydanticCustomError("unsupported_part", "{reason}", {"reason": str(error)}) from None
 
 
 class CalledFunction(Body):

@@ -1,0 +1,46 @@
+"""A lock that also says who must not use an engine any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+FORKED = (
+    "this LLM was loaded before the process forked, and its threads and locks do not survive a fork: load it "
+    'in the child, or start processes with multiprocessing.get_context("spawn")'
+)
+
+CLOSED = "this LLM is closed; make another one"
+
+
+class Guard:
+    """A re-entrant lock for the threads of one process. A context manager.
+
+    `check` and entering raise `RuntimeError` in a process that was forked from it, and after `close`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self.closed = False
+
+    def __enter__(self) -> None:
+        self.check()
+        self._lock.acquire()
+        if self.closed:  # by the thread that had the lock
+            self._lock.release()
+            self.check()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if the lock must not be taken. Never waits."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
+        if self.closed:
+            raise RuntimeError(CLOSED)
+
+    def take_over(self) -> None:
+        """Let this process, a fork, use the lock. At the fork there must have been one thread only."""
+        self._process = os.getpid()

@@ -1,0 +1,113 @@
+"""Options of `LLM` that cannot work are refused by name, if possible before the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from soothsay import LLM, Drafter, DrafterError, EngineConfig, ModelError, SamplingParams
+from soothsay.model.transformer import Transformer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_context", 0, "at least 2, or None"),
+        ("max_context", -5, "at least 2, or None"),
+        ("max_context", "3", "at least 2, or None"),
+        ("max_context", True, "at least 2, or None"),
+        ("kv_tokens", 0, "at least 1, or None"),
+        ("kv_tokens", 1e6, "at least 1, or None"),
+        ("snapshot_bytes", -1, "at least 0, or None"),
+        ("max_tree", 0, "at least 1"),
+        ("max_rows", None, "at least 1"),
+        ("block_size", "16", "at least 1"),
+    ],
+)
+def test_whole_numbers_of_the_engine(name: str, value: Any, expected: str) -> None:
+    match = rf"^{name}={value!r} is not possible: it must be an integer, {expected}$"
+    with pytest.raises(ModelError, match=match):
+        EngineConfig(**{name: value})
+    with pytest.raises(ModelError, match=match):  # there is no such model: options are looked at first
+        LLM("/no/such/model", **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("learn", "0.1"), ("learn", None), ("max_stall", "1")])
+def test_other_numbers_of_the_engine(name: str, value: Any) -> None:
+    with pytest.raises(ModelError, match=rf"^{name}={value!r} is not possible"):
+        EngineConfig(**{name: value})
+
+
+def test_numbers_of_numpy(tiny: Callable[..., Transformer]) -> None:
+    llm = LLM(tiny(), max_context=np.int64(64), kv_tokens=np.int32(64))
+    assert len(llm.generate([1, 2, 3], GREEDY).token_ids) == 4
+
+
+def test_a_kv_pool_beyond_the_memory(tiny: Callable[..., Transformer]) -> None:
+    with pytest.raises(ModelError, match=r"^kv_tokens=1,000,000,000,000 .* GB.*; lower it, or leave it out"):
+        LLM(tiny(), kv_tokens=10**12)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "", 3.5, None])
+def test_devices_that_are_not_here(device: Any) -> None:
+    with pytest.raises(ModelError, match=rf"^device={device!r} cannot be used here \(.+\); choose 'cpu'"):
+        LLM("sibyl", device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here() -> None:
+    with pytest.raises(ModelError, match=r"^device='cuda' cannot be used here"):
+        LLM("sibyl", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "match"),
+    [
+        ("", ModelError, "^no model at ''"),
+        (None, TypeError, "^a model is a path, a name or a Transformer, not a NoneType"),
+        (3, TypeError, "not a int"),
+    ],
+)
+def test_what_is_no_model(model: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        LLM(model)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "match"),
+    [
+        (3, "^drafter=3 is not possible: give a name"),
+        (["suffix", "mtp"], r"^drafter=\['suffix', 'mtp'\] is not possible: .*'a > b'"),
+        ({"name": "suffix"}, "is not possible: give a name"),
+        (lambda target: None, "gave a NoneType"),
+        (EngineConfig, None),
+    ],
+    ids=["number", "list", "dict", "function of nothing", "other class"],
+)
+def test_what_is_no_drafter(tiny: Callable[..., Transformer], drafter: Any, match: str | None) -> None:
+    model = tiny()
+    with pytest.raises((DrafterError, ModelError), match=match):
+        LLM(model, drafter=drafter)
+    llm = LLM(model, drafter="none")
+    with pytest.raises((DrafterError, ModelError), match=match):
+        llm.generate([[1, 2, 3]], GREEDY, drafter=[drafter])
+    assert not llm.engine.has_work
+
+
+def test_no_drafter_is_plain_decoding(tiny: Callable[..., Transformer]) -> None:
+    llm = LLM(tiny(), drafter=None)
+    assert llm.drafter == "none"
+    assert llm.generate([1, 2, 3, 1, 2, 3], GREEDY).stats.drafted == 0
+
+
+def test_a_drafter_that_is_made_already(tiny: Callable[..., Transformer]) -> None:
+    llm = LLM(tiny(), drafter="none")
+    made = llm._drafter("prompt-lookup")
+    assert isinstance(made, Drafter)
+    assert llm.generate([1, 2, 3], GREEDY, drafter=made) == llm.generate([1, 2, 3], GREEDY)
