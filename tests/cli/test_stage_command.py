@@ -48,8 +48,12 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
 
 
-def test_a_server_whose_layers_run_in_another_process(tmp_path: Path, sibyl: LLM, key: Path) -> None:
-    meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=12)).text
+def test_a_server_whose_layers_run_in_another_process(tmp_path: Path, key: Path) -> None:
+    meant = (
+        LLM("sibyl", dtype="int8", drafter="none")
+        .generate("A man", SamplingParams(temperature=0, max_tokens=12))
+        .text
+    )
     body = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 12}
     with stage(key) as (address, process):
         with command(tmp_path / "log", "--stage", address, "--stage-key", str(key)) as url:
