@@ -107,15 +107,15 @@ class LLM:
         config = _with_options(config or EngineConfig(), engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
-        self._name = "of a Transformer" if isinstance(model, Transformer) else repr(os.fspath(model))
         self.sampling_defaults: dict[str, float] = {}
         """The sampling parameters that the model's author recommends, by the names of `SamplingParams`."""
         if generation_config not in ("auto", "none"):
             self.sampling_defaults = sampling_in_folder(generation_config)
         if isinstance(model, Transformer):
-            target = model
+            target, self._name = model, "of a Transformer"
         else:
             checkpoint = open_checkpoint(model)
+            self._name = repr(os.fspath(model))
             path = checkpoint.path
             tokenizer = tokenizer or checkpoint.tokenizer()
             eos_ids = checkpoint.eos_ids

@@ -64,10 +64,13 @@ class Drafter(ABC):
     """Target layers whose input the drafter reads. The number of layers means the last layer's output."""
 
     max_nodes: int = 1
-    """Nodes of the largest tree that it proposes, the root included."""
+    """Nodes of the largest tree that it proposes, the root included. With 1, nothing is drafted."""
 
     trained: bool = False
     """Whether it was trained for its target. `Watch` reports one whose drafts are never right."""
+
+    def __init__(self, target: Target):
+        self.target = target
 
     @cached_property
     def name(self) -> str:
@@ -157,9 +160,6 @@ class LevelwiseDrafter(Drafter):
 
 class NoDrafter(Drafter):
     """Plain decoding: trees have only the root."""
-
-    def __init__(self, target: Target):
-        self.target = target
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """A tree with only the root for each request."""

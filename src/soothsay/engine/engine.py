@@ -23,6 +23,7 @@ from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.watch import Watch
+from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard
 from soothsay.engine.recovery import Recovery
 from soothsay.engine.scheduler import Scheduler
@@ -209,7 +210,8 @@ class Engine:
     def _propose(self, turns: Sequence[Turn]) -> None:
         """Set the draft trees of the turns that reach their request's end. Each drafter is asked once."""
         for drafter, own in _by_drafter(turn for turn in turns if turn.reaches_end).items():
-            trees = drafter.propose([turn.request for turn in own])
+            proposed = drafter.propose([turn.request for turn in own])
+            trees = check_drafts(drafter, proposed, len(own), self.model.config.vocab_size)
             for turn, tree in zip(own, trees, strict=True):
                 turn.tree = _fitted(turn.request, tree)
 

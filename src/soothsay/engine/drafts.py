@@ -1,0 +1,36 @@
+"""Checks what a drafter proposes. It may be written by anybody."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from soothsay.core.request import RequestDrafter
+from soothsay.core.tree import DraftTree
+from soothsay.errors import DrafterError
+
+
+def check_drafts(drafter: RequestDrafter, trees: object, count: int, vocab_size: int) -> Sequence[DraftTree]:
+    """Return the trees that a drafter proposed for `count` requests.
+
+    Warns if all of them will be cut to their roots. Raises `DrafterError` if they are not a `DraftTree` for
+    each request, or have tokens that the model lacks.
+    """
+    who = f"drafter {drafter.name!r}: propose gave"
+    if not isinstance(trees, list | tuple):
+        raise DrafterError(f"{who} a {type(trees).__name__}; it must give a list of {count} DraftTree")
+    if len(trees) != count:
+        raise DrafterError(f"{who} {len(trees)} trees for {count} requests; it must give one for each")
+    for tree in trees:
+        if not isinstance(tree, DraftTree):
+            raise DrafterError(f"{who} a {type(tree).__name__} in its list; it must give DraftTrees")
+        if not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
+            bad = next(token for token in tree.tokens if not 0 <= token < vocab_size)
+            raise DrafterError(f"{who} token {bad}; this model has tokens 0 to {vocab_size - 1}")
+        if len(tree) > 1 and drafter.max_nodes <= 1:
+            warnings.warn(
+                f"drafter {drafter.name!r} proposes {len(tree)} nodes, and its max_nodes={drafter.max_nodes} "
+                "counts the root: nothing is drafted; set max_nodes to the nodes of its largest tree",
+                stacklevel=2,
+            )
+    return trees
