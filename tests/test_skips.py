@@ -149,7 +149,7 @@ def test_what_is_expected_depends_on_the_machine(
 
 def test_a_processor_that_lacks_an_instruction_set_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(soothsay_runs_here=lambda: 0)
-    monkeypatch.setattr("soothsay.model.native.kernels.ctypes.CDLL", lambda path: library)
+    monkeypatch.setattr("soothsay.model.native.library.ctypes.CDLL", lambda path: library)
     with pytest.raises(OSError) as error:
         NativeKernels("portable")
     assert skips.explain(f"no portable kernels: {error.value}") == "this processor lacks an instruction set"

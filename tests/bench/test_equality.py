@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from soothsay import LLM, Drafter, DraftTree, Observation, Request, RequestError, SamplingParams, Target
 from soothsay.bench.equality import Divergence, Emitted, EqualityReport, compare
 from soothsay.cli.app import app
+from soothsay.core.request import RequestDrafter
 from soothsay.core.verify import VERIFIERS, Chance, Verdict, Walk
 from soothsay.engine.engine import Engine
 from soothsay.model.transformer import Transformer
@@ -128,22 +129,22 @@ def test_nothing_differs_where_the_guarantee_is_kept(
 def test_plain_decoding_shares_nothing_and_everyone_comes_first_at_times(
     monkeypatch: pytest.MonkeyPatch, pilot_tokens: list[list[int]]
 ) -> None:
-    seen: list[tuple[Engine, Request]] = []
+    seen: list[tuple[Engine, Request, RequestDrafter]] = []
     add = Engine.add
 
     def note(engine: Engine, request: Request) -> None:
-        seen.append((engine, request))
+        seen.append((engine, request, request.drafter))
         add(engine, request)
 
     monkeypatch.setattr(Engine, "add", note)
     llm = make()
     compare(llm, [pilot_tokens[1]] * 2, {"prompt-lookup": "prompt-lookup"}, replace(GREEDY, max_tokens=2))
-    alone = [request for engine, request in seen if engine is not llm.engine]
-    mixed = [request for engine, request in seen if engine is llm.engine]
+    alone = [request for engine, request, _ in seen if engine is not llm.engine]
+    mixed = [(request, drafter) for engine, request, drafter in seen if engine is llm.engine]
     assert [request.num_prefix_hits for request in alone] == [0, 0]
-    assert all(request.num_prefix_hits for request in mixed[1:])
-    assert mixed[0].drafter is mixed[3].drafter
-    assert mixed[1].drafter is mixed[2].drafter
+    assert all(request.num_prefix_hits for request, _ in mixed[1:])
+    assert mixed[0][1] is mixed[3][1]
+    assert mixed[1][1] is mixed[2][1]
 
 
 def test_a_preempted_request_is_compared_and_counted_once(pilot_tokens: list[list[int]]) -> None:

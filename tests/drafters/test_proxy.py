@@ -53,6 +53,9 @@ def test_a_proxy_of_a_trained_drafter_is_watched_and_named_as_the_drafter() -> N
     class Wrong(Drafter):
         max_nodes, trained = 2, True
 
+        def __init__(self) -> None:
+            pass
+
         def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
             trees = [DraftTree(int(request.tokens[-1])) for request in requests]
             for tree in trees:

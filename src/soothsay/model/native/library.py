@@ -101,11 +101,11 @@ def _opened(variant: str) -> ctypes.CDLL:
     if not file.is_file():
         raise OSError(f"the native kernels for {variant} are not compiled")
     library = ctypes.CDLL(str(file))
+    if not library.soothsay_runs_here():
+        raise OSError(f"this processor lacks {variant}")
     for name, result, arguments in signatures():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    if not library.soothsay_runs_here():
-        raise OSError(f"this processor lacks {variant}")
     return library
 
 
