@@ -13,8 +13,8 @@ from soothsay.errors import DrafterError
 def check_drafts(drafter: RequestDrafter, trees: object, count: int, vocab_size: int) -> Sequence[DraftTree]:
     """Return the trees that a drafter proposed for `count` requests.
 
-    Warns if all of them will be cut to their roots. Raises `DrafterError` if they are not a `DraftTree` for
-    each request, or have tokens that the model lacks.
+    Warns if a tree will be cut to its root because the drafter's `max_nodes` is 1. Raises `DrafterError` if
+    they are not a `DraftTree` for each request, or have tokens that the model lacks.
     """
     who = f"drafter {drafter.name!r}: propose gave"
     if not isinstance(trees, list | tuple):
