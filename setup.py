@@ -4,6 +4,7 @@ The libraries export plain C functions, which ctypes calls, so one wheel serves 
 They link only the C library and have threads of their own. Without them, everything works by stock operations.
 """
 
+import os
 import platform
 from pathlib import Path
 
@@ -48,5 +49,5 @@ setup(
         )
         for name, flags in VARIANTS.items()
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}, "build_ext": {"parallel": os.cpu_count()}},
 )
