@@ -124,6 +124,25 @@ class ChatClient:
             message = f"{self.url.geturl()} does not say which models it has ({error!r})"
             raise ChatError(message, "broke off") from None
 
+    async def choose_model(self, name: str) -> None:
+        """Check that the server has the model. A client without a model takes the server's only one.
+
+        `name` stands for the server in messages.
+
+        Raises `SoothsayError` if the server does not have the model, or has several and none was chosen.
+        """
+        try:
+            known = await self.models()
+        except ChatError as error:
+            if error.kind == "unreachable" or not self.model:
+                raise
+            return  # the server does not list its models
+        if not self.model and len(known) == 1:
+            self.model = known[0]
+        if self.model not in known:
+            wanted = f"no model {self.model!r}" if self.model else "several models"
+            raise SoothsayError(f"{name} has {wanted}; choose from {', '.join(known)}")
+
     async def ask(self, body: Mapping[str, Any], ready: Ready | None = None) -> TimedReply:
         """Stream the answer to a chat.
 

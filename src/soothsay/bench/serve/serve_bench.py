@@ -17,7 +17,7 @@ from soothsay.bench.serve.load import Arrivals
 from soothsay.bench.serve.mix import Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
 from soothsay.bench.texts import QUESTION
-from soothsay.errors import RequestError, SoothsayError
+from soothsay.errors import RequestError
 from soothsay.machine import processor_name
 from soothsay.tokenizer import Message
 
@@ -126,17 +126,7 @@ class ServeBench:
     async def _prepare(self, target: LoadTarget) -> None:
         """Check the target's model, and warm the target up."""
         client = target.client
-        try:
-            known = await client.models()
-        except ChatError as error:
-            if error.kind == "unreachable" or not client.model:
-                raise
-            known = [client.model]  # the server does not list its models
-        if not client.model and len(known) == 1:
-            client.model = known[0]
-        if client.model not in known:
-            wanted = f"no model {client.model!r}" if client.model else "several models"
-            raise SoothsayError(f"{target.name} has {wanted}; choose from {', '.join(known)}")
+        await client.choose_model(target.name)
         conversation: list[Message] = [{"role": "user", "content": QUESTION}]
         body = {**self._body(target, conversation, 0), "max_tokens": WARM_UP_TOKENS}
         await client.ask(body)  # also finds the optional fields that the server refuses

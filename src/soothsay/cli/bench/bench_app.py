@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from soothsay.cli.bench.agentic import agentic
+from soothsay.cli.bench.busy import busy
 from soothsay.cli.bench.decode import decode
 from soothsay.cli.bench.experts import experts
 from soothsay.cli.bench.fleet import fleet
@@ -21,5 +22,6 @@ bench = typer.Typer(
     no_args_is_help=True,
     help="Measure speed and acceptance. What is compared takes turns within one run.",
 )
-for command in (decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, fleet, report):
+COMMANDS = decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, busy, fleet, report
+for command in COMMANDS:
     bench.command()(command)

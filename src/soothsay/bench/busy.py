@@ -1,0 +1,128 @@
+"""`soothsay bench busy`: how fast servers decode while other processes keep this machine's cores busy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from soothsay.bench.chat_client import ChatError
+from soothsay.bench.serve.serve_bench import LoadTarget
+from soothsay.bench.texts import QUESTION
+from soothsay.errors import SoothsayError
+
+SETTLE = 0.3
+"""Seconds for which busy processes run before a server is asked, so that the system has placed them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusyRow:
+    """What one server did beside a number of busy processes. Medians over the rounds."""
+
+    server: str
+    loops: int
+    rate: float  # tokens a second, after the first piece of text
+    share: float  # of the rate without busy processes in the same round
+    longest: float  # longest wait between two pieces, in medians of these waits
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How an answer came: tokens a second, and the longest wait in medians."""
+
+    rate: float
+    longest: float
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run processes that compute all the time. The first is pinned to a core, where the system allows it."""
+    running = list[subprocess.Popen[bytes]]()
+    try:
+        for number in range(count):
+            running.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            if number == 0 and hasattr(os, "sched_setaffinity"):
+                with contextlib.suppress(OSError):  # it may be forbidden
+                    os.sched_setaffinity(running[0].pid, {min(os.sched_getaffinity(0))})
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+async def bench_busy(
+    targets: Sequence[LoadTarget],
+    loops: Sequence[int],
+    *,
+    rounds: int,
+    tokens: int,
+    progress: Callable[[int, int, int], None] = lambda *_: None,
+) -> list[BusyRow]:
+    """Ask each server for one answer at a time, beside each number of busy processes in turn.
+
+    Args:
+        targets: servers on this machine, with names of their own. The one that starts rotates.
+        loops: numbers of busy processes. None is always measured first in a round.
+        rounds: each round measures every server beside every number.
+        tokens: tokens of an answer.
+        progress: called with the answers done, their final number, and the tokens so far.
+
+    Raises `SoothsayError` if a server cannot be reached, fails, or sends fewer than three pieces of text.
+    """
+    for target in targets:
+        await target.client.choose_model(target.name)
+        await _stream(target, tokens)
+    numbers = [0, *(count for count in loops if count)]
+    found: dict[tuple[str, int], list[Stream]] = {(t.name, n): [] for n in numbers for t in targets}
+    total = rounds * len(found)
+    progress(0, total, 0)
+    for first in range(rounds):
+        start = first % len(targets)
+        for count in numbers:
+            with busy_processes(count):
+                await asyncio.sleep(SETTLE)
+                for target in (*targets[start:], *targets[:start]):
+                    found[target.name, count].append(await _stream(target, tokens))
+                    done = sum(map(len, found.values()))
+                    progress(done, total, done * tokens)
+    return [_row(name, count, own, found[name, 0]) for (name, count), own in found.items()]
+
+
+def _row(server: str, loops: int, own: Sequence[Stream], quiet: Sequence[Stream]) -> BusyRow:
+    shares = [one.rate / other.rate for one, other in zip(own, quiet, strict=True)]
+    return BusyRow(
+        server,
+        loops,
+        rate=statistics.median(one.rate for one in own),
+        share=statistics.median(shares),
+        longest=statistics.median(one.longest for one in own),
+    )
+
+
+async def _stream(target: LoadTarget, tokens: int) -> Stream:
+    """Ask for one greedy answer."""
+    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": tokens}
+    try:
+        reply = await target.client.ask({**body, **target.body})
+    except ChatError as error:
+        raise SoothsayError(f"{target.name}: {error}") from None
+    if len(reply.pieces) < 3:
+        pieces = f"{len(reply.pieces)} pieces" if len(reply.pieces) != 1 else "1 piece"
+        raise SoothsayError(f"{target.name} sent its answer in {pieces}; at least 3 are needed for a rate")
+    return _rates(reply.pieces, reply.tokens)
+
+
+def _rates(pieces: Sequence[float], tokens: int) -> Stream:
+    """From when each piece of an answer came. Its tokens are spread evenly over the pieces."""
+    waits = [after - before for before, after in pairwise(pieces)]
+    return Stream(
+        rate=tokens / len(pieces) * len(waits) / sum(waits), longest=max(waits) / statistics.median(waits)
+    )
