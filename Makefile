@@ -32,7 +32,7 @@ $(VENV)/bin/pip:
 NATIVE := setup.py $(wildcard csrc/*)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet --editable .
+	SOOTHSAY_KERNELS=native $(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(VENV)/bin/pip

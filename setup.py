@@ -1,11 +1,13 @@
 """Compiles the native kernels, once for each instruction set, if there is a compiler.
 
 The libraries export plain C functions, which ctypes calls, so one wheel serves every Python from 3.11 on.
-They link only the C library and have threads of their own. Without them, everything works by stock operations.
+They link only the C library and have threads of their own. Without them, stock operations do everything.
+With SOOTHSAY_KERNELS=native, only the fastest that this machine can run is compiled.
 """
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -34,6 +36,21 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         "avx512bf16": AVX512BF16,
         "amx": [*AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     }
+
+
+def fastest() -> str:
+    """The last variant whose instructions this machine has, as the compiler sees it."""
+    command = [os.environ.get("CXX", "c++"), "-march=native", "-dM", "-E", "-xc++", os.devnull]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    def has(flag: str) -> bool:  # "-mamx-tile" defines __AMX_TILE__
+        return f"__{flag.removeprefix('-m').upper().replace('-', '_')}__" in found
+
+    return [name for name, flags in VARIANTS.items() if all(map(has, flags))][-1]
+
+
+if os.environ.get("SOOTHSAY_KERNELS") == "native":
+    VARIANTS = {name: VARIANTS[name] for name in (fastest(),)}
 
 setup(
     ext_modules=[
