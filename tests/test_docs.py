@@ -33,12 +33,12 @@ from soothsay.model.checkpoint import bundled_models, open_checkpoint
 
 PACKAGE = ROOT / "src" / "soothsay"
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 LIVING = [page for page in PAGES if page.parent != DOCS / "log"]
 """Pages that describe the project as it is. The archives of the log describe it as it was."""
 
 COMMANDS = ("", "sh", "console")
-OTHER_COMMANDS = ("make", "pip", "hf", "aiperf", "lm_eval", "vllm")
+OTHER_COMMANDS = ("make", "pip", "hf", "aiperf", "lm_eval", "vllm", "pytest", "ruff", "mypy")
 FENCE = re.compile(r"\s*```(\w*)\s*$")
 NOT_RUN = re.compile(r"\s*<!-- not run: (\S.*) -->\s*$")
 REQUEST = {"model": "sibyl", "prompt": "Once upon a time", "max_tokens": 4}
