@@ -45,11 +45,6 @@ class Snapshots:
         """Whether the model has states."""
         return self._pool is not None
 
-    @property
-    def num_kept(self) -> int:
-        """Number of snapshots."""
-        return len(self._kept)
-
     def usable(self, digests: Sequence[bytes]) -> int:
         """How many of these consecutive blocks of a prompt end with a snapshot of the last one's end."""
         if self._pool is None:

@@ -46,12 +46,6 @@ class Accepted:
         tokens, steps = (sum(column) for column in zip(*counts, strict=True))
         return tokens / steps if steps else 1.0
 
-    @property
-    def by_prompt(self) -> list[float | None]:
-        """`overall` for each prompt by itself. None: there is no answer, or no second step."""
-        counts = [(0, 0) if choice is None else choice.stats.behind_prompt for choice in self.choices]
-        return [tokens / steps if steps else None for tokens, steps in counts]
-
 
 def mean_accepted(
     llm: LLM,

@@ -47,7 +47,6 @@ class Sight:
 class BlockPass:
     """The rows of a pass: C of contexts, then R blocks of B rows."""
 
-    num_context: int  # C
     num_blocks: int  # R
     tokens: Tensor  # [R * B] int64, the blocks' tokens
     positions: Tensor  # [C + R * B] int64
@@ -95,7 +94,6 @@ class BlockPacker:
             for r, first, own in zip(ends, firsts, scratch.reshape(-1, self.size), strict=True)
         ]
         return BlockPass(
-            num_context=sum(map(len, contexts)),
             num_blocks=len(ends),
             tokens=block_tokens,
             positions=self._tensor(np.concatenate(positions)),
