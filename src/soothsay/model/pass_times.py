@@ -19,12 +19,12 @@ from statistics import median
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from soothsay import __version__
 from soothsay.config import EngineConfig
+from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.tree import DraftTree
@@ -33,9 +33,6 @@ from soothsay.machine import cache_directory, processor_name
 from soothsay.model.expert_rows import ExpertRows
 from soothsay.model.transformer import Transformer
 from soothsay.processors import granted_processors
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 Layout = Literal["chain", "binary"]
 """The shape of a draft tree: a chain, or two children for each node."""

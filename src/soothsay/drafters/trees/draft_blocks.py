@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from soothsay.config import ModelConfig
-from soothsay.core.batch import Batch, IntArray, Rows
+from soothsay.core.arrays import IntArray
+from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.paths import Path, PathList
 from soothsay.drafters.base import Target

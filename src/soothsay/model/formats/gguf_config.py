@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from soothsay.core.arrays import FloatArray
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
 
@@ -289,7 +289,7 @@ def _longrope(header: Header, factors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _llama3_scaling(divisors: npt.NDArray[np.float64], theta: float) -> dict[str, Any] | None:
+def _llama3_scaling(divisors: FloatArray, theta: float) -> dict[str, Any] | None:
     """Llama 3's scaling parameters from the divisors of the frequencies, `[d / 2]`; None if none fit.
 
     A divisor is 1 / (keep + (1 - keep) / factor). `keep` rises from 0 to 1 as the turns of a wave over the
