@@ -14,17 +14,16 @@ from soothsay.core.batch import Batch
 from soothsay.core.paths import Path as KeyPath
 from soothsay.core.paths import PathList
 from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Target
+from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.assistant import AssistantHead
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape
 from soothsay.errors import DrafterError
 
 
-class Assistant(LastFeatureDrafter[AssistantHead], LevelwiseDrafter):
+class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
     """Drafts with a small decoder that has no keys and values of its own.
 
     Each of its layers attends to those of one of the target's layers. So nothing is computed for a prompt.
@@ -50,8 +49,8 @@ class Assistant(LastFeatureDrafter[AssistantHead], LevelwiseDrafter):
         dtype: DType = "auto",
     ):
         shape = ConfidentShape.within("assistant", target, depth, width, branch)
-        super().__init__(target, load_head(AssistantHead, model, target, dtype))
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
+        LastFeatureDrafter.__init__(self, target, load_head(AssistantHead, model, target, dtype))
+        GrownDrafter.__init__(self, target, shape)
         # a target that is only inspected has no KV; then an empty pool takes its place
         pool = target.cache or target.model.new_cache(target.num_blocks, target.config.block_size)
         block, sources = self.head.config.block, target.model.config.last_kv_layers
@@ -59,10 +58,6 @@ class Assistant(LastFeatureDrafter[AssistantHead], LevelwiseDrafter):
         if not all(layer in target.model.own.layers for layer in needed):
             raise DrafterError("assistant reads keys and values that another stage of the model has")
         self.kv = [pool.layers[layer] for layer in needed]
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose last token alone has no KV; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
 
     def ready(self, request: Request) -> bool:
         """Return whether the root can be computed, see `Expander`."""

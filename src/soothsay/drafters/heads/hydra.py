@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from soothsay.config import DType
-from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Target
+from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.hydra import HydraHead
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape
 
 
-class Hydra(LastFeatureDrafter[HydraHead], LevelwiseDrafter):
+class Hydra(LastFeatureDrafter[HydraHead], GrownDrafter[Tensor]):
     """Grows trees with Hydra's heads: head k reads the feature and the k tokens on the path to a node.
 
     A node's state is the vector that its head reads: `[(k + 1) * H]`, the feature of the token
@@ -41,13 +39,9 @@ class Hydra(LastFeatureDrafter[HydraHead], LevelwiseDrafter):
         branch: int | None = None,
         dtype: DType = "auto",
     ):
-        super().__init__(target, load_head(HydraHead, model, target, dtype))
+        LastFeatureDrafter.__init__(self, target, load_head(HydraHead, model, target, dtype))
         shape = ConfidentShape.within("hydra", target, self.head.config.num_heads, width, branch)
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose feature is known; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
+        GrownDrafter.__init__(self, target, shape)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
         """Run the first head, see `Expander`."""

@@ -12,14 +12,13 @@ from torch import Tensor
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import FeatureDrafter
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.base import Head, RecurrentHead
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.trees.context import DraftPass, own_pool, pack
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape, TreeShape
 
 Outputs = tuple[Tensor, ...]
@@ -27,7 +26,7 @@ Outputs = tuple[Tensor, ...]
 or the first if it is the only one."""
 
 
-class RecurrentDrafter(FeatureDrafter[RecurrentHead]):
+class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     """Grows trees with a recurrent head. It has KV of its own, and reads the target's features.
 
     The row of a committed token reads the target's feature of the token before. The row of a node reads the
@@ -41,12 +40,9 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead]):
     """
 
     def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
-        super().__init__(target, served, own_pool(target, served.head.config.block, served.head.dtype))
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose features are known; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
+        pool = own_pool(target, served.head.config.block, served.head.dtype)
+        FeatureDrafter.__init__(self, target, served, pool)
+        GrownDrafter.__init__(self, target, shape)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
         """Compute committed tokens up to the roots, see `Expander`."""
