@@ -88,6 +88,17 @@ class DrafterFiles:
     def _shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
         return {name: self.shape(name) for name in names}
 
+    def check_count(self, count: int, what: str) -> None:
+        """Raise `DrafterError` if config.json promises more modules than there are tensors.
+
+        `what` is what they are, in the plural.
+        """
+        if count > len(self.names):
+            raise DrafterError(
+                f"{self.path / 'config.json'} promises {count:,} {what}, and there are {len(self.names):,} "
+                "tensors: the download is incomplete"
+            )
+
     def rows(self, name: str) -> int:
         """First size of a tensor. Raises `DrafterError` for a tensor without sizes."""
         shape = self.shape(name)
