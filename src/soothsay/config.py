@@ -74,9 +74,8 @@ class LatentConfig:
     rotated: int  # dimensions of the rotated key
     plain: int  # dimensions of a head's other keys
     value: int  # dimensions of a head's values
-    query_rank: int | None = (
-        None  # queries are made of a normed state of this size; None: of the block's input
-    )
+    # queries are made of a normed state of this size; None: of the block's input
+    query_rank: int | None = None
 
 
 @dataclass(frozen=True)

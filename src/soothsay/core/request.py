@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from soothsay.core.answer import (
-    AnswerText,
-    FinishReason,
-    Piece,
-    SpeculationStats,
-    StepTrace,
-    TokenLogprobs,
-)
+from soothsay.core.answer import AnswerText, FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.arrays import IntArray
 from soothsay.core.digest import block_digest
 from soothsay.core.grammar import Constraint

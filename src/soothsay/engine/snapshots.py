@@ -36,9 +36,8 @@ class Snapshots:
         live, copies = (0, 0) if pool is None else (pool.num_requests, pool.num_snapshots)
         self._free = list(range(live - 1, -1, -1))
         self._empty = list(range(live + copies - 1, live - 1, -1))
-        self._kept: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # digest of the block before -> slot; oldest first
+        # digest of the block before -> slot; oldest first
+        self._kept: OrderedDict[bytes, int] = OrderedDict()
 
     @property
     def exist(self) -> bool:

@@ -6,13 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soothsay.config import (
-    ExpertsConfig,
-    LatentConfig,
-    ModelConfig,
-    QueryGrowthConfig,
-    RopeConfig,
-)
+from soothsay.config import ExpertsConfig, LatentConfig, ModelConfig, QueryGrowthConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.family import Family

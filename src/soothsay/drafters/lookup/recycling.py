@@ -182,9 +182,8 @@ class Recycling(Drafter):
         """
         tree = DraftTree(int(request.tokens[-1]))
         size = min(self.nodes, request.max_nodes - 1)
-        levels: list[
-            tuple[IntArray, IntArray, FloatArray]
-        ] = []  # of the nodes of each level: parent, token, score
+        # of the nodes of each level: parent, token, score
+        levels: list[tuple[IntArray, IntArray, FloatArray]] = []
         tokens, above = request.tokens[-1:], np.zeros(1, dtype=np.float32)
         best, least = np.empty(0, dtype=np.float32), -math.inf
         for level in range(min(self.depth, request.max_depth) if size > 0 else 0):

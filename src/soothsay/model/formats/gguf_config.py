@@ -219,9 +219,8 @@ def read_rope_scaling(
     if factors:
         return _longrope(header, factors)
     kind = header.get("rope.scaling.type", "linear")
-    factor = (
-        header.number("rope.scaling.factor") or header.number("rope.scale_linear") or 1.0
-    )  # new and old key
+    # the new key, then the old one
+    factor = header.number("rope.scaling.factor") or header.number("rope.scale_linear") or 1.0
     unscaled = kind == "none" or (kind == "linear" and factor == 1)
     if divisors is not None and unscaled:
         found = divisors.double().numpy()

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from soothsay.model.formats.weight_format import (
-    FLAGS,
-    Reader,
-    Settings,
-    checked,
-    kind,
-    require_runs,
-    unpack,
-)
+from soothsay.model.formats.weight_format import FLAGS, Reader, Settings, checked, kind, require_runs, unpack
 from soothsay.model.quantized import Quantized
 
 

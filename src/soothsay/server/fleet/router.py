@@ -40,9 +40,8 @@ class Router(Generic[E]):
         self._block_size, self._capacity = block_size, capacity
         self._held: dict[E, OrderedDict[bytes, None]] = {}  # the least recently used digest first
         self._sessions: OrderedDict[Hashable, E] = OrderedDict()
-        self._turns: OrderedDict[E, None] = (
-            OrderedDict()
-        )  # the engine that got its last job first comes first
+        # the engine that got its last job first comes first
+        self._turns: OrderedDict[E, None] = OrderedDict()
 
     def choose(
         self,
