@@ -118,6 +118,16 @@ class Header:
             )
         return values
 
+    def experts(self) -> dict[str, Any]:
+        """The keys of config.json for routed experts, under the names that most families have."""
+        count = self.require("expert_count")
+        return {
+            "num_experts": count,
+            "num_local_experts": count,
+            "num_experts_per_tok": self.require("expert_used_count"),
+            "moe_intermediate_size": self.require("expert_feed_forward_length"),
+        }
+
     def require(self, key: str) -> Any:
         """A number. Raises `ModelError` if it is missing."""
         value = self.number(key)
@@ -249,9 +259,8 @@ def read_rope_scaling(
             "beta_slow": "yarn_beta_slow",
         }
         given = {name: header.number(f"rope.scaling.{key}") for name, key in keys.items()}
-        if (
-            multiplier := header.number("rope.scaling.attn_factor", 1.0)
-        ) != 1.0:  # llama.cpp multiplies its default by it
+        multiplier = header.number("rope.scaling.attn_factor", 1.0)
+        if multiplier != 1.0:  # llama.cpp multiplies its default by it
             given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
         given |= _ministral_scaling(header) if header.family == "ministral3" else {}
         given |= _latent_scaling(header) if header.family == "deepseek_v3" else {}
