@@ -16,17 +16,9 @@ UNBOUNDED = 2**20
 """Rows in a pass of an engine that measures. No tree is cut to make room for other requests."""
 
 
-def measuring(
-    at_once: int = 8, max_tree: int = EngineConfig.max_tree, max_context: int | None = None
-) -> EngineConfig:
+def measuring(at_once: int = 8, max_tree: int = EngineConfig.max_tree) -> EngineConfig:
     """Return an engine's configuration for `mean_accepted`. The result does not depend on `at_once`."""
-    return EngineConfig(
-        max_requests=at_once,
-        max_tree=max_tree,
-        max_context=max_context,
-        max_rows=UNBOUNDED,
-        prefix_caching=False,
-    )
+    return EngineConfig(max_requests=at_once, max_tree=max_tree, max_rows=UNBOUNDED, prefix_caching=False)
 
 
 @dataclass(frozen=True, slots=True)
