@@ -69,7 +69,7 @@ class LocalStage:
     @property
     def dtype(self) -> torch.dtype:
         """Element type of linear layers' outputs."""
-        return cast(Block, self.blocks[0]).dtype
+        return self.blocks.dtype
 
     @property
     def kv_dtype(self) -> torch.dtype:

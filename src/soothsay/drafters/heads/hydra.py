@@ -57,4 +57,4 @@ class Hydra(LastFeatureDrafter[HydraHead], GrownDrafter[Tensor]):
         embedded = self.shared.embed(torch.tensor(tokens, dtype=torch.int64, device=above.device))
         read = torch.cat([above, embedded], dim=-1)
         parts = read.view(len(read), -1, self.head.config.hidden_size)
-        return self.head.logits(self.head(parts[:, 0], parts[:, 1:]), self.shared), read
+        return self.shared.logits(self.head(parts[:, 0], parts[:, 1:])), read
