@@ -51,8 +51,7 @@ class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
         shape = ConfidentShape.within("assistant", target, depth, width, branch)
         LastFeatureDrafter.__init__(self, target, load_head(AssistantHead, model, target, dtype))
         GrownDrafter.__init__(self, target, shape)
-        # a target that is only inspected has no KV; then an empty pool takes its place
-        pool = target.cache or target.model.new_cache(target.num_blocks, target.config.block_size)
+        pool = target.pool
         block, sources = self.head.config.block, target.model.config.last_kv_layers
         needed = [sources[window is None] for window in block.windows]
         if not all(layer in target.model.own.layers for layer in needed):

@@ -82,8 +82,7 @@ class LayerSkip(GrownDrafter[None]):
             skipped = tuple(range(num_layers // 4 + 1, num_layers - num_layers // 4, 2))
         super().__init__(target, ConfidentShape(depth or 3, width, branch))
         self.layers = tuple(i for i in range(num_layers) if i not in skipped)
-        # a target that is only inspected has no KV; then an empty pool takes its place
-        self.pool = target.cache or target.model.new_cache(target.num_blocks, target.config.block_size)
+        self.pool = target.pool
 
     def ready(self, request: Request) -> bool:
         """Return whether all committed tokens but the last have the target's KV, see `Expander`."""
