@@ -74,9 +74,8 @@ class LatentConfig:
     rotated: int  # dimensions of the rotated key
     plain: int  # dimensions of a head's other keys
     value: int  # dimensions of a head's values
-    query_rank: int | None = (
-        None  # queries are made of a normed state of this size; None: of the block's input
-    )
+    # queries are made of a normed state of this size; None: of the block's input
+    query_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -206,12 +205,11 @@ class ModelConfig:
     def has_native_blocks(self) -> bool:
         """Whether one native call runs the blocks."""
         special = (
-            self.qk_norm_over_heads or self.query_growth is not None or self.centred_norms or self.parallel
+            *(self.qk_norm_over_heads, self.centred_norms, self.parallel, self.value_norm),
+            *(self.layer_scalars, self.layer_embedding_size, self.num_shared_kv_layers),
+            *(self.query_growth, self.latent, self.global_heads),
         )
-        special = special or self.latent is not None or self.value_norm or self.global_heads is not None
-        special = special or self.num_shared_kv_layers > 0 or self.layer_embedding_size is not None
-        special = special or self.layer_scalars
-        return self.pre_norms and not special
+        return self.pre_norms and not any(special)
 
     @property
     def num_parameters(self) -> int:

@@ -18,9 +18,8 @@ class DeltaConfig:
     key_size: int  # dimensions of a head's queries and keys
     value_size: int  # dimensions of a head's values
     taps: int  # tokens that the convolution reads, its own included
-    tiled: bool = (
-        False  # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
-    )
+    # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
+    tiled: bool = False
 
     @property
     def keys(self) -> int:

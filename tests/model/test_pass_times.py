@@ -18,8 +18,9 @@ from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.model import pass_times as timing
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.pass_times import ROWS, PassTimes, VerifyPass, parse_measurements
+from soothsay.model.pass_times import ROWS, PassTimes, parse_measurements
 from soothsay.model.transformer import Transformer
+from soothsay.model.verify_pass import VerifyPass
 
 Make = Callable[..., Transformer]
 

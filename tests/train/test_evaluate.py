@@ -69,9 +69,8 @@ def test_tokens_over_steps(temperature: float, llm: LLM, prompts: list[list[int]
     first = [min(1 + depth[7 + i], length) for i, length in enumerate(lengths)]  # the pass over the prompt
     behind = [length - count for length, count in zip(lengths, first, strict=True)]
     steps = [ceil(length / (1 + depth[7 + i])) for i, length in enumerate(behind)]
-    assert accepted.by_prompt == [
-        length / count if count else None for length, count in zip(behind, steps, strict=True)
-    ]
+    counts = [choice and choice.stats.behind_prompt for choice in accepted.choices]
+    assert counts == [*zip(behind, steps, strict=True)]
     assert accepted.overall == sum(behind) / sum(steps)
     assert told == lengths
     assert not llm.engine.has_work
@@ -98,7 +97,7 @@ def test_it_can_be_repeated_and_a_drafter_is_new_each_time(llm: LLM, prompts: li
 def test_prompts_without_room_count_for_nothing(llm: LLM, prompts: list[list[int]]) -> None:
     long = [5] * 3000
     accepted = mean_accepted(llm, "none", [long, prompts[1]], max_tokens=4)
-    assert accepted.by_prompt == [None, 1.0]
+    assert accepted.choices[0] is None
     assert accepted.overall == 1.0
     with pytest.raises(RequestError, match="none of 1 prompts can be answered: the prompt has 3000 tokens"):
         mean_accepted(llm, "none", [long])

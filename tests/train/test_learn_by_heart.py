@@ -14,8 +14,7 @@ import torch
 from soothsay import LLM, Drafter, SamplingParams
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.heads.eagle import Eagle2
-from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.eagle import Eagle2, Eagle3
 from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.modules.base import Head

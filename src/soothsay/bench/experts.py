@@ -22,8 +22,8 @@ from soothsay.config import DType
 from soothsay.model.blocks import fuse, unfuse
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.load import load_model
-from soothsay.model.pass_times import VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.model.verify_pass import VerifyPass, filled_cache
 
 
 @dataclass(frozen=True, slots=True)

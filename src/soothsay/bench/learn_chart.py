@@ -8,13 +8,12 @@ from typing import Any
 from soothsay.bench.learn import LEARNING, STATIC, LearnReport
 from soothsay.plotting import new_figure, series_style, tidy
 
+SMOOTH = 3
+"""Number of windows that a point is the mean of."""
 
-def learn_chart(report: LearnReport, smooth: int = 3) -> Any:
+
+def learn_chart(report: LearnReport) -> Any:
     """Draw tokens a step along the stream, with and without learning.
-
-    Args:
-        report: the results.
-        smooth: number of windows that a point is the mean of.
 
     Returns a matplotlib figure. Raises `SoothsayError` if matplotlib is not installed.
     """
@@ -25,7 +24,7 @@ def learn_chart(report: LearnReport, smooth: int = 3) -> Any:
         runs = [window.runs[name] for window in windows]
         means = []
         for i in range(len(runs)):
-            near = runs[max(i - smooth + 1, 0) : i + 1]
+            near = runs[max(i - SMOOTH + 1, 0) : i + 1]
             means.append(sum(run.tokens for run in near) / max(sum(run.steps for run in near), 1))
         places = [window.first + window.size for window in windows]
         panel.plot(places, means, color=series_style(number)[0], label=name, linewidth=1.8)

@@ -19,8 +19,8 @@ from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
-from soothsay.model.pass_times import Layout, VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.model.verify_pass import Layout, VerifyPass, filled_cache
 from soothsay.states_config import state_bytes
 
 PRODUCT_ROWS = 256

@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from soothsay.cli.progress import work_bar
+from soothsay.cli.tables import facts_table
 from soothsay.cli.whole_texts import read_whole_texts
 
 datastore = typer.Typer(help="Datastores for the drafter 'rest'.", no_args_is_help=True)
@@ -65,8 +64,7 @@ def info(
     from soothsay.model.checkpoint import open_checkpoint
 
     store = Datastore(file)
-    table = Table.grid(padding=(0, 2))
-    rows = {
+    facts = {
         "store": f"{file}, version {store.version}",
         "holds": f"{store.num_tokens:,} tokens in {store.num_documents:,} documents, "
         f"{decimal(store.num_bytes)}",
@@ -75,7 +73,5 @@ def info(
     }
     if model is not None:
         check_tokenizer(store, open_checkpoint(model).tokenizer(), model)
-        rows["fits"] = f"✓ {model}: --drafter 'rest(store={file})'"
-    for name, value in rows.items():
-        table.add_row(Text(name, "dim"), Text(value))
-    Console(highlight=False, soft_wrap=True).print(table)
+        facts["fits"] = f"✓ {model}: --drafter 'rest(store={file})'"
+    Console(highlight=False, soft_wrap=True).print(facts_table(facts.items()))

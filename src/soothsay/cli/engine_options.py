@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,16 +18,14 @@ if TYPE_CHECKING:
     from soothsay.server.engines import Placement
     from soothsay.server.fleet.scaling import Bounds
 
-REPLICAS = "Many engines"
-"""The panel of `PlacementOptions` in `--help`."""
+_replicas = partial(typer.Option, rich_help_panel="Many engines")
 
 RayAddressOption = Annotated[
     str | None,
-    typer.Option(
+    _replicas(
         "--ray-address",
         show_default="no Ray: all engines run on this machine",
         help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
-        rich_help_panel=REPLICAS,
     ),
 ]
 
@@ -38,9 +37,7 @@ class EngineOptions(ModelOptions):
     kv_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            show_default="by memory",
-            help="Size of the KV cache in tokens, for all requests together.",
+            min=1, show_default="by memory", help="Size of the KV cache in tokens, for all requests together."
         ),
     ] = None
     keep: Annotated[
@@ -74,56 +71,44 @@ class PlacementOptions:
 
     replicas: Annotated[
         str,
-        typer.Option(
+        _replicas(
             metavar="N or MIN:MAX",
             help="Number of engines behind this port; with bounds, it follows the load. An answer goes on at "
             "another engine if its own one ends.",
-            rich_help_panel=REPLICAS,
         ),
     ] = "1"
     replica_cores: Annotated[
         int | None,
-        typer.Option(
+        _replicas(
             min=1,
             show_default="the cores of this machine, shared equally",
             help="Physical cores of each engine, which are its own.",
-            rich_help_panel=REPLICAS,
         ),
     ] = None
     ray_address: RayAddressOption = None
     stages: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Number of processes that share each engine's layers: of this machine, or Ray actors.",
-            rich_help_panel=REPLICAS,
+        _replicas(
+            min=1, help="Number of processes that share each engine's layers: of this machine, or Ray actors."
         ),
     ] = 1
     stage: Annotated[
         list[str] | None,
-        typer.Option(
+        _replicas(
             metavar="HOST:PORT",
             help="Where 'soothsay stage' runs, which gets layers of a model that is too large for this "
             "machine. Can be repeated.",
-            rich_help_panel=REPLICAS,
         ),
     ] = None
     stage_key: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="File with the key of these stages.",
-            show_default=False,
-            rich_help_panel=REPLICAS,
-        ),
+        Path | None, _replicas(dir_okay=False, help="File with the key of these stages.", show_default=False)
     ] = None
     portable: Annotated[
         bool,
-        typer.Option(
+        _replicas(
             "--portable",
             help="Compute with instructions that all processors of the family have, so that engines on "
             "unlike machines give equal answers. Slower.",
-            rich_help_panel=REPLICAS,
         ),
     ] = False
 

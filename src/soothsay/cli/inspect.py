@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 
 from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
+from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
@@ -67,10 +66,7 @@ def inspect(
         is_config = file.suffix == ".json" and file.is_file()
         rows = _of_config(file, dtype, context, requests) if is_config else None
         rows = rows or _of_model(model, context, requests, drafter, dtype)
-    table = Table.grid(padding=(0, 2))
-    for name, fact in rows:
-        table.add_row(Text(name, "dim"), Text(fact))
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(facts_table(rows))
 
 
 Rows = Iterator[tuple[str, str]]

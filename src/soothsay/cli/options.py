@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from soothsay.config import DType
 
-_SAMPLING = "Sampling"
 LIMITS = "Limits"
+
+_sampling = partial(typer.Option, rich_help_panel="Sampling")
+_limit = partial(typer.Option, rich_help_panel=LIMITS)
 
 MAX_STALL = 0.25
 """Default of `MaxStallOption`."""
@@ -22,14 +25,7 @@ MODEL_HELP = (
 
 PROMPTS_HELP = "A .txt file with one prompt a line, or JSON lines with messages, turns or a prompt."
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        help=MODEL_HELP,
-    ),
-]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
 NameOption = Annotated[
     str | None,
@@ -59,18 +55,14 @@ MaxContextOption = Annotated[
         help="Limit of tokens in prompt and answer together.",
     ),
 ]
-MaxRunningOption = Annotated[
-    int,
-    typer.Option("--max-running", min=1, help="Limit of answers in one step.", rich_help_panel=LIMITS),
-]
+MaxRunningOption = Annotated[int, _limit("--max-running", min=1, help="Limit of answers in one step.")]
 MaxStallOption = Annotated[
     float,
-    typer.Option(
+    _limit(
         "--max-stall",
         min=0.01,
         help="Limit of seconds for a step in which prefill runs beside decoding. A smaller limit lets "
         "running answers flow more evenly, and new answers begin later.",
-        rich_help_panel=LIMITS,
     ),
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]
@@ -79,18 +71,11 @@ AnswerTokensOption = Annotated[
 ]
 """As `MaxTokensOption`, but an answer has a token: nothing else can be measured."""
 TemperatureOption = Annotated[
-    float,
-    typer.Option("--temperature", "-t", help="0: always the most likely token.", rich_help_panel=_SAMPLING),
+    float, _sampling("--temperature", "-t", help="0: always the most likely token.")
 ]
 AnswerSeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all answers.")]
 SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        show_default="random",
-        help="The same seed gives the same answer.",
-        rich_help_panel=_SAMPLING,
-    ),
+    int | None, _sampling("--seed", show_default="random", help="The same seed gives the same answer.")
 ]
 
 
@@ -103,11 +88,10 @@ class ModelOptions:
     max_context: MaxContextOption = None
     generation_config: Annotated[
         str,
-        typer.Option(
+        _sampling(
             "--generation-config",
             help="Where defaults of sampling parameters are from: 'auto', the model's own files; a folder "
             "with a generation_config.json; or 'none'.",
-            rich_help_panel=_SAMPLING,
         ),
     ] = "auto"
 
@@ -118,39 +102,28 @@ class SamplingOptions:
 
     temperature: Annotated[
         float | None,
-        typer.Option(
-            "--temperature",
-            "-t",
-            show_default="the model's",
-            help="0: always the most likely token.",
-            rich_help_panel=_SAMPLING,
-        ),
+        _sampling("--temperature", "-t", show_default="the model's", help="0: always the most likely token."),
     ] = None
     top_p: Annotated[
         float | None,
-        typer.Option(
+        _sampling(
             "--top-p",
             show_default="the model's",
             help="Keep the most likely tokens, up to this total probability.",
-            rich_help_panel=_SAMPLING,
         ),
     ] = None
     top_k: Annotated[
         int | None,
-        typer.Option(
-            "--top-k",
-            show_default="the model's",
-            help="Keep this many of the most likely tokens; 0: all.",
-            rich_help_panel=_SAMPLING,
+        _sampling(
+            "--top-k", show_default="the model's", help="Keep this many of the most likely tokens; 0: all."
         ),
     ] = None
     min_p: Annotated[
         float | None,
-        typer.Option(
+        _sampling(
             "--min-p",
             show_default="the model's",
             help="Keep tokens that are at least this likely, relative to the most likely one.",
-            rich_help_panel=_SAMPLING,
         ),
     ] = None
     seed: SeedOption = None

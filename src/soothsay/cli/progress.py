@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 @contextmanager
@@ -55,6 +63,24 @@ def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(what, total=0)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def stage_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: nobody knows."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=None)
+            for other, bar in bars.items():
+                progress.update(bar, visible=other == stage)
+            progress.update(bars[stage], completed=done, total=total or None)
+
+        yield update
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,23 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
 
+from soothsay.cli.progress import stage_bars
+from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import notice
 
 if TYPE_CHECKING:
-    from rich.progress import Task
-
-    from soothsay.quantizing import samples as calibration_text
     from soothsay.quantizing.quantize_model import QuantizationReport
 
 
@@ -71,7 +58,7 @@ def quantize(
         from soothsay.quantizing.quantize_model import quantize as run
 
         checkpoint = open_checkpoint(model)
-    with _progress() as progress:
+    with stage_bars() as progress:
         report = run(
             checkpoint,
             out,
@@ -86,45 +73,13 @@ def quantize(
     _show(report, out)
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:.3g}/s")
-
-
-@contextmanager
-def _progress() -> Iterator[calibration_text.Progress]:
-    """Show one bar a stage on a terminal's stderr. Yields a function of (stage, done, total)."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks = {}
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)
-
-        yield progress
-
-
 def _show(report: QuantizationReport, out: Path) -> None:
-    table = Table.grid(padding=(0, 2))
     where = "outputs" if report.method == "gptq" else "weights"
-    for kind, errors in report.errors.items():
-        table.add_row(Text(kind, "dim"), f"{fmean(errors):.2%} error of {where}")
-    before, after = report.bytes_before, report.bytes_after
-    table.add_row(Text("size", "dim"), f"{decimal(before)} before, {decimal(after)} now")
+    facts = [(kind, f"{fmean(errors):.2%} error of {where}") for kind, errors in report.errors.items()]
+    facts.append(("size", f"{decimal(report.bytes_before)} before, {decimal(report.bytes_after)} now"))
     if report.perplexity is not None:
         was, now = report.perplexity
-        table.add_row(
-            Text("perplexity", "dim"),
-            f"{was:.3f} before, {now:.3f} now ({now / was - 1:+.2%}), on held-out text",
-        )
-    table.add_row(Text("written", "dim"), f"{out}: {report.scheme.name}")
-    Console(highlight=False, soft_wrap=True).print(table)
+        change = f"{was:.3f} before, {now:.3f} now ({now / was - 1:+.2%})"
+        facts.append(("perplexity", f"{change}, on held-out text"))
+    facts.append(("written", f"{out}: {report.scheme.name}"))
+    Console(highlight=False, soft_wrap=True).print(facts_table(facts))

@@ -6,6 +6,15 @@ from collections.abc import Iterable
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
+
+
+def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
+    """A table of names, which are dim, and what belongs to them."""
+    table = Table.grid(padding=(0, 2))
+    for name, fact in facts:
+        table.add_row(Text(name, "dim"), Text(fact) if isinstance(fact, str) else fact)
+    return table
 
 
 def numbers_table(

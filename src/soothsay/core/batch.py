@@ -25,16 +25,14 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from soothsay.core.arrays import IntArray
 from soothsay.core.paths import Lanes, Path, PathList, Paths, stack_paths
 from soothsay.core.strand import WITHIN, Marks, Strand, marked
 from soothsay.core.strands import Strands
 from soothsay.core.tree import DraftTree
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

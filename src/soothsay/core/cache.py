@@ -12,17 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from soothsay.core.arrays import IntArray
 from soothsay.core.integer_keys import SCALE, row_size, written
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
-
-IntArray = npt.NDArray[np.int64]
-
 
 LayerMemory = torch.Tensor | LayerStates
 """What a layer keeps of tokens: keys and values `[heads, slots, row]`, or states."""

@@ -5,12 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
+from soothsay.core.arrays import IntArray
 from soothsay.core.tenant import Tenant
-
-IntArray = npt.NDArray[np.int64]
 
 
 def block_digest(parent: bytes, tokens: IntArray) -> bytes:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
+from soothsay.core.arrays import IntArray
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.errors import RequestError
@@ -225,7 +226,7 @@ class Constraint:
 
     def allowed(
         self,
-        output: npt.NDArray[np.int64],
+        output: IntArray,
         tree: DraftTree,
         nodes: Sequence[int],
         end_tokens: frozenset[int],
@@ -252,7 +253,7 @@ class Constraint:
         bits[:, sorted(end_tokens)] = bits[:, size:]
         return bits[:, :size].astype(np.bool_)
 
-    def cut(self, output: npt.NDArray[np.int64], tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
+    def cut(self, output: IntArray, tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
         """The tree without the draft tokens that are not allowed. The target would reject them.
 
         Arguments are those of `allowed`.
@@ -270,7 +271,7 @@ class Constraint:
             kept.update(path[1 : 1 + count + ends])
         return tree.only(kept) if self._follows and len(kept) < len(tree) - 1 else tree
 
-    def _commit(self, output: npt.NDArray[np.int64]) -> None:
+    def _commit(self, output: IntArray) -> None:
         new = output[len(self._said) :].tolist()
         if new:
             self._said += new

@@ -49,9 +49,7 @@ def written(keys: Tensor, values: Tensor) -> Tensor:
     whole, scales = integers(keys)
     halves = values.bfloat16().view(torch.int16)
     unused = halves.new_zeros(*halves.shape[:-1], SCALE)
-    return torch.cat(
-        [torch.cat([whole, scales.view(torch.int16)], -1), torch.cat([halves, unused], -1)],
-    )
+    return torch.cat([torch.cat([whole, scales.view(torch.int16)], -1), torch.cat([halves, unused], -1)])
 
 
 def scores(q: Tensor, keys: Tensor) -> Tensor:

@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-IntArray = npt.NDArray[np.int64]
+from soothsay.core.arrays import IntArray
 
 KEY_BLOCK = 128
 """Number of keys in a block. Stock attention pads keys to whole blocks and sums values block by block. A row

@@ -36,9 +36,8 @@ class Refinement:
 class Candidates:
     """The guesses of one pass for D depths, K for each. Those of the first depth are refined already."""
 
-    scores: (
-        Tensor  # [D, V] float32, of all tokens; times `factor` they are log-probabilities up to a constant
-    )
+    # [D, V] float32, of all tokens; times `factor` they are log-probabilities up to a constant
+    scores: Tensor
     factor: float
     values: Tensor  # [D, K] float32 log-probabilities, the best first; minus infinity: there is none
     places: Tensor  # [D, K] int64 rows of the refinement

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from soothsay.core.answer import (
-    AnswerText,
-    FinishReason,
-    Piece,
-    SpeculationStats,
-    StepTrace,
-    TokenLogprobs,
-)
+from soothsay.core.answer import AnswerText, FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
+from soothsay.core.arrays import IntArray
 from soothsay.core.digest import block_digest
 from soothsay.core.grammar import Constraint
 from soothsay.core.learned import Learned
@@ -29,8 +22,6 @@ from soothsay.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Request:
@@ -238,6 +229,12 @@ class Observation:
     tree: DraftTree | None = None
     logits: Tensor | None = None  # [nodes, V] float32 of the target at every node, rejected ones included
     verdict: Verdict | None = None
+
+    @property
+    def committed_rows(self) -> list[int]:
+        """The rows whose tokens are committed, those of accepted draft tokens included."""
+        path = () if self.verdict is None else self.verdict.path
+        return [*range(self.num_pending), *(self.num_pending + node - 1 for node in path)]
 
 
 class RequestDrafter(Protocol):

@@ -17,17 +17,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.core.grammar import Constraint
 from soothsay.core.noise import SamplingKernels, gumbel, noise_key
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
-from soothsay.core.tree import DraftTree, FloatArray
+from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-
-IntArray = npt.NDArray[np.int64]
 
 NUCLEUS_WIDTH = 256
 """Number of likeliest tokens among which top-p searches first. A row with a larger nucleus takes more."""

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from soothsay.core.tree import DraftTree, FloatArray
+from soothsay.core.arrays import FloatArray
+from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 
 if TYPE_CHECKING:

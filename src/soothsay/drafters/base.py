@@ -46,6 +46,11 @@ class Target:
     times: Callable[[], PassTimes] | None = None  # of the model's passes; the first call measures them
 
     @property
+    def pool(self) -> KVPool:
+        """`cache`; where nothing is served, a new pool in its place."""
+        return self.cache or self.model.new_cache(self.num_blocks, self.config.block_size)
+
+    @property
     def vocabulary(self) -> str:
         """A string that identifies the vocabulary."""
         if self.tokenizer is None:

@@ -14,8 +14,7 @@ from soothsay.drafters.control.learning import Learning, can_learn
 from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.dflash import DFlash
-from soothsay.drafters.heads.eagle import Eagle, Eagle2
-from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.eagle import Eagle, Eagle2, Eagle3
 from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.mtp import MTP

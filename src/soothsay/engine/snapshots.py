@@ -36,19 +36,13 @@ class Snapshots:
         live, copies = (0, 0) if pool is None else (pool.num_requests, pool.num_snapshots)
         self._free = list(range(live - 1, -1, -1))
         self._empty = list(range(live + copies - 1, live - 1, -1))
-        self._kept: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # digest of the block before -> slot; oldest first
+        # digest of the block before -> slot; oldest first
+        self._kept: OrderedDict[bytes, int] = OrderedDict()
 
     @property
     def exist(self) -> bool:
         """Whether the model has states."""
         return self._pool is not None
-
-    @property
-    def num_kept(self) -> int:
-        """Number of snapshots."""
-        return len(self._kept)
 
     def usable(self, digests: Sequence[bytes]) -> int:
         """How many of these consecutive blocks of a prompt end with a snapshot of the last one's end."""

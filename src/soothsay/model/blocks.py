@@ -93,6 +93,11 @@ class Blocks(nn.ModuleList):
     fused: FusedBlocks | None = None
     """Runs all blocks in one call; see `fuse`."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of their linear layers' outputs."""
+        return cast(Block, self[0]).dtype
+
     def forward(
         self,
         x: Tensor,

@@ -7,7 +7,7 @@ one loader serves all formats.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from difflib import get_close_matches
 from importlib import resources
@@ -25,7 +25,7 @@ from soothsay.model.families import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose
 from soothsay.model.formats.pickles import PickledFile
-from soothsay.model.formats.stacked_experts import STACKINGS, Slice, is_stack, slices
+from soothsay.model.formats.stacked_experts import unstacked
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.generation_config import FILE as GENERATION_CONFIG
 from soothsay.model.generation_config import sampling_in_file
@@ -100,7 +100,7 @@ class SafetensorsCheckpoint:
                 raise ModelError(
                     f"the index of {path} names {shard.name}, which is missing; download it again"
                 )
-        self._experts = self._unstacked()
+        self._experts = unstacked(self.config, self._files, self._read_shapes)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -134,20 +134,14 @@ class SafetensorsCheckpoint:
 
             yield read
 
-    def _unstacked(self) -> dict[str, Slice]:
-        """The tensors of single experts, where the family stacks them. Raises `ModelError`."""
-        text = self.config.get("text_config")
-        config = text if isinstance(text, dict) else self.config
-        stacking = STACKINGS.get(str(config.get("model_type")))
-        if stacking is None:
-            return {}
+    def _read_shapes(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """The shapes of some tensors. Each file is opened once."""
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
-            stacks = [name for name, place in self._files.items() if place == file and is_stack(name)]
-            if stacks:
+            if own := [name for name in names if self._files[name] == file]:
                 with _open_weights(file) as opened:
-                    shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in stacks}
-        return slices(stacking, shapes, config.get("hidden_size"))
+                    shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in own}
+        return shapes
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """For each tensor, its dtype and its number of elements."""

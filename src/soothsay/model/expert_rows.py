@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from soothsay.core.arrays import FloatArray
 
 WEIGHT = 0.1
 """Weight of a pass in the running mean of `ExpertRows.each`."""

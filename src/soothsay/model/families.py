@@ -6,13 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soothsay.config import (
-    ExpertsConfig,
-    LatentConfig,
-    ModelConfig,
-    QueryGrowthConfig,
-    RopeConfig,
-)
+from soothsay.config import ExpertsConfig, LatentConfig, ModelConfig, QueryGrowthConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
 from soothsay.model.family import Family
@@ -203,10 +197,8 @@ def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:
     step, frequency = int(raw.get("decoder_sparse_step") or 1), int(raw.get("moe_layer_freq") or 1)
     names = ("num_local_experts", "n_routed_experts", "num_experts")
     count = next((int(raw[name]) for name in names if raw.get(name)), 0) or int(raw["num_experts"])
-    used, size = (
-        int(raw["num_experts_per_tok"]),
-        int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
-    )
+    used = int(raw["num_experts_per_tok"])
+    size = int(raw.get("moe_intermediate_size") or raw["intermediate_size"])
     groups, kept = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
     group_best = 2 if family.routes_by_sigmoid else 1
     if not 1 <= used <= count:

@@ -1,4 +1,4 @@
-"""Kernels: the operations that depend on a device or an instruction set, behind one protocol.
+"""Kernels: the operations that depend on a device or an instruction set.
 
 A model holds one set of kernels and passes it on. `StockKernels` uses stock operations, and
 `soothsay.model.native` is a twin in C. With both, a row's bits do not depend on other rows.
@@ -81,29 +81,38 @@ FusedExperts = Callable[[Tensor, Tensor | None], Tensor]
 The second argument are the router's scores `[N, experts]`; None: it computes them."""
 
 
-class Kernels(noise.SamplingKernels, Protocol):
+class Kernels(noise.SamplingKernels):
     """Linear layers, the operations between them, and those of sampling and drafting.
 
-    N is the number of rows. Tensors are contiguous, and residuals are float32.
+    Each method here is the stock operation. A subclass computes some of them in another way. N is the number
+    of rows. Tensors are contiguous, and residuals are float32.
     """
 
     name: str
-    integer_keys: bool
+    draws_by_race = False
+    integer_keys = False
     """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
 
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """Lay out the rows of requests one after the other, for KV blocks of this size."""
+        return stock_layout(requests, block_size)
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
+        if norm.centred:
+            return F.layer_norm(x, norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps).to(dtype)
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
         """`x + delta`, or `x + norm(delta)`: `[N, size]` float32."""
+        return x + (delta if post is None else self.norm(delta.float(), post, x.dtype))
 
     def add_norm(
         self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """The result of `add`, and its `norm` in `dtype`."""
+        x = self.add(x, delta, post)
+        return x, self.norm(x, norm, dtype)
 
     def rotate_store(
         self,
@@ -129,156 +138,6 @@ class Kernels(noise.SamplingKernels, Protocol):
         Returns:
             `[N, H_q, d]` float32 queries.
         """
-
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
-
-    def open(self, x: Tensor, gates: Tensor) -> Tensor:
-        """`x` times the sigmoid of `gates`: `[N, size]` float32."""
-
-    def delta_rule(
-        self,
-        qkvz: Tensor,
-        gates: Tensor,
-        weights: Recurrence,
-        states: LayerStates | None,
-        strands: Strands,
-    ) -> Tensor:
-        """The gated delta rule; see `soothsay.model.delta_rule`.
-
-        Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
-
-        Args:
-            qkvz: `[N, channels + H_v * d_v]`: queries, keys and values, then the gates of outputs, which may
-                be left out where outputs are not used.
-            gates: `[N, 2 * H_v]`, how much heads change, then how much they keep.
-            weights: the layer's.
-            states: the layer's; None: states live within the pass.
-            strands: the rows of each request.
-
-        Returns:
-            `[N, H_v * d_v]` float32; of no use without gates of outputs.
-        """
-
-    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
-        """A causal convolution, channel by channel; see `soothsay.model.convolution`.
-
-        States and the journal change as in `delta_rule`.
-
-        Args:
-            x: `[N, channels]`, its inputs.
-            taps: `[taps, channels]` float32, the token's own last.
-            states: the layer's; None: states live within the pass.
-            strands: the rows of each request.
-
-        Returns:
-            `[N, channels]` float32.
-        """
-
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
-
-        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`.
-        """
-
-    def route(
-        self,
-        scores: Tensor,
-        experts: ExpertsConfig,
-        correction: Tensor | None,
-        scales: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Choose the experts of each row; see `soothsay.model.routing.route`."""
-
-    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.linear`.
-
-        `dtype` is that of the output, if the layer can choose. Some layers output the weight's dtype.
-        """
-
-    def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
-        """One call that runs all of `blocks`; None if these kernels have none for them.
-
-        `blocks` are of `soothsay.model.blocks.Block`. Their weights must keep their addresses.
-        """
-
-    def fuse_experts(self, experts: nn.Module) -> FusedExperts | None:
-        """One call for a mixture of experts; None if these kernels have none for it.
-
-        It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
-        """
-
-    def grow_paths(
-        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """Grow the best tree over refined guesses; see `soothsay.core.refinement.grow`.
-
-        The native one sums in another order, so trees may differ where scores nearly tie.
-        """
-
-    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
-        """An empty automaton; None if these kernels have none.
-
-        Args:
-            counted: see `Automaton`.
-            widest: maximum number of followers of a match that a tree considers.
-            least: minimum probability of a path in a tree.
-        """
-
-
-def layer_norm(x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-    """A centred norm of `x`, `[N, size]` float32, in `dtype`. Each row is computed by itself."""
-    return F.layer_norm(x, norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
-
-
-class StockKernels:
-    """PyTorch's own operations: on any device, differentiable, the reference for other kernels."""
-
-    name = "stock PyTorch operations"
-    draws_by_race = False
-    integer_keys = False
-
-    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
-        """See `Kernels`."""
-        return stock_layout(requests, block_size)
-
-    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-        """See `Kernels`."""
-        if norm.centred:
-            return layer_norm(x, norm, dtype)
-        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps).to(dtype)
-
-    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
-        """See `Kernels`."""
-        return x + (delta if post is None else self.norm(delta.float(), post, x.dtype))
-
-    def add_norm(
-        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """See `Kernels`."""
-        x = self.add(x, delta, post)
-        return x, self.norm(x, norm, dtype)
-
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Norm, Norm] | None,
-        rope: tuple[Tensor, Tensor],
-        scale: float,
-        kv: Tensor,
-        slots: Tensor,
-        value_norm: Norm | None = None,
-    ) -> Tensor:
-        """See `Kernels`."""
         keys = kv.shape[0] // 2
         queries = qkv.shape[1] - 2 * keys
         heads = qkv.float()
@@ -308,11 +167,11 @@ class StockKernels:
         window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Kernels`."""
+        """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
         return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
 
     def open(self, x: Tensor, gates: Tensor) -> Tensor:
-        """See `Kernels`."""
+        """`x` times the sigmoid of `gates`: `[N, size]` float32."""
         return x * torch.sigmoid(gates.float())
 
     def delta_rule(
@@ -323,15 +182,44 @@ class StockKernels:
         states: LayerStates | None,
         strands: Strands,
     ) -> Tensor:
-        """See `Kernels`."""
+        """The gated delta rule; see `soothsay.model.delta_rule`.
+
+        Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
+
+        Args:
+            qkvz: `[N, channels + H_v * d_v]`: queries, keys and values, then the gates of outputs, which may
+                be left out where outputs are not used.
+            gates: `[N, 2 * H_v]`, how much heads change, then how much they keep.
+            weights: the layer's.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, H_v * d_v]` float32; of no use without gates of outputs.
+        """
         return delta_rule(qkvz, gates, weights, states, strands)
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
-        """See `Kernels`."""
+        """A causal convolution, channel by channel; see `soothsay.model.convolution`.
+
+        States and the journal change as in `delta_rule`.
+
+        Args:
+            x: `[N, channels]`, its inputs.
+            taps: `[taps, channels]` float32, the token's own last.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, channels]` float32.
+        """
         return convolve(x, taps, states, strands)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """See `Kernels`."""
+        """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
+
+        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`.
+        """
         gate, up = gate_up.chunk(2, dim=-1)
         return clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
 
@@ -342,56 +230,80 @@ class StockKernels:
         correction: Tensor | None,
         scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Kernels`."""
+        """Choose the experts of each row; see `soothsay.model.routing.route`."""
         return route(scores, experts, correction, scales)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """See `Kernels`."""
+        """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.linear`.
+
+        `dtype` is that of the output, if the layer can choose. Some layers output the weight's dtype.
+        """
         return stock_linear(weight, bias, dtype)
 
     def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
-        """None; see `Kernels`."""
+        """One call that runs all of `blocks`; None if these kernels have none for them.
+
+        `blocks` are of `soothsay.model.blocks.Block`. Their weights must keep their addresses.
+        """
         return None
 
     def fuse_experts(self, experts: nn.Module) -> FusedExperts | None:
-        """None; see `Kernels`."""
+        """One call for a mixture of experts; None if these kernels have none for it.
+
+        It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
+        """
+        return None
+
+    def grow_paths(
+        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Grow the best tree over refined guesses; see `soothsay.core.refinement.grow`.
+
+        The native one sums in another order, so trees may differ where scores nearly tie.
+        """
+        return grow(refinement, candidates, nodes, depth)
+
+    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
+        """An empty automaton; None if these kernels have none.
+
+        Args:
+            counted: see `Automaton`.
+            widest: maximum number of followers of a match that a tree considers.
+            least: minimum probability of a path in a tree.
+        """
         return None
 
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """See `Kernels`."""
+        """See `SamplingKernels`."""
         return noise.uniform(keys, tokens)
 
     def argmax(self, x: Tensor) -> Tensor:
-        """See `Kernels`."""
+        """See `SamplingKernels`."""
         return x.argmax(-1)
 
     def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See `Kernels`."""
+        """See `SamplingKernels`."""
         values, places = x.topk(min(count, x.shape[1]), dim=-1)
         if factors is not None:
             values = values * factors[:, None] - (x * factors[:, None]).logsumexp(-1, keepdim=True)
         return values, places
 
     def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `Kernels`."""
+        """See `SamplingKernels`."""
         noisy = x * factors[:, None] + noise.gumbel(
             keys, torch.arange(x.shape[1], device=x.device)[None], self
         )
         return self.largest(noisy, count)
 
     def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
-        """See `Kernels`."""
+        """See `SamplingKernels`."""
         own = x.gather(1, places[:, None])
         first = torch.arange(x.shape[1], device=x.device) < places[:, None]
         p = (x.masked_fill(x < floors[:, None], -torch.inf) * factors[:, None]).softmax(-1)
         return (p * ((x > own) | (x == own) & first)).sum(-1)
 
-    def grow_paths(
-        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """See `Kernels`."""
-        return grow(refinement, candidates, nodes, depth)
 
-    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
-        """None; see `Kernels`."""
-        return None
+class StockKernels(Kernels):
+    """The stock operations alone: on any device, differentiable, the reference for other kernels."""
+
+    name = "stock PyTorch operations"

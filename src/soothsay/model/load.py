@@ -26,9 +26,7 @@ from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
-from soothsay.model.quantized import (
-    dequantized,
-)
+from soothsay.model.quantized import dequantized
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.unused import warn_of_unused

@@ -19,11 +19,7 @@ from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, multiplies_bfloat16
-from soothsay.model.quantized import (
-    Integers,
-    dequantized,
-    round_to_nearest,
-)
+from soothsay.model.quantized import Integers, dequantized, round_to_nearest
 from soothsay.model.tensor_names import TensorNames
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

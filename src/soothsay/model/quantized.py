@@ -48,9 +48,8 @@ class Quantized:
     scales: Tensor  # [out, groups] float32, or int8 if there are units
     zeros: Tensor | None = None  # [out, groups] uint8; None: 0 with minimums, else 2 ** (bits - 1) everywhere
     minimums: Tensor | None = None  # as the scales; None: there are none
-    units: tuple[Tensor, Tensor | None] | None = (
-        None  # [out, blocks] float32: factors of scales, and of minimums
-    )
+    # [out, blocks] float32: factors of scales, and of minimums
+    units: tuple[Tensor, Tensor | None] | None = None
     table: Tensor | None = None  # [16] int8: the integers that the values stand for, which have no zeros
 
     @property

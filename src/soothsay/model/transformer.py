@@ -58,14 +58,8 @@ class LocalStage:
         layers: range,
         kv_dtype: torch.dtype | None = None,
     ):
-        self.config, self.kernels, self.blocks, self.ropes, self.layers = (
-            config,
-            kernels,
-            blocks,
-            ropes,
-            layers,
-        )
-        self._kv_dtype = kv_dtype
+        self.config, self.kernels, self.blocks = config, kernels, blocks
+        self.ropes, self.layers, self._kv_dtype = ropes, layers, kv_dtype
 
     @property
     def device(self) -> torch.device:
@@ -75,7 +69,7 @@ class LocalStage:
     @property
     def dtype(self) -> torch.dtype:
         """Element type of linear layers' outputs."""
-        return cast(Block, self.blocks[0]).dtype
+        return self.blocks.dtype
 
     @property
     def kv_dtype(self) -> torch.dtype:

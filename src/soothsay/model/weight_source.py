@@ -18,13 +18,7 @@ from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.head_order import delta_order, latent_order, norm_order, qkv_order
 from soothsay.model.numeric_mode import NumericMode
-from soothsay.model.quantized import (
-    Integers,
-    Quantized,
-    QuantizedRows,
-    Reordered,
-    joined,
-)
+from soothsay.model.quantized import Integers, Quantized, QuantizedRows, Reordered, joined
 from soothsay.model.tensor_names import TensorNames
 
 MAPPED = 2**25

@@ -30,9 +30,8 @@ class Key(BaseModel):
     requests_per_minute: Limit | None = None  # None: no limit
     tokens_per_minute: Limit | None = None  # of prompts and answers; None: no limit
     running: Limit | None = None  # answers at once, those that wait included; None: no limit
-    priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1])] = (
-        0  # the lowest, which is most urgent
-    )
+    # the lowest, which is most urgent
+    priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1])] = 0
     trace: bool = False  # whether it may ask for `speculation.trace`
     operator: bool = False  # whether it may read the metrics and change the number of engines
 

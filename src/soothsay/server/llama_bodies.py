@@ -47,9 +47,6 @@ class LlamaPrompt(Body):
     multimodal_data: list[Any] | None = None
 
 
-OnePrompt = str | LlamaPrompt | Items[int | str]
-
-
 class LlamaRequest(GenerationRequest):
     """The fields that completions and infills share. Other names and unknown fields are as in completions."""
 

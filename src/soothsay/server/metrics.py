@@ -102,10 +102,6 @@ class Metrics:
         for choice, count in update.decisions.items():
             self._decisions(choice=choice).inc(count)
 
-    def set_idle(self) -> None:
-        """Record that the engine has no requests, because there is no engine."""
-        self._set(EngineLoad(0, 0, 0.0))
-
     def observe_answer(self, job: Job, answer: AnswerProgress, update: AnswerUpdate, at: float) -> None:
         """Record an update of an answer. `answer` must not have taken over the update yet."""
         count = update.num_output - answer.num_output

@@ -36,7 +36,7 @@ class ResponsesFormat(ReplyFormat):
 
     def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, echo: Mapping[str, Any]):
         super().__init__(model, texts)
-        self._parser, self._echo = parser(), echo
+        self._parser = parser()
         self._numbers = count()
         self._response: Json = {
             "id": _new_id("resp"),

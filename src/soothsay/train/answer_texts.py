@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from soothsay.train.examples import Example, IntArray
+from soothsay.core.arrays import IntArray
+from soothsay.train.examples import Example
 
 LEAD = 3
 """Tokens of the prompt that are kept before an answer, so that its first tokens can be drafted too."""

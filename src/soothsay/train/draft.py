@@ -62,7 +62,7 @@ class DraftRecipe:
         self.model = model
         self.trained: nn.Module = model
         self.divergence, self.on_policy = divergence, on_policy
-        self._evaluate, self._save = evaluate, save
+        self.evaluate, self._save = evaluate, save
 
     def modules(self) -> Sequence[nn.Module]:
         """See `Recipe`."""
@@ -105,10 +105,6 @@ class DraftRecipe:
             answer = np.arange(len(tokens)) >= cut
             continued.append(replace(example, tokens=tokens, answer=answer))
         return continued
-
-    def evaluate(self, directory: Path) -> dict[str, float]:
-        """See `Recipe`."""
-        return self._evaluate(directory)
 
     def save(self, directory: Path) -> None:
         """See `Recipe`."""

@@ -16,17 +16,9 @@ UNBOUNDED = 2**20
 """Rows in a pass of an engine that measures. No tree is cut to make room for other requests."""
 
 
-def measuring(
-    at_once: int = 8, max_tree: int = EngineConfig.max_tree, max_context: int | None = None
-) -> EngineConfig:
+def measuring(at_once: int = 8, max_tree: int = EngineConfig.max_tree) -> EngineConfig:
     """Return an engine's configuration for `mean_accepted`. The result does not depend on `at_once`."""
-    return EngineConfig(
-        max_requests=at_once,
-        max_tree=max_tree,
-        max_context=max_context,
-        max_rows=UNBOUNDED,
-        prefix_caching=False,
-    )
+    return EngineConfig(max_requests=at_once, max_tree=max_tree, max_rows=UNBOUNDED, prefix_caching=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +37,6 @@ class Accepted:
         counts = [choice.stats.behind_prompt for choice in self.choices if choice is not None]
         tokens, steps = (sum(column) for column in zip(*counts, strict=True))
         return tokens / steps if steps else 1.0
-
-    @property
-    def by_prompt(self) -> list[float | None]:
-        """`overall` for each prompt by itself. None: there is no answer, or no second step."""
-        counts = [(0, 0) if choice is None else choice.stats.behind_prompt for choice in self.choices]
-        return [tokens / steps if steps else None for tokens, steps in counts]
 
 
 def mean_accepted(

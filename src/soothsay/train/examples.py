@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from soothsay.core.arrays import IntArray
 from soothsay.corpus import Tally, plain, read_entries
 from soothsay.errors import RequestError, TrainingError
 from soothsay.tokenizer import Message, Tokenizer
 
-IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 AT_ONCE = 1000

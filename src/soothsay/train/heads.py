@@ -23,6 +23,7 @@ from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.drafters.heads.modules.hydra import HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.redrafter import RedrafterHead
+from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
@@ -88,7 +89,7 @@ class HeadRecipe(ABC):
         self.head = head.to(target.device)
         self.trained: nn.Module = self.head
         self.shared = TargetEnds.of(target)
-        self._evaluate, self._save, self.anchors = evaluate, save, anchors
+        self.evaluate, self._save, self.anchors = evaluate, save, anchors
         self.store = FeatureStore(self.target, head.taps, kept_bytes)
 
     def modules(self) -> Sequence[nn.Module]:
@@ -137,11 +138,8 @@ class HeadRecipe(ABC):
     @property
     def teacher_weight(self) -> Tensor:
         """`[V, H]`: the target's output matrix, or its rows for the tokens that the head can propose."""
-        return weight_of(self.shared.head)
-
-    def evaluate(self, directory: Path) -> dict[str, float]:
-        """See `Recipe`."""
-        return self._evaluate(directory)
+        short = self.head.head if isinstance(self.head, ShortlistHead) else None
+        return weight_of(self.shared.head if short is None else short)
 
     def save(self, directory: Path) -> None:
         """See `Recipe`."""
@@ -276,11 +274,6 @@ class BlockRecipe(HeadRecipe):
             made.append(self.teach(seen, *self._output(out, now), columns + 2 + level))
         return made
 
-    @property
-    def teacher_weight(self) -> Tensor:
-        """See `HeadRecipe`."""
-        return super().teacher_weight if self.head.head is None else weight_of(self.head.head)
-
     def _output(self, out: Tensor, now: Sequences) -> tuple[Tensor, Tensor]:
         """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
         outside = self.head.markov_out
@@ -341,11 +334,6 @@ class RedrafterRecipe(HeadRecipe):
         """A share of `count` places, in order."""
         drawn = torch.randperm(count, generator=seen.generator, device=seen.features.device)
         return drawn[: max(1, round(self.anchors * count))].sort().values
-
-    @property
-    def teacher_weight(self) -> Tensor:
-        """See `HeadRecipe`."""
-        return super().teacher_weight if self.head.head is None else weight_of(self.head.head)
 
 
 def _with_room(kv: Tensor | None, c: ModelConfig, rows: int, device: torch.device) -> Tensor:

@@ -77,7 +77,7 @@ class LanguageModel:
         """See `Recipe`."""
         batch = Sequences.of(examples, self.device)
         hidden, _ = self.model(batch)
-        losses = {"lm": self._next_token(hidden, batch, 1)}
+        losses = {"lm": self._next_token(hidden, batch)}
         losses["loss"] = losses["lm"]
         if self.mtp is not None:
             shared = TargetEnds.of(self.model)
@@ -85,19 +85,18 @@ class LanguageModel:
             embedded = shared.embed(rows.tokens)
             for step in range(len(self.mtp.steps)):
                 out = self.mtp(embedded, feature.reshape(len(rows.tokens), -1), rows, None, step)
-                losses[f"mtp_{step + 1}"] = self._next_token(out, rows, 1)
+                losses[f"mtp_{step + 1}"] = self._next_token(out, rows)
                 losses["loss"] = losses["loss"] + MTP_WEIGHT / len(self.mtp.steps) * losses[f"mtp_{step + 1}"]
                 feature = out.view(*rows.shape, -1)[:, :-1]
                 rows = rows.rows(slice(1, None))
                 embedded = shared.embed(rows.tokens)
         return losses
 
-    def _next_token(self, hidden: Tensor, batch: Sequences, ahead: int) -> Tensor:
-        """Cross entropy of the tokens `ahead` places after each row."""
-        b, t = batch.shape
-        real = batch.real[:, ahead:]
-        labels = batch.tokens.view(b, t)[:, ahead:][real]
-        return cross_entropy(hidden.view(b, t, -1)[:, : t - ahead][real], weight_of(self.model.head), labels)
+    def _next_token(self, hidden: Tensor, batch: Sequences) -> Tensor:
+        """Cross entropy of the token after each row."""
+        real = batch.real[:, 1:]
+        labels = batch.tokens.view(batch.shape)[:, 1:][real]
+        return cross_entropy(hidden.view(*batch.shape, -1)[:, :-1][real], weight_of(self.model.head), labels)
 
     def evaluate(self, directory: Path) -> dict[str, float]:
         """Return the losses on held-out examples, in nats a token. The score is minus the model's loss."""

@@ -37,7 +37,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-def log_probs(hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+def log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
     """Log-probabilities of a teacher's output head: `[M, H]`, `[V, H]` -> `[M, V]` bfloat16.
 
     If `weight` has only some tokens of the vocabulary, the probabilities of these add up to 1.
@@ -47,7 +47,7 @@ def log_probs(hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tenso
     out = torch.empty(len(x), len(w), dtype=torch.bfloat16, device=x.device)
     for begin in range(0, len(x), CHUNK):
         rows = slice(begin, begin + CHUNK)
-        out[rows] = ((x[rows] @ w.t()).float() / temperature).log_softmax(-1)
+        out[rows] = (x[rows] @ w.t()).float().log_softmax(-1)
     return out
 
 

@@ -33,8 +33,7 @@ from recurrent import (
 from soothsay import LLM, DrafterError, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.heads.eagle import Eagle, Eagle2
-from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.eagle import Eagle, Eagle2, Eagle3
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.models.draft_model import DraftModel

@@ -75,13 +75,13 @@ def test_training_begins_with_the_target_s_own_guess(tiny: Make) -> None:
     for k in range(4):
         out = head(rows, torch.randn(5, k + 1, 48))
         assert torch.equal(out, rows)
-        assert torch.equal(head.logits(out, TargetEnds.of(target)), target.logits(rows))
+        assert torch.equal(TargetEnds.of(target).logits(out), target.logits(rows))
 
 
 def test_each_head_learns_by_itself(tiny: Make) -> None:
     head = HydraHead(VARIANTS["one layer"])
     out = head(torch.randn(5, 48), torch.randn(5, 2, 48))
-    head.logits(out, TargetEnds.of(tiny(0))).square().sum().backward()
+    TargetEnds.of(tiny(0)).logits(out).square().sum().backward()
     learning = {name for name, p in head.named_parameters() if p.grad is not None and p.grad.any()}
     assert learning == {
         f"{part}.{p}" for part in ("inputs.1", "blocks.1.0.linear") for p in ("weight", "bias")

@@ -15,13 +15,16 @@ from drafting import make_request
 from kernels import FASTEST
 
 from soothsay import DraftTree, SamplingParams
+from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.drafters.trees.template import (
     EAGLE_TEMPLATE,
+    Ranked,
     best_first,
     best_template,
     fill,
-    rank_guesses,
+    rank_rows,
+    score_rows,
     typical_acceptance,
 )
 
@@ -181,10 +184,15 @@ class TestRanking:
     def logits(self, rows: int, vocab: int = 40) -> torch.Tensor:
         return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * 3
 
+    def ranked(
+        self, requests: list[Request], logits: torch.Tensor, depths: list[int], ranks: int
+    ) -> list[Ranked]:
+        return rank_rows(score_rows(requests, logits, depths, FASTEST), depths, ranks, FASTEST)
+
     def test_greedy_is_the_likeliest_tokens(self) -> None:
         logits = self.logits(6)
         requests = [make_request(), make_request((4, 5)), make_request()]
-        ranked = rank_guesses(requests, logits, [3, 1, 2], 4, FASTEST)
+        ranked = self.ranked(requests, logits, [3, 1, 2], 4)
         assert [len(guesses) for guesses in ranked] == [3, 1, 2]
         for guesses, row in zip([g for each in ranked for g in each], logits.log_softmax(-1), strict=True):
             values, tokens = row.topk(4)
@@ -196,7 +204,7 @@ class TestRanking:
         sampled = SamplingParams(temperature=0.8, top_k=5, seed=4)
         requests = [make_request((1, 2, 3, 4), replace(sampled, seed=seed)) for seed in range(6)]
         logits = self.logits(18)
-        ranked = rank_guesses(requests, logits, [3] * 6, 9, FASTEST)
+        ranked = self.ranked(requests, logits, [3] * 6, 9)
         for request, rows, own in zip(requests, logits.split(3), ranked, strict=True):
             for depth, guesses in enumerate(own):
                 chain = DraftTree(4)
@@ -206,5 +214,5 @@ class TestRanking:
                 assert len(guesses) == 5, "top_k leaves no more"
 
     def test_more_ranks_than_tokens_are_all_of_them(self) -> None:
-        (ranked,) = rank_guesses([make_request()], self.logits(3, vocab=3), [3], 10, FASTEST)
+        (ranked,) = self.ranked([make_request()], self.logits(3, vocab=3), [3], 10)
         assert [len(guesses) for guesses in ranked] == [3, 3, 3]

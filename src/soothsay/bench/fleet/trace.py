@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from soothsay.core.arrays import IntArray
 from soothsay.errors import RequestError
 
 MAX_TOKENS = 1 << 20
@@ -26,8 +26,6 @@ MAX_REQUESTS = 1 << 20
 
 MAX_LINE = 1 << 20
 """Limit of characters in a line of a trace."""
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

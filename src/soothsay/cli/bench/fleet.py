@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,44 +32,27 @@ if TYPE_CHECKING:
 MAX_REPLICAS = 4096
 """Limit of simulated engines."""
 
-_LOAD, _ENGINES = "Conversations of each engine", "Engines"
+_load = partial(typer.Option, rich_help_panel="Conversations of each engine")
+_engines = partial(typer.Option, rich_help_panel="Engines")
 
 
 @dataclass(frozen=True)
 class ConversationOptions:
     """The conversations of each engine, as `Conversations` describes them."""
 
-    sessions: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD)] = 25
-    turns: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD)] = 8
+    sessions: Annotated[int, _load(min=1)] = 25
+    turns: Annotated[int, _load(min=1)] = 8
     rate: Annotated[
         float | None,
-        typer.Option(
-            min=0.000001,
-            rich_help_panel=_LOAD,
-            help="Sessions that begin in a second, on average.",
-            show_default="all at once",
-        ),
+        _load(min=0.000001, help="Sessions that begin in a second, on average.", show_default="all at once"),
     ] = None
-    system: Annotated[int, typer.Option(min=0, rich_help_panel=_LOAD, help="Tokens of a system prompt.")] = (
-        500
-    )
-    systems: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LOAD, help="Different system prompts, of all engines.")
-    ] = 1
-    question: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_LOAD, help="Tokens of a question, on average.")
-    ] = 30
-    answer: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_LOAD, help="Tokens of an answer, on average.")
-    ] = 32
-    pause: Annotated[
-        float,
-        typer.Option(min=0, rich_help_panel=_LOAD, help="Seconds before the next question, on average."),
-    ] = 0
-    fixed: Annotated[
-        bool, typer.Option("--fixed", rich_help_panel=_LOAD, help="All lengths and pauses are their means.")
-    ] = False
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_LOAD)] = 0
+    system: Annotated[int, _load(min=0, help="Tokens of a system prompt.")] = 500
+    systems: Annotated[int, _load(min=1, help="Different system prompts, of all engines.")] = 1
+    question: Annotated[float, _load(min=1, help="Tokens of a question, on average.")] = 30
+    answer: Annotated[float, _load(min=1, help="Tokens of an answer, on average.")] = 32
+    pause: Annotated[float, _load(min=0, help="Seconds before the next question, on average.")] = 0
+    fixed: Annotated[bool, _load("--fixed", help="All lengths and pauses are their means.")] = False
+    seed: Annotated[int, _load(min=0)] = 0
 
     def conversations(self) -> Conversations:
         """The conversations. Without a rate they begin all at once."""
@@ -81,20 +65,12 @@ class ConversationOptions:
 class SimulatedEngineOptions:
     """The engines that are simulated."""
 
-    replicas: Annotated[
-        str, typer.Option(metavar="N,...", rich_help_panel=_ENGINES, help="Numbers of engines.")
-    ] = "1,2,4,8,16"
-    kv_tokens: Annotated[
-        int, typer.Option(min=16, rich_help_panel=_ENGINES, help="Tokens that a KV pool holds.")
-    ] = 65536
+    replicas: Annotated[str, _engines(metavar="N,...", help="Numbers of engines.")] = "1,2,4,8,16"
+    kv_tokens: Annotated[int, _engines(min=16, help="Tokens that a KV pool holds.")] = 65536
     max_running: MaxRunningOption = EngineConfig.max_requests
     max_stall: MaxStallOption = MAX_STALL
-    tree: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_ENGINES, help="Nodes of a draft tree, the root included.")
-    ] = 1
-    acceptance: Annotated[
-        float, typer.Option(min=1, rich_help_panel=_ENGINES, help="Tokens that an answer gets in a step.")
-    ] = 1.0
+    tree: Annotated[int, _engines(min=1, help="Nodes of a draft tree, the root included.")] = 1
+    acceptance: Annotated[float, _engines(min=1, help="Tokens that an answer gets in a step.")] = 1.0
 
     def counts(self) -> list[int]:
         """The numbers of engines, one after the other. Raises `typer.BadParameter`."""

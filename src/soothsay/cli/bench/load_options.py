@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from soothsay.bench.serve.serve_bench import LoadTarget
     from soothsay.bench.serve.serve_results import Slo
 
-_LOAD, _PROMPTS, _PROMISES = "Load: at most one of the first three", "Prompts", "Goodput"
+_load = partial(typer.Option, rich_help_panel="Load: at most one of the first three")
+_prompts = partial(typer.Option, rich_help_panel="Prompts")
+_promises = partial(typer.Option, rich_help_panel="Goodput")
 
 CONCURRENCY = "4"
 """The load if none is given."""
@@ -36,45 +39,31 @@ class LoadOptions:
 
     concurrency: Annotated[
         str | None,
-        typer.Option(
+        _load(
             metavar="N,...",
-            rich_help_panel=_LOAD,
             show_default=CONCURRENCY,
             help="Closed loop: N clients, each sending its next request when it has its answer.",
         ),
     ] = None
     rate: Annotated[
         str | None,
-        typer.Option(
-            metavar="R,...",
-            rich_help_panel=_LOAD,
-            help="Open loop: R requests a second on average, at times of a Poisson process.",
+        _load(
+            metavar="R,...", help="Open loop: R requests a second on average, at times of a Poisson process."
         ),
     ] = None
     burst: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            rich_help_panel=_LOAD,
-            help="N requests at once, and the next N when all are answered.",
-        ),
+        str | None, _load(metavar="N,...", help="N requests at once, and the next N when all are answered.")
     ] = None
     requests: Annotated[
         str | None,
-        typer.Option(
+        _load(
             metavar="N,...",
-            rich_help_panel=_LOAD,
             show_default=REQUESTS,
             help="Conversations in a trial: one number, or one for each level.",
         ),
     ] = None
     duration: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            rich_help_panel=_LOAD,
-            help="In place of --requests: time in which conversations begin.",
-        ),
+        str | None, _load(metavar="TIME", help="In place of --requests: time in which conversations begin.")
     ] = None
 
     def loads(self) -> list[Arrivals]:
@@ -107,49 +96,22 @@ class PromptOptions:
 
     spec_bench: Annotated[
         Path | None,
-        typer.Option(
-            "--spec-bench",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_PROMPTS,
-            help="JSON lines with category and turns.",
-        ),
+        _prompts("--spec-bench", exists=True, dir_okay=False, help="JSON lines with category and turns."),
     ] = None
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_PROMPTS,
-            show_default="256 short requests",
-            help=PROMPTS_HELP,
-        ),
+        _prompts(exists=True, dir_okay=False, show_default="256 short requests", help=PROMPTS_HELP),
     ] = None
     turns: Annotated[
-        int,
-        typer.Option(
-            min=1, rich_help_panel=_PROMPTS, help="Turns of a conversation, each after the server's answer."
-        ),
+        int, _prompts(min=1, help="Turns of a conversation, each after the server's answer.")
     ] = 1
     shared_prefix: Annotated[
-        int,
-        typer.Option(
-            metavar="WORDS", min=0, rich_help_panel=_PROMPTS, help="Length of a system message for all."
-        ),
+        int, _prompts(metavar="WORDS", min=0, help="Length of a system message for all.")
     ] = 0
     long: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0,
-            max=1,
-            rich_help_panel=_PROMPTS,
-            help="Share of prompts with a long text.",
-        ),
+        float, _prompts(metavar="SHARE", min=0, max=1, help="Share of prompts with a long text.")
     ] = 0.0
-    long_words: Annotated[
-        int, typer.Option(metavar="WORDS", min=1, rich_help_panel=_PROMPTS, help="Length of a long text.")
-    ] = 1000
+    long_words: Annotated[int, _prompts(metavar="WORDS", min=1, help="Length of a long text.")] = 1000
 
     def mix(self, seed: int) -> Mix:
         """The prompts of a file, or the default ones. Raises `typer.BadParameter` if two files are given."""
@@ -177,20 +139,12 @@ class GoodputOptions:
     """The limits that an answer keeps if it counts as good."""
 
     slo_ttft: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", rich_help_panel=_PROMISES, help="Limit to the first token, such as 500ms."
-        ),
+        str | None, _promises(metavar="TIME", help="Limit to the first token, such as 500ms.")
     ] = None
     slo_itl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", rich_help_panel=_PROMISES, help="Limit of an answer's mean time between tokens."
-        ),
+        str | None, _promises(metavar="TIME", help="Limit of an answer's mean time between tokens.")
     ] = None
-    slo_e2e: Annotated[
-        str | None, typer.Option(metavar="TIME", rich_help_panel=_PROMISES, help="Limit to the end.")
-    ] = None
+    slo_e2e: Annotated[str | None, _promises(metavar="TIME", help="Limit to the end.")] = None
 
     def slo(self) -> Slo:
         """The limits in seconds. Raises `typer.BadParameter`."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from soothsay.cli.bench.bench_options import (
     known_dtypes,
 )
 from soothsay.cli.options import DrafterOption, ModelArgument
+from soothsay.cli.progress import stage_bars
 from soothsay.cli.tables import numbers_table
 from soothsay.plotting import save_png
 
@@ -118,41 +118,12 @@ def peers(
         lookup_tokens=lookup_tokens,
         draft_model=draft_model,
     )
-    with _Bars() as bars:
-        bench = PeerBench(plan, to_json, bars)
+    with stage_bars() as progress:
+        bench = PeerBench(plan, to_json, progress)
         results = bench.run()
     _show(results, bench)
     if png is not None:
         save_png(answers_chart(results, dtypes), png, dpi=150)
-
-
-class _Bars:
-    """Progress bars on stderr, one for each part of the work, if stderr is a terminal."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, description: str, done: int, steps: int) -> None:
-        """Update the bar of a part and hide the others."""
-        tasks = [task.id for task in self._progress.tasks if task.description == description]
-        for other in self._progress.task_ids:
-            self._progress.update(other, visible=other in tasks)
-        task = tasks[0] if tasks else self._progress.add_task(description, total=None)
-        self._progress.update(task, completed=done, total=steps or None)
 
 
 def _pythons(options: Sequence[str]) -> dict[str, str]:

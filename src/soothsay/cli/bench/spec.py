@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from soothsay.bench.endpoint import Endpoint
     from soothsay.bench.spec.spec_results import SpecResults
 
-_ENDPOINT = "Another server"
+_endpoint = partial(typer.Option, rich_help_panel="Another server")
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,17 @@ class EndpointOptions:
 
     endpoint: Annotated[
         list[str] | None,
-        typer.Option(
+        _endpoint(
             metavar="URL",
-            rich_help_panel=_ENDPOINT,
             help="Server with OpenAI's chat completions to measure too: http://localhost:8000/v1; may be "
             "repeated.",
         ),
     ] = None
     endpoint_model: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=_ENDPOINT, help="The server's name for its model; once for each --endpoint."
-        ),
+        list[str] | None, _endpoint(help="The server's name for its model; once for each --endpoint.")
     ] = None
     api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VARIABLE", rich_help_panel=_ENDPOINT, help="Environment variable with the server's key."
-        ),
+        str | None, _endpoint(metavar="VARIABLE", help="Environment variable with the server's key.")
     ] = None
 
     def servers(self) -> list[Endpoint]:
@@ -96,8 +89,7 @@ def spec(
         ),
     ],
     drafter: Annotated[
-        list[str] | None,
-        typer.Option("--drafter", "-d", help="Drafter to measure; may be repeated."),
+        list[str] | None, typer.Option("--drafter", "-d", help="Drafter to measure; may be repeated.")
     ] = None,
     per_task: Annotated[
         int | None,

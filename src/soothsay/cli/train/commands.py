@@ -152,8 +152,7 @@ def block(
     from soothsay.train.heads import BlockRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        tokens = _shortlist(target, examples, shortlist) if shortlist else ()
-        return new_heads.block(target, size, layers, markov_rank, tokens)
+        return new_heads.block(target, size, layers, markov_rank, _shortlist(target, examples, shortlist))
 
     _head(run, BlockRecipe, make)
 
@@ -174,7 +173,7 @@ def redrafter(
     from soothsay.train.heads import RedrafterRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        tokens = _shortlist(target, examples, shortlist) if shortlist else ()
+        tokens = _shortlist(target, examples, shortlist)
         return new_heads.redrafter(target, examples, size, hidden, cell, tokens)
 
     _head(run, RedrafterRecipe, make)
@@ -222,7 +221,9 @@ def draft(
 
 
 def _shortlist(target: Transformer, examples: list[Example], size: int) -> list[int]:
-    """The most frequent tokens, `size` of them or the whole vocabulary."""
+    """The most frequent tokens, `size` of them or the whole vocabulary. None if `size` is 0."""
+    if not size:
+        return []
     from soothsay.train.examples import common_tokens
 
     total = target.config.vocab_size

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.options import (
@@ -20,6 +19,7 @@ from soothsay.cli.options import (
     TemperatureOption,
 )
 from soothsay.cli.progress import progress_bar
+from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import PLAIN, notice
 
 if TYPE_CHECKING:
@@ -81,20 +81,18 @@ def data(
 
 
 def _show(report: AnswersReport, tally: Tally, out: Path) -> None:
-    table = Table.grid(padding=(0, 2))
     held = report.before + report.written
     before = f", {report.before:,} of them from earlier runs" if report.before else ""
-    table.add_row(Text("written", "dim"), Text(f"{out}: {held:,} conversations{before}"))
-    table.add_row(Text("answers", "dim"), f"{report.answers:,} with {report.tokens:,} tokens")
+    facts: list[tuple[str, str | Text]] = [
+        ("written", f"{out}: {held:,} conversations{before}"),
+        ("answers", f"{report.answers:,} with {report.tokens:,} tokens"),
+    ]
     losses = {
         "answers cut, by --max-tokens or the context": report.cut,
         "conversations without their later turns": report.unfinished,
         "conversations left out": report.left_out,
         f"of {tally.read:,} entries cannot be used": tally.bad,
     }
-    for what, count in losses.items():
-        if count:
-            table.add_row("", f"{count:,} {what}")
-    for reason in (*report.reasons, *tally.named):
-        table.add_row("", Text(reason, "dim"))
-    Console(highlight=False, soft_wrap=True).print(table)
+    facts += [("", f"{count:,} {what}") for what, count in losses.items() if count]
+    facts += [("", Text(reason, "dim")) for reason in (*report.reasons, *tally.named)]
+    Console(highlight=False, soft_wrap=True).print(facts_table(facts))

@@ -14,15 +14,12 @@ class AcceptanceCalibration:
     A score is the drafter's own estimate of log P(the path to the node is accepted). The calibration counts
     nodes in bins of the score, and starts as if the drafter were honest. Its probability never rises as the
     score falls (pool adjacent violators, Ayer et al. 1955). So the best-scored nodes always form a tree.
-
-    Args:
-        prior: nodes that the drafter's own score counts for in each bin.
     """
 
-    def __init__(self, prior: float = BIN_PRIOR):
+    def __init__(self) -> None:
         honest = [math.exp(-BIN_WIDTH * (i + 0.5)) for i in range(NUM_BINS)]
-        self._right = [prior * p for p in honest]
-        self._seen = [prior] * NUM_BINS
+        self._right = [BIN_PRIOR * p for p in honest]
+        self._seen = [BIN_PRIOR] * NUM_BINS
         self._table = honest
         self._new = 0
 

@@ -91,7 +91,7 @@ def _committed_features(seen: Observation, layers: slice) -> tuple[int, tuple[Te
         return count, taps
     if not path or path[-1] == len(path):  # the accepted nodes are 1, 2, ...
         return count, tuple(tap[:count] for tap in taps)
-    rows = [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]
+    rows = seen.committed_rows
     return count, tuple(tap[rows] for tap in taps)
 
 

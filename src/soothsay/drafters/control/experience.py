@@ -8,8 +8,8 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from soothsay.core.arrays import FloatArray
 from soothsay.core.learned import State
 from soothsay.drafters.lookup.backoff import LEAST, WIDEST
 from soothsay.drafters.lookup.ngram import Counts, Tokens
@@ -76,7 +76,7 @@ class Trust:
         self.seen[opinion], self.right[opinion] = seen, hits
         self._rates[opinion.drafter][opinion.ngrams] = float(hits / seen)
 
-    def restore(self, seen: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> None:
+    def restore(self, seen: FloatArray, right: FloatArray) -> None:
         """Take over counts that have been checked."""
         self.seen, self.right = seen, right
         self._rates = (right / seen).tolist()

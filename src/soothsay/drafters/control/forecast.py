@@ -8,12 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from soothsay.drafters.control.acceptance import AcceptanceCalibration
-from soothsay.drafters.control.constants import (
-    MEAN_WEIGHT,
-    SHARED_MEAN_WEIGHT,
-    START_ACCEPTED,
-    START_MISS,
-)
+from soothsay.drafters.control.constants import MEAN_WEIGHT, SHARED_MEAN_WEIGHT, START_ACCEPTED, START_MISS
 from soothsay.drafters.control.cost import Prices
 from soothsay.drafters.control.probes import NEVER, ProbeSchedule, StartInterval
 

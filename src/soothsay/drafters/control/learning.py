@@ -24,14 +24,7 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
-from soothsay.drafters.control.experience import (
-    ORDER,
-    SILENT,
-    SILENT_ON_IT,
-    Experience,
-    Opinion,
-    bin_of,
-)
+from soothsay.drafters.control.experience import ORDER, SILENT, SILENT_ON_IT, Experience, Opinion, bin_of
 from soothsay.drafters.lookup.ngram import Tokens
 
 CONTEXTS = 200_000

@@ -14,17 +14,16 @@ from soothsay.core.batch import Batch
 from soothsay.core.paths import Path as KeyPath
 from soothsay.core.paths import PathList
 from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.assistant import AssistantHead
-from soothsay.drafters.trees.features import LastFeatures
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape
 from soothsay.errors import DrafterError
 
 
-class Assistant(LevelwiseDrafter):
+class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
     """Drafts with a small decoder that has no keys and values of its own.
 
     Each of its layers attends to those of one of the target's layers. So nothing is computed for a prompt.
@@ -40,8 +39,6 @@ class Assistant(LevelwiseDrafter):
         dtype: element type of the assistant, as in `LLM`; "auto" is the target's.
     """
 
-    trained = True
-
     def __init__(
         self,
         target: Target,
@@ -52,32 +49,18 @@ class Assistant(LevelwiseDrafter):
         dtype: DType = "auto",
     ):
         shape = ConfidentShape.within("assistant", target, depth, width, branch)
-        self.target, self.served = target, load_head(AssistantHead, model, target, dtype)
-        self.taps, self.features = self.served.taps, LastFeatures()
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-        # a target that is only inspected has no KV; then an empty pool takes its place
-        pool = target.cache or target.model.new_cache(target.num_blocks, target.config.block_size)
-        block, sources = self.served.head.config.block, target.model.config.last_kv_layers
+        LastFeatureDrafter.__init__(self, target, load_head(AssistantHead, model, target, dtype))
+        GrownDrafter.__init__(self, target, shape)
+        pool = target.pool
+        block, sources = self.head.config.block, target.model.config.last_kv_layers
         needed = [sources[window is None] for window in block.windows]
         if not all(layer in target.model.own.layers for layer in needed):
             raise DrafterError("assistant reads keys and values that another stage of the model has")
         self.kv = [pool.layers[layer] for layer in needed]
 
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose last token alone has no KV; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the target's last output, which the root reads."""
-        self.features.observe(observations, self.served.fuse)
-
-    def release(self, request: Request) -> None:
-        """Forget a request."""
-        self.features.release(request)
-
     def ready(self, request: Request) -> bool:
         """Return whether the root can be computed, see `Expander`."""
-        return request.num_pending == 1 and len(request.tokens) > 1 and self.features.ready(request)
+        return request.num_pending == 1 and len(request.tokens) > 1 and super().ready(request)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
         """Compute the roots, see `Expander`. The states are the assistant's outputs."""
@@ -91,12 +74,12 @@ class Assistant(LevelwiseDrafter):
     def _run(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the frontiers: logits `[M, V]`, and outputs `[M, H_target]`."""
         batch = self.lay_out(growing)
-        states, logits = self.served.head(self.served.shared.embed(batch.tokens), states, batch, self.kv)
+        states, logits = self.head(self.shared.embed(batch.tokens), states, batch, self.kv)
         return logits, states
 
     def lay_out(self, growing: Sequence[GrowingTree]) -> Batch:
         """Lay out the frontiers as rows of a pass. Rows see all KV of their request, and no other row."""
-        size, block = self.target.config.block_size, self.served.head.config.block
+        size, block = self.target.config.block_size, self.head.config.block
         paths, positions, count = list[KeyPath](), list[int](), 0
         for g in growing:
             known = len(g.request.tokens) - 1  # tokens with KV

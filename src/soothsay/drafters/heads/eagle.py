@@ -1,7 +1,8 @@
-"""EAGLE and EAGLE-2: one decoder block guesses the target's next features, and with them its next tokens.
+"""EAGLE: one decoder block guesses the target's next features, and with them its next tokens.
 
 EAGLE (Li et al. 2024, arXiv 2401.15077) fills a fixed tree. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) has
-the same weights, and grows a tree by confidence.
+the same weights, and grows a tree by confidence. EAGLE-3 (Li et al. 2025, arXiv 2503.01840) has EAGLE-2's
+tree, and a head that reads features of several layers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.eagle import EagleHead
-from soothsay.drafters.heads.recurrent import RecurrentDrafter
-from soothsay.drafters.trees.shapes import ConfidentShape, TemplateShape
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
+from soothsay.drafters.heads.recurrent import ConfidentDrafter, RecurrentDrafter
+from soothsay.drafters.trees.shapes import TemplateShape
 from soothsay.drafters.trees.template import EAGLE_TEMPLATE
 
 
@@ -39,27 +41,13 @@ class Eagle(RecurrentDrafter):
         super().__init__(target, load_head(EagleHead, model, target, dtype), TemplateShape(template))
 
 
-class Eagle2(RecurrentDrafter):
-    """EAGLE-2: the likeliest nodes of each level get children, and the best nodes of all are verified.
+class Eagle2(ConfidentDrafter):
+    """EAGLE-2: EAGLE's head, with a tree that grows by confidence."""
 
-    Args:
-        target: the model to draft for.
-        model: a checkpoint's directory, or a head; empty: `drafters/eagle` beside the target's weights.
-        depth: levels of the tree.
-        width: nodes of each level that get children; None: as many as the largest tree has room for.
-        branch: children of each of these nodes; None: one more than `width`.
-        dtype: what the head computes in, as in `LLM`; "auto": see `load_head`.
-    """
+    method, kind = "eagle2", EagleHead
 
-    def __init__(
-        self,
-        target: Target,
-        model: str | Path | Head = "",
-        depth: int = 8,
-        width: int | None = None,
-        branch: int | None = None,
-        dtype: DType = "auto",
-    ):
-        shape = ConfidentShape.within("eagle2", target, depth, width, branch)
-        served = load_head(EagleHead, model, target, dtype)
-        super().__init__(target, served, shape)
+
+class Eagle3(ConfidentDrafter):
+    """EAGLE-3: a head over features of several layers. Its output head may have the frequent tokens only."""
+
+    method, kind = "eagle3", Eagle3Head

@@ -1,9 +1,13 @@
-"""Drafters with KV of their own, whose head reads the target's feature of every token."""
+"""Bases of drafters with a trained head that reads the target's features.
+
+A `FeatureDrafter` has KV of its own, and its head reads the feature of every token. A `LastFeatureDrafter`
+has none, and its head reads the feature of the last token.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 import torch
@@ -11,10 +15,11 @@ from torch import Tensor
 
 from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
-from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
 from soothsay.drafters.heads.serving import Served, ServedHead
 from soothsay.drafters.trees.context import DraftPass
-from soothsay.drafters.trees.features import FeatureKV
+from soothsay.drafters.trees.features import FeatureKV, LastFeatures
 
 
 class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
@@ -54,3 +59,42 @@ class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
     def ready(self, request: Request) -> bool:
         """Return whether all features up to the root are known, see `Expander`."""
         return self.kv.ready(request)
+
+
+class LastFeatureDrafter(Drafter, Generic[ServedHead]):
+    """Keeps the feature of the token before each request's root. It has no KV.
+
+    Args:
+        target: the model to draft for.
+        served: the head, ready to draft.
+    """
+
+    trained = True
+
+    def __init__(self, target: Target, served: Served[ServedHead]):
+        self.target, self.served, self.taps = target, served, served.taps
+        self.head, self.shared, self.features = served.head, served.shared, LastFeatures()
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the features that the head reads next."""
+        self.features.observe(observations, self.served.fuse)
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self.features.release(request)
+
+    def ready(self, request: Request) -> bool:
+        """Return whether the feature before the root is known, see `Expander`."""
+        return self.features.ready(request)
+
+
+def draft_ready(
+    requests: Sequence[Request],
+    ready: Callable[[Request], bool],
+    draft: Callable[[Sequence[Request]], list[DraftTree]],
+) -> list[DraftTree]:
+    """Return the trees that `draft` makes for requests that are ready, and the root alone for the others."""
+    trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
+    if can := [request for request in requests if request.max_nodes > 1 and ready(request)]:
+        trees.update(zip(can, draft(can), strict=True))
+    return [*trees.values()]

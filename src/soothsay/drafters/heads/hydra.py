@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 
 from soothsay.config import DType
-from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Observation, Target
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.hydra import HydraHead
-from soothsay.drafters.trees.features import LastFeatures
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape
 
 
-class Hydra(LevelwiseDrafter):
+class Hydra(LastFeatureDrafter[HydraHead], GrownDrafter[Tensor]):
     """Grows trees with Hydra's heads: head k reads the feature and the k tokens on the path to a node.
 
-    It has no KV. A node's state is the vector that its head reads: `[(k + 1) * H]`, the feature of the token
+    A node's state is the vector that its head reads: `[(k + 1) * H]`, the feature of the token
     before the root and the embeddings of the path's tokens, the root included.
 
     Args:
@@ -33,8 +31,6 @@ class Hydra(LevelwiseDrafter):
         dtype: element type of the heads' linear layers; "auto" is the target's.
     """
 
-    trained = True
-
     def __init__(
         self,
         target: Target,
@@ -43,27 +39,9 @@ class Hydra(LevelwiseDrafter):
         branch: int | None = None,
         dtype: DType = "auto",
     ):
-        self.target, self.served = target, load_head(HydraHead, model, target, dtype)
-        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
+        LastFeatureDrafter.__init__(self, target, load_head(HydraHead, model, target, dtype))
         shape = ConfidentShape.within("hydra", target, self.head.config.num_heads, width, branch)
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-        self.features = LastFeatures()
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose feature is known; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the features that the heads read next."""
-        self.features.observe(observations, self.served.fuse)
-
-    def release(self, request: Request) -> None:
-        """Forget a request."""
-        self.features.release(request)
-
-    def ready(self, request: Request) -> bool:
-        """Return whether the feature before the root is known, see `Expander`."""
-        return self.features.ready(request)
+        GrownDrafter.__init__(self, target, shape)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
         """Run the first head, see `Expander`."""
@@ -79,4 +57,4 @@ class Hydra(LevelwiseDrafter):
         embedded = self.shared.embed(torch.tensor(tokens, dtype=torch.int64, device=above.device))
         read = torch.cat([above, embedded], dim=-1)
         parts = read.view(len(read), -1, self.head.config.hidden_size)
-        return self.head.logits(self.head(parts[:, 0], parts[:, 1:]), self.shared), read
+        return self.shared.logits(self.head(parts[:, 0], parts[:, 1:])), read

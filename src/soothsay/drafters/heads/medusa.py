@@ -11,15 +11,15 @@ from pathlib import Path
 from soothsay.config import DType
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.base import Observation, Target
+from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_ready
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.medusa import MedusaHead
-from soothsay.drafters.trees.features import LastFeatures
 from soothsay.drafters.trees.layout import TreeLayout
 
 
-class Medusa(Drafter):
-    """Makes trees of the likeliest tokens of Medusa's heads. It has no KV: it reads one feature a request.
+class Medusa(LastFeatureDrafter[MedusaHead]):
+    """Makes trees of the likeliest tokens of Medusa's heads.
 
     Args:
         target: the model to draft for.
@@ -31,8 +31,6 @@ class Medusa(Drafter):
         dtype: element type of the heads' linear layers; "auto" is the target's.
     """
 
-    trained = True
-
     def __init__(
         self,
         target: Target,
@@ -42,28 +40,24 @@ class Medusa(Drafter):
         tree: str = "best-first",
         dtype: DType = "auto",
     ):
-        self.served = load_head(MedusaHead, model, target, dtype)
-        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
+        super().__init__(target, load_head(MedusaHead, model, target, dtype))
         self.layout = TreeLayout(tree, self.head.config.num_heads, branch, nodes, target.model.kernels)
         self.max_nodes = 1 + nodes
-        self.features = LastFeatures()
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose feature is known, and the root alone for the others."""
-        trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
-        ready = [request for request in requests if request.max_nodes > 1 and self.features.ready(request)]
-        if ready:
-            logits = self.head.guesses(self.features.stacked(ready), self.shared)  # [R, heads, V]
-            depths = [self.head.config.num_heads] * len(ready)
-            trees.update(zip(ready, self.layout.trees(ready, logits.flatten(0, 1), depths), strict=True))
-        return [*trees.values()]
+        return draft_ready(requests, self.ready, self._draft)
+
+    def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
+        logits = self.head.guesses(self.features.stacked(ready), self.shared)  # [R, heads, V]
+        return self.layout.trees(ready, logits.flatten(0, 1), [self.head.config.num_heads] * len(ready))
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the features that the heads read next, and count which tokens were right."""
-        self.features.observe(observations, self.served.fuse)
+        super().observe(observations)
         self.layout.observe(observations)
 
     def release(self, request: Request) -> None:
         """Forget a request."""
-        self.features.release(request)
+        super().release(request)
         self.layout.release(request)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from soothsay.config import DType
 from soothsay.core.batch import Batch
 from soothsay.core.request import Request
-from soothsay.drafters.base import Target
-from soothsay.drafters.heads.loading import load_head
-from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.mtp import MTPHead
-from soothsay.drafters.heads.recurrent import Outputs, RecurrentDrafter
+from soothsay.drafters.heads.recurrent import ConfidentDrafter, Outputs
 from soothsay.drafters.trees.context import DraftPass
-from soothsay.drafters.trees.shapes import ConfidentShape
 
 
-class MTP(RecurrentDrafter):
+class MTP(ConfidentDrafter):
     """Drafts with modules that were trained with the target: module k predicts the token k + 1 ahead.
 
     The last module is used again for tokens further ahead. Module k reads the output of module k - 1 at the
@@ -29,31 +24,18 @@ class MTP(RecurrentDrafter):
     Example:
         With modules A and B, a root r and a node n below it: A at r predicts n. B at n reads A's output at r,
         and predicts the token below n. B at that token reads B's output at n.
-
-    Args:
-        target: the model to draft for.
-        model: a checkpoint's directory, or a head; empty: `drafters/mtp` beside the target's weights, or the
-            target's own checkpoint.
-        depth: number of tokens that are drafted in a row.
-        width: nodes of each level that are expanded; None: as many as the largest tree has room for.
-        branch: likeliest tokens that are added below each of them; None: one more than `width`.
-        dtype: element type of the modules, as in `LLM`; "auto" is the target's.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        model: str | Path | Head = "",
-        depth: int = 8,
-        width: int | None = None,
-        branch: int | None = None,
-        dtype: DType = "auto",
-    ):
-        shape = ConfidentShape.within("mtp", target, depth, width, branch)
-        served = load_head(MTPHead, model, target, dtype)
-        super().__init__(target, served, shape)
-        self.num_modules = served.head.config.block.num_layers
-        self._last = _LastOutputs(target.config.block_size)
+    method, kind = "mtp", MTPHead
+
+    @property
+    def num_modules(self) -> int:
+        """Number of modules."""
+        return self.served.head.config.block.num_layers
+
+    @cached_property
+    def _last(self) -> _LastOutputs:
+        return _LastOutputs(self.target.config.block_size)
 
     def release(self, request: Request) -> None:
         """Forget a request, after its full blocks are complete for other requests."""

@@ -12,7 +12,7 @@ from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import FeatureDrafter
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.trees.context import DraftPass
@@ -40,13 +40,11 @@ class OnePassDrafter(FeatureDrafter[Head]):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose features are known, and the root alone for the others."""
-        trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
-        ready = [request for request in requests if request.max_nodes > 1 and self.ready(request)]
-        if ready:
-            marginals = self.marginals(ready)
-            depths = [len(logits) for logits in marginals]
-            trees.update(zip(ready, self.layout.trees(ready, torch.cat(marginals), depths), strict=True))
-        return [*trees.values()]
+        return draft_ready(requests, self.ready, self._draft)
+
+    def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
+        marginals = self.marginals(ready)
+        return self.layout.trees(ready, torch.cat(marginals), [len(logits) for logits in marginals])
 
     @abstractmethod
     def marginals(self, requests: Sequence[Request]) -> list[Tensor]:

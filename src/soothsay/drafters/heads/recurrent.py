@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import FeatureDrafter
-from soothsay.drafters.heads.modules.base import RecurrentHead
+from soothsay.drafters.heads.loading import load_head
+from soothsay.drafters.heads.modules.base import Head, RecurrentHead
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.trees.context import DraftPass, own_pool, pack
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
-from soothsay.drafters.trees.shapes import TreeShape
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.shapes import ConfidentShape, TreeShape
 
 Outputs = tuple[Tensor, ...]
 """`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
 or the first if it is the only one."""
 
 
-class RecurrentDrafter(FeatureDrafter[RecurrentHead]):
+class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     """Grows trees with a recurrent head. It has KV of its own, and reads the target's features.
 
     The row of a committed token reads the target's feature of the token before. The row of a node reads the
@@ -37,12 +40,9 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead]):
     """
 
     def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
-        super().__init__(target, served, own_pool(target, served.head.config.block, served.head.dtype))
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose features are known; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
+        pool = own_pool(target, served.head.config.block, served.head.dtype)
+        FeatureDrafter.__init__(self, target, served, pool)
+        GrownDrafter.__init__(self, target, shape)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
         """Compute committed tokens up to the roots, see `Expander`."""
@@ -88,3 +88,35 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead]):
 
     def _logits(self, outputs: Outputs) -> Tensor:
         return self.served.head.logits(outputs[0], self.served.shared)
+
+
+class ConfidentDrafter(RecurrentDrafter):
+    """A recurrent head with EAGLE-2's tree: the likeliest nodes of each level get children.
+
+    A subclass says by `method` and `kind` whose heads it drafts with.
+
+    Args:
+        target: the model to draft for.
+        model: a checkpoint's directory, or a head; empty: the method's, as `find_head` looks for it.
+        depth: levels of the tree.
+        width: nodes of each level that get children; None: as many as the largest tree has room for.
+        branch: children of each of these nodes; None: one more than `width`.
+        dtype: what the head computes in, as in `LLM`; "auto": see `load_head`.
+    """
+
+    method: ClassVar[str]
+    """Its name in the registry."""
+
+    kind: ClassVar[type[RecurrentHead]]
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | Head = "",
+        depth: int = 8,
+        width: int | None = None,
+        branch: int | None = None,
+        dtype: DType = "auto",
+    ):
+        shape = ConfidentShape.within(self.method, target, depth, width, branch)
+        super().__init__(target, load_head(self.kind, model, target, dtype), shape)

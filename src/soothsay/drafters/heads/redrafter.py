@@ -15,15 +15,15 @@ import torch
 from soothsay.config import DType
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_ready
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.drafters.heads.refined import RefinedTrees
-from soothsay.drafters.trees.features import LastFeatures
 
 
-class Redrafter(Drafter):
-    """Looks once, and grows the best tree of the guesses as the cell refines them. It has no KV.
+class Redrafter(LastFeatureDrafter[RedrafterHead]):
+    """Looks once, and grows the best tree of the guesses as the cell refines them.
 
     Args:
         target: the model to draft for.
@@ -31,8 +31,6 @@ class Redrafter(Drafter):
         nodes: of the largest tree, the root not counted; `EngineConfig.max_tree` may allow fewer.
         dtype: element type of the head's linear layers; "auto" is the target's.
     """
-
-    trained = True
 
     def __init__(
         self,
@@ -42,27 +40,17 @@ class Redrafter(Drafter):
         dtype: DType = "auto",
     ):
         check_at_least_one("redrafter", nodes=nodes)
-        self.target, self.served = target, load_head(RedrafterHead, model, target, dtype)
-        self.head, self.shared, self.taps = self.served.head, self.served.shared, self.served.taps
-        self.max_nodes, self.features = 1 + nodes, LastFeatures()
+        super().__init__(target, load_head(RedrafterHead, model, target, dtype))
+        self.max_nodes = 1 + nodes
         self.refined = RefinedTrees(self.head, self.shared, self.max_nodes)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose feature is known, and the root alone for the others."""
-        ready = [request for request in requests if request.max_nodes > 1 and self.features.ready(request)]
-        trees = {}
-        if ready:
-            roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
-            embedded = self.head.embedded(roots, self.shared)
-            outputs = self.head(self.features.stacked(ready), embedded, self.shared)
-            trees = dict(zip(ready, self.refined.trees(ready, outputs, embedded), strict=True))
-        return [trees.get(request) or DraftTree(int(request.tokens[-1])) for request in requests]
+        return draft_ready(requests, self.ready, self._draft)
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the feature of the last committed token."""
-        self.features.observe(observations, self.served.fuse)
-
-    def release(self, request: Request) -> None:
-        """Forget a request."""
-        self.features.release(request)
+    def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
+        roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
+        embedded = self.head.embedded(roots, self.shared)
+        outputs = self.head(self.features.stacked(ready), embedded, self.shared)
+        return self.refined.trees(ready, outputs, embedded)

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from soothsay.core.arrays import IntArray
 from soothsay.errors import DrafterError
 from soothsay.files import replacing
 from soothsay.tokenizer import Tokenizer
@@ -49,7 +50,6 @@ of the suffix array, `fingerprint` of the tokenizer."""
 
 _LARGEST = 2**32 - 1  # places are uint32
 
-IntArray = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 Progress = Callable[[int, int], None]

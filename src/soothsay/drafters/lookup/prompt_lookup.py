@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from soothsay.core.arrays import IntArray
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target
@@ -55,7 +55,7 @@ class PromptLookup(Drafter):
             self._propose(request.tokens, min(self.num_tokens, request.max_depth)) for request in requests
         ]
 
-    def _propose(self, tokens: npt.NDArray[np.int64], depth: int) -> DraftTree:
+    def _propose(self, tokens: IntArray, depth: int) -> DraftTree:
         tree = DraftTree(int(tokens[-1]))
         if depth < 1:
             return tree
@@ -65,7 +65,7 @@ class PromptLookup(Drafter):
         return tree
 
 
-def find_matches(tokens: npt.NDArray[np.int64], longest: int, shortest: int) -> list[tuple[int, int]]:
+def find_matches(tokens: IntArray, longest: int, shortest: int) -> list[tuple[int, int]]:
     """Earlier occurrences of the last tokens.
 
     Returns:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from soothsay.core.arrays import IntArray
 from soothsay.core.learned import Learned, State
 from soothsay.core.noise import gumbel, noise_key
 from soothsay.core.params import MIN_TEMPERATURE
@@ -25,7 +26,6 @@ from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_
 from soothsay.drafters.trees.layout import TREE_KINDS, RankAcceptance
 from soothsay.errors import DrafterError
 
-IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 _NONE = np.empty(0)
@@ -182,9 +182,8 @@ class Recycling(Drafter):
         """
         tree = DraftTree(int(request.tokens[-1]))
         size = min(self.nodes, request.max_nodes - 1)
-        levels: list[
-            tuple[IntArray, IntArray, FloatArray]
-        ] = []  # of the nodes of each level: parent, token, score
+        # of the nodes of each level: parent, token, score
+        levels: list[tuple[IntArray, IntArray, FloatArray]] = []
         tokens, above = request.tokens[-1:], np.zeros(1, dtype=np.float32)
         best, least = np.empty(0, dtype=np.float32), -math.inf
         for level in range(min(self.depth, request.max_depth) if size > 0 else 0):

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from soothsay.core.arrays import IntArray
 from soothsay.core.automaton import NOWHERE, Automaton, Place, Reading, Start
 from soothsay.core.learned import Learned, State
 from soothsay.core.request import Request
@@ -124,7 +125,7 @@ class _Text:
         self._known: list[tuple[TextGeneration, int]] = []  # those of `_matches`, and tokens read then
         self._matches: list[Start] = []
 
-    def matches(self, tokens: npt.NDArray[np.int64], generations: Sequence[TextGeneration]) -> list[Start]:
+    def matches(self, tokens: IntArray, generations: Sequence[TextGeneration]) -> list[Start]:
         """The longest matches of the text's end, in the text itself and in each generation.
 
         Args:

@@ -20,13 +20,12 @@ from torch import Tensor
 from soothsay.config import DType
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
 from soothsay.drafters.models.universal import UniversalDraftModel
 from soothsay.drafters.models.vocabulary import Translation
 from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.trees.context import TokenKV, pack
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
 from soothsay.drafters.trees.shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import open_checkpoint
@@ -76,7 +75,7 @@ def draft_model(
     return UniversalDraftModel(target, loaded, translation, depth)
 
 
-class DraftModel(LevelwiseDrafter):
+class DraftModel(GrownDrafter[None]):
     """Proposes chains or trees with another model that has the same vocabulary.
 
     Its KV is in a pool of its own. Blocks that the target found in its prefix cache, but that this model
@@ -99,14 +98,9 @@ class DraftModel(LevelwiseDrafter):
     def __init__(self, target: Target, model: Transformer, depth: int = 4, width: int = 1, branch: int = 1):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
         _check_context(model, target)
-        self.target, self.model = target, model
+        super().__init__(target, ConfidentShape(depth, width, branch))
+        self.model = model
         self.kv = TokenKV(target, model.new_cache(target.num_blocks, target.config.block_size))
-        shape = ConfidentShape(depth, width, branch)
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request."""
-        return self.grower.grow(self, requests, self.min_level_gain)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the KV of the nodes that were accepted."""

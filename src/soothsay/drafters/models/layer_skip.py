@@ -14,17 +14,16 @@ from torch import Tensor
 
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, Target, check_at_least_one
+from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.models.skip_search import METHOD, SkipSet, parse_layers
 from soothsay.drafters.trees.context import pack
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
 from soothsay.drafters.trees.shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.files import user_path
 
 
-class LayerSkip(LevelwiseDrafter):
+class LayerSkip(GrownDrafter[None]):
     """Drafts with some of the target's layers, its last norm and its output head.
 
     It reads and writes the target's own KV, and keeps nothing of a request. All committed tokens but the last
@@ -81,15 +80,9 @@ class LayerSkip(LevelwiseDrafter):
             skipped = parse_layers(skip, num_layers)
         else:
             skipped = tuple(range(num_layers // 4 + 1, num_layers - num_layers // 4, 2))
-        self.target, self.layers = target, tuple(i for i in range(num_layers) if i not in skipped)
-        # a target that is only inspected has no KV; then an empty pool takes its place
-        self.pool = target.cache or target.model.new_cache(target.num_blocks, target.config.block_size)
-        shape = ConfidentShape(depth or 3, width, branch)
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Grow a tree for each request whose last token alone has no KV; the others get the root alone."""
-        return self.grower.grow(self, requests, self.min_level_gain)
+        super().__init__(target, ConfidentShape(depth or 3, width, branch))
+        self.layers = tuple(i for i in range(num_layers) if i not in skipped)
+        self.pool = target.pool
 
     def ready(self, request: Request) -> bool:
         """Return whether all committed tokens but the last have the target's KV, see `Expander`."""

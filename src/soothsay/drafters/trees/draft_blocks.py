@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from soothsay.config import ModelConfig
-from soothsay.core.batch import Batch, IntArray, Rows
+from soothsay.core.arrays import IntArray
+from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.paths import Path, PathList
 from soothsay.drafters.base import Target
@@ -47,7 +48,6 @@ class Sight:
 class BlockPass:
     """The rows of a pass: C of contexts, then R blocks of B rows."""
 
-    num_context: int  # C
     num_blocks: int  # R
     tokens: Tensor  # [R * B] int64, the blocks' tokens
     positions: Tensor  # [C + R * B] int64
@@ -95,7 +95,6 @@ class BlockPacker:
             for r, first, own in zip(ends, firsts, scratch.reshape(-1, self.size), strict=True)
         ]
         return BlockPass(
-            num_context=sum(map(len, contexts)),
             num_blocks=len(ends),
             tokens=block_tokens,
             positions=self._tensor(np.concatenate(positions)),

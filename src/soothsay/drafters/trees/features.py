@@ -52,7 +52,7 @@ class FeatureKV(OwnKV[FeatureState]):
         long pieces of prompts, so that their time is not counted as drafting time.
         """
         yield from self._fill([seen.request for seen in observations])
-        kept = [_committed_rows(seen) for seen in observations]
+        kept = [seen.committed_rows for seen in observations]
         taps = [
             torch.cat([tap[rows] for tap, rows in zip(layer, kept, strict=True)])
             for layer in zip(*(seen.taps for seen in observations), strict=True)
@@ -153,7 +153,7 @@ class LastFeatures:
 
     def observe(self, observations: Sequence[Observation], fuse: Fuse) -> None:
         """Keep the feature of the last token that a step commits."""
-        rows = [_committed_rows(seen) for seen in observations]
+        rows = [seen.committed_rows for seen in observations]
         taps = [
             torch.stack([tap[own[-1]] for tap, own in zip(layer, rows, strict=True)])
             for layer in zip(*(seen.taps for seen in observations), strict=True)
@@ -172,9 +172,3 @@ class LastFeatures:
     def release(self, request: Request) -> None:
         """Forget a request."""
         self.last.pop(request, None)
-
-
-def _committed_rows(seen: Observation) -> list[int]:
-    """Return the rows of an observation whose tokens are committed, accepted draft tokens included."""
-    path = () if seen.verdict is None else seen.verdict.path
-    return [*range(seen.num_pending), *(seen.num_pending + node - 1 for node in path)]

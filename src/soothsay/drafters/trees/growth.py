@@ -21,6 +21,7 @@ from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
 from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import LevelwiseDrafter, Target
 from soothsay.drafters.trees.guesses import draw, guess, likeliest
 from soothsay.drafters.trees.shapes import Candidate, Ranks, TemplateShape, TreeShape
 from soothsay.drafters.trees.template import draw_template
@@ -222,6 +223,23 @@ class TreeGrower:
             g.advance(g.choose(added, least) if goes_on else [], begin)
             begin = end
         return [g for g in growing if g.frontier]
+
+
+class GrownDrafter(LevelwiseDrafter, Expander[NodeStates]):
+    """A drafter whose trees a `TreeGrower` grows, with the drafter as its `Expander`.
+
+    Args:
+        target: the model to draft for.
+        shape: which nodes a tree gets.
+    """
+
+    def __init__(self, target: Target, shape: TreeShape):
+        self.target = target
+        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow a tree for each request that is ready; the others get the root alone."""
+        return self.grower.grow(self, requests, self.min_level_gain)
 
 
 def parent_rows(growing: Sequence[GrowingTree], device: torch.device) -> Tensor:

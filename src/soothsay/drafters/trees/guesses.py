@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soothsay.core.arrays import FloatArray
 from soothsay.core.request import Request
 from soothsay.core.sampling import DRAFTING, Keyed, Nodes, perturb
-from soothsay.core.tree import DraftTree, Draws, FloatArray
+from soothsay.core.tree import DraftTree, Draws
 from soothsay.core.verify import Chance, Guessing
 from soothsay.model.kernels import Kernels
 

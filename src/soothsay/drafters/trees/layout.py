@@ -93,7 +93,7 @@ class TreeLayout:
         self._proposed: dict[Request, Ranked] = {}  # in this step
 
     def trees(self, requests: Sequence[Request], logits: Tensor, depths: Sequence[int]) -> list[DraftTree]:
-        """Return a tree for each request. `logits` and `depths` are those of `rank_guesses`."""
+        """Return a tree for each request. `logits` and `depths` are those of `score_rows`."""
         templates = {tenant: self._template(tenant) for tenant in {request.tenant for request in requests}}
         trees = []
         scores = score_rows(requests, logits, depths, self.kernels)

@@ -153,25 +153,17 @@ def best_first(tree: DraftTree, ranked: Ranked, size: int) -> None:
     fill(tree, best_template(rates, size), ranked)
 
 
-def rank_guesses(
-    requests: Sequence[Request], logits: Tensor, depths: Sequence[int], ranks: int, kernels: Kernels
-) -> list[Ranked]:
-    """Return the likeliest tokens at each depth, under each request's sampling parameters and noise.
+def score_rows(
+    requests: Sequence[Request], logits: Tensor, depths: Sequence[int], kernels: Kernels
+) -> Tensor:
+    """Return `[M, V]` log-probabilities, up to a constant, under each request's parameters and noise.
 
     Args:
         requests: the requests to draft for.
         logits: `[M, V]` float32: for each request, one row for each depth, from the token after its root on.
         depths: how many of the M rows each request has.
-        ranks: number of tokens at each depth. There are fewer where fewer tokens are possible.
         kernels: of the target.
     """
-    return rank_rows(score_rows(requests, logits, depths, kernels), depths, ranks, kernels)
-
-
-def score_rows(
-    requests: Sequence[Request], logits: Tensor, depths: Sequence[int], kernels: Kernels
-) -> Tensor:
-    """Return `[M, V]` log-probabilities, up to a constant, under each request's parameters and noise."""
     likeliest, asked, begin = best_tokens(logits, kernels), [], 0
     for request, depth in zip(requests, depths, strict=True):
         chain = DraftTree(int(request.tokens[-1]))  # the tokens above matter to penalties only
@@ -182,7 +174,10 @@ def score_rows(
 
 
 def rank_rows(scores: Tensor, depths: Sequence[int], ranks: int, kernels: Kernels) -> list[Ranked]:
-    """Return the `ranks` best tokens of each row of `scores`, `[M, V]`, grouped by request."""
+    """Return the `ranks` best tokens of each row of `scores`, `[M, V]`, grouped by request.
+
+    A row has fewer where fewer tokens are possible.
+    """
     values, tokens = kernels.largest(scores, ranks, scores.new_ones(len(scores)))
     guesses = [
         [(token, value) for token, value in zip(*row, strict=True) if value > -math.inf]

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from soothsay.model.formats.weight_format import (
-    Reader,
-    Settings,
-    checked,
-    kind,
-    unpack,
-)
+from soothsay.model.formats.weight_format import Reader, Settings, checked, kind, unpack
 from soothsay.model.quantized import Quantized
 
 

@@ -121,10 +121,10 @@ class CompressedTensors:
         """Read the configuration. Raises `ModelError` for an unknown setting."""
         if settings.values.get("transform_config"):
             raise settings.refusal("compressed-tensors with a transform_config")
-        if settings.part("sparsity_config").get("format", "dense") != "dense":
+        if settings.part("sparsity_config").values.get("format", "dense") != "dense":
             raise settings.refusal("compressed-tensors with a sparsity_config")
         schemes = []
-        for name, group in settings.part("config_groups").items():
+        for name, group in settings.part("config_groups").values.items():
             if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
                 raise settings.refusal(f"compressed-tensors, where config group {name!r} has no 'weights'")
             stored = group.get("format") or settings.values.get("format")

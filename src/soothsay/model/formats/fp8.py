@@ -49,11 +49,9 @@ class FP8:
     def of_compressed_tensors(cls, settings: Settings) -> FP8:
         """Read the configuration of compressed-tensors. Raises `ModelError` for an unknown setting."""
         blocks = set()
-        for name in settings.part("config_groups"):
-            weights = Settings(
-                Settings(settings.part("config_groups"), settings.path).part(name), settings.path
-            )
-            scheme = Settings(weights.part("weights"), settings.path)
+        groups = settings.part("config_groups")
+        for name in groups.values:
+            scheme = groups.part(name).part("weights")
             scheme.one_of("type", {"float": 1})
             scheme.one_of("num_bits", {8: 8})
             scheme.one_of("symmetric", {True: True}, default=True)

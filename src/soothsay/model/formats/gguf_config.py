@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from soothsay.core.arrays import FloatArray
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
 
@@ -118,6 +118,16 @@ class Header:
             )
         return values
 
+    def experts(self) -> dict[str, Any]:
+        """The keys of config.json for routed experts, under the names that most families have."""
+        count = self.require("expert_count")
+        return {
+            "num_experts": count,
+            "num_local_experts": count,
+            "num_experts_per_tok": self.require("expert_used_count"),
+            "moe_intermediate_size": self.require("expert_feed_forward_length"),
+        }
+
     def require(self, key: str) -> Any:
         """A number. Raises `ModelError` if it is missing."""
         value = self.number(key)
@@ -219,9 +229,8 @@ def read_rope_scaling(
     if factors:
         return _longrope(header, factors)
     kind = header.get("rope.scaling.type", "linear")
-    factor = (
-        header.number("rope.scaling.factor") or header.number("rope.scale_linear") or 1.0
-    )  # new and old key
+    # the new key, then the old one
+    factor = header.number("rope.scaling.factor") or header.number("rope.scale_linear") or 1.0
     unscaled = kind == "none" or (kind == "linear" and factor == 1)
     if divisors is not None and unscaled:
         found = divisors.double().numpy()
@@ -250,9 +259,8 @@ def read_rope_scaling(
             "beta_slow": "yarn_beta_slow",
         }
         given = {name: header.number(f"rope.scaling.{key}") for name, key in keys.items()}
-        if (
-            multiplier := header.number("rope.scaling.attn_factor", 1.0)
-        ) != 1.0:  # llama.cpp multiplies its default by it
+        multiplier = header.number("rope.scaling.attn_factor", 1.0)
+        if multiplier != 1.0:  # llama.cpp multiplies its default by it
             given["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
         given |= _ministral_scaling(header) if header.family == "ministral3" else {}
         given |= _latent_scaling(header) if header.family == "deepseek_v3" else {}
@@ -289,7 +297,7 @@ def _longrope(header: Header, factors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _llama3_scaling(divisors: npt.NDArray[np.float64], theta: float) -> dict[str, Any] | None:
+def _llama3_scaling(divisors: FloatArray, theta: float) -> dict[str, Any] | None:
     """Llama 3's scaling parameters from the divisors of the frequencies, `[d / 2]`; None if none fit.
 
     A divisor is 1 / (keep + (1 - keep) / factor). `keep` rises from 0 to 1 as the turns of a wave over the

@@ -244,14 +244,8 @@ def _qwen3_5_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]
         "linear_heads_tiled": header.family.startswith("qwen3_5"),
     }
     if header.family != "qwen3_5_text":
-        experts = require("expert_count")
-        own |= {
-            "num_experts": experts,
-            "num_local_experts": experts,
-            "num_experts_per_tok": require("expert_used_count"),
-            "moe_intermediate_size": require("expert_feed_forward_length"),
-            "shared_expert_intermediate_size": require("expert_shared_feed_forward_length"),
-        }
+        shared = require("expert_shared_feed_forward_length")
+        own |= {**header.experts(), "shared_expert_intermediate_size": shared}
     return own
 
 
@@ -265,14 +259,7 @@ def _lfm2_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
         "block_auto_adjust_ff_dim": False,
     }
     if header.family == "lfm2_moe":
-        experts = header.require("expert_count")
-        own |= {
-            "num_experts": experts,
-            "num_local_experts": experts,
-            "num_experts_per_tok": header.require("expert_used_count"),
-            "moe_intermediate_size": header.require("expert_feed_forward_length"),
-            "num_dense_layers": header.number("leading_dense_block_count", 0),
-        }
+        own |= {**header.experts(), "num_dense_layers": header.number("leading_dense_block_count", 0)}
     return own
 
 

@@ -20,9 +20,9 @@ from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
 from soothsay.vocabulary.words import WORDS
 
-_DEFAULT_IDS = {
-    "llama": {"bos": 1, "eos": 2, "unknown": 0}
-}  # SentencePiece's defaults, for files that name none
+_DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
+"""SentencePiece's defaults, for files that name none."""
+
 _SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _TEMPLATE_KEYS = {name: f"tokenizer.chat_template.{name}" for name in TEMPLATE_NAMES} | {
     "default": "tokenizer.chat_template"
@@ -147,9 +147,8 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     defaults = _DEFAULT_IDS.get(metadata.get("tokenizer.ggml.model", ""), {})
     size = len(metadata.get("tokenizer.ggml.tokens", []))
     found = {key: metadata.get(f"tokenizer.ggml.{key}_token_id", defaults.get(key)) for key in _IDS}
-    return {
-        key: i for key, i in found.items() if i is not None and 0 <= i < size
-    }  # 2^32 - 1 means that there is none
+    # 2^32 - 1 means that there is none
+    return {key: i for key, i in found.items() if i is not None and 0 <= i < size}
 
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:

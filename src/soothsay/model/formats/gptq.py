@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from soothsay.model.formats.weight_format import (
-    FLAGS,
-    Reader,
-    Settings,
-    checked,
-    kind,
-    require_runs,
-    unpack,
-)
+from soothsay.model.formats.weight_format import FLAGS, Reader, Settings, checked, kind, require_runs, unpack
 from soothsay.model.quantized import Quantized
 
 
@@ -36,8 +28,7 @@ class GPTQ:
     def of(cls, settings: Settings) -> GPTQ:
         """Read the configuration. Raises `ModelError` for an unknown setting."""
         # GPTQModel's; "-:regex" means modules that are not quantized
-        rules = settings.part("dynamic")
-        for rule in rules:
+        for rule in settings.part("dynamic").values:
             if not rule.startswith("-:"):
                 raise settings.refusal(f"gptq with settings of its own for {rule!r} (dynamic)")
         return cls(

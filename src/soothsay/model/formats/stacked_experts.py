@@ -15,12 +15,15 @@ The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.sc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from soothsay.errors import ModelError
+
+Shape = tuple[int, ...]
 
 MAX_TENSORS = 200_000
 """Limit of tensors, experts counted one by one. A model of 36 layers with 128 experts has 28,000."""
@@ -64,37 +67,42 @@ class Slice:
         """The tensor, a view of the expert's part of the stack."""
         return (matrix.t() if self.transposed else matrix)[self.outputs]
 
-    def shape_of(self, matrix: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_of(self, matrix: Shape) -> Shape:
         """The shape of the tensor, of the shape of the expert's part of the stack."""
         rows, *rest = matrix[::-1] if self.transposed else matrix
         return len(range(*self.outputs.indices(rows))), *rest
 
 
-def is_stack(name: str) -> bool:
-    """Whether a tensor of this name has a part of each expert."""
-    return STACK.fullmatch(name) is not None
+def unstacked(
+    config: Mapping[str, Any], names: Iterable[str], read_shapes: Callable[[list[str]], Mapping[str, Shape]]
+) -> dict[str, Slice]:
+    """The tensors of single experts by name, and where they are. Empty if the family does not stack them.
 
+    Args:
+        config: the content of the config.json.
+        names: of all tensors.
+        read_shapes: returns the shapes of some of them.
 
-def slices(stacking: Stacking, stacks: Mapping[str, tuple[int, ...]], hidden: object) -> dict[str, Slice]:
-    """The tensors of single experts by name, and where they are.
-
-    `stacks` has the shapes of stacks by name, `hidden` is the hidden size that the file states. Raises
-    `ModelError` if these have too many experts.
+    Raises `ModelError` if there are too many experts.
     """
+    text = config.get("text_config")
+    raw = text if isinstance(text, Mapping) else config
+    stacking = STACKINGS.get(str(raw.get("model_type")))
+    if stacking is None:
+        return {}
     found: dict[str, Slice] = {}
-    for name, shape in stacks.items():
+    for name, shape in read_shapes([name for name in names if STACK.fullmatch(name)]).items():
         if len(shape) < 2 or len(found) + 2 * shape[0] > MAX_TENSORS:
             raise ModelError(
                 f"{name} {list(shape)} should be a stack of experts, and all of them have at most "
                 f"{MAX_TENSORS:,} tensors; the file is damaged"
             )
-        found |= _slices(stacking, name, shape, hidden)
+        found |= _slices(stacking, name, shape, raw.get("hidden_size"))
     return found
 
 
-def _slices(
-    stacking: Stacking, stack: str, shape: tuple[int, ...], hidden: object
-) -> Iterator[tuple[str, Slice]]:
+def _slices(stacking: Stacking, stack: str, shape: Shape, hidden: object) -> Iterator[tuple[str, Slice]]:
+    """The tensors of one stack. `hidden` is the hidden size that the file states."""
     found = STACK.fullmatch(stack)
     assert found is not None
     place, part, kind = found.groups()

@@ -64,12 +64,12 @@ class Settings:
             return known[value]
         raise self.refusal(f"{key} {value!r}")
 
-    def part(self, key: str) -> Mapping[str, Any]:
-        """The object at `key`, empty if there is none. Raises `ModelError` for another value."""
+    def part(self, key: str) -> Settings:
+        """The settings at `key`, empty if there are none. Raises `ModelError` for another value."""
         value = self.values.get(key) or {}
         if not isinstance(value, Mapping):
             raise self.refusal(f"{key} {value!r:.80}, which is no object")
-        return value
+        return Settings(value, self.path)
 
     def group_size(self, key: str = "group_size") -> int | None:
         """Number of inputs that share a scale; None: all of them."""

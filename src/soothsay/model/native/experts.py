@@ -76,15 +76,8 @@ class Mixture:
             *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
             experts.ran.data_ptr(),
         )
-        self._held = (
-            layers,
-            shared,
-            vectors,
-            router,
-            each,
-            beside,
-            experts.ran,
-        )  # keeps alive what the library reads
+        # keeps alive what the library reads
+        self._held = layers, shared, vectors, router, each, beside, experts.ran
         self.address = addressof(self._struct)
 
     @staticmethod

@@ -15,11 +15,9 @@ from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.blocks import Block
-from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import Norm, layer_norm
-from soothsay.model.linear import stock_linear
+from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta, States
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
@@ -36,7 +34,7 @@ LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
 
 
-class NativeKernels(NativeSampling):
+class NativeKernels(NativeSampling, Kernels):
     """The kernels of one compiled library.
 
     A row's bits depend on the row alone, not on other rows or the number of threads. If the library
@@ -72,7 +70,7 @@ class NativeKernels(NativeSampling):
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
         if norm.centred:
-            return layer_norm(x, norm, dtype)
+            return super().norm(x, norm, dtype)
         out = torch.empty(x.shape, dtype=dtype)
         self._add_norm(x, None, None, norm, None, out)
         return out
@@ -200,10 +198,6 @@ class NativeKernels(NativeSampling):
         )
         return torch.empty(0) if out is None else out
 
-    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
-        """See `Kernels`."""
-        return convolve(x, taps, states, strands)
-
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
         rows, size = len(gate_up), gate_up.shape[1] // 2
@@ -248,7 +242,7 @@ class NativeKernels(NativeSampling):
         """See `Kernels`."""
         if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
             return NativeLinear(self, weight, bias, dtype)
-        return stock_linear(weight, bias, dtype)
+        return super().linear(weight, bias, dtype)
 
     def fuse(self, blocks: Sequence[nn.Module]) -> NativeBlocks | None:
         """See `Kernels`."""

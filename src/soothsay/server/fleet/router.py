@@ -23,8 +23,8 @@ E = TypeVar("E", bound=Hashable)
 class Router(Generic[E]):
     """Chooses engines by what they have read, how busy they are, and the session.
 
-    The cost of an engine is the number of the prompt's tokens that its prefix cache lacks, plus `answer` for
-    each answer under way, less `stay` if it had the session's last job. The engine with the least cost
+    The cost of an engine is the number of the prompt's tokens that its prefix cache lacks, plus `ANSWER` for
+    each answer under way, less `SESSION` if it had the session's last job. The engine with the least cost
     gets the job. Of several, the one gets it that got its last job first.
 
     The router knows prefix caches by what it has sent: it keeps the digests of the last blocks of each
@@ -34,18 +34,14 @@ class Router(Generic[E]):
     Args:
         block_size: tokens in a block.
         capacity: blocks that an engine's cache holds.
-        answer: see `ANSWER`.
-        stay: see `SESSION`.
     """
 
-    def __init__(self, block_size: int, capacity: int, *, answer: float = ANSWER, stay: float = SESSION):
+    def __init__(self, block_size: int, capacity: int):
         self._block_size, self._capacity = block_size, capacity
-        self._answer, self._stay = answer, stay
         self._held: dict[E, OrderedDict[bytes, None]] = {}  # the least recently used digest first
         self._sessions: OrderedDict[Hashable, E] = OrderedDict()
-        self._turns: OrderedDict[E, None] = (
-            OrderedDict()
-        )  # the engine that got its last job first comes first
+        # the engine that got its last job first comes first
+        self._turns: OrderedDict[E, None] = OrderedDict()
 
     def choose(
         self,
@@ -64,7 +60,7 @@ class Router(Generic[E]):
 
         def cost(engine: E) -> float:
             unread = sum(length - self.hit(engine, digests) for length, digests in prompts)
-            return unread + self._answer * answers[engine] - self._stay * (engine == last)
+            return unread + ANSWER * answers[engine] - SESSION * (engine == last)
 
         for engine in reversed([*answers]):
             if engine not in self._turns:

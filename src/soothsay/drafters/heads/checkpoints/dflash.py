@@ -15,7 +15,7 @@ from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import BLOCK, Names, block_names
 from soothsay.drafters.heads.checkpoints.path_heads import path_head_of
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
-from soothsay.drafters.heads.checkpoints.vocabulary import draft_vocabulary
+from soothsay.drafters.heads.checkpoints.vocabulary import draft_vocabulary, mask_token
 from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
 from soothsay.drafters.trees.draft_blocks import Sight
 from soothsay.errors import DrafterError
@@ -40,7 +40,8 @@ def open_dflash(files: DrafterFiles, fit: Fit) -> StoredHead:
     raw = _block_options(config)
     options = {**config, **config.get("dspark_config", {}), **config.get("dflash_config", {})}
     layer = "model.layers." if "model.layers.0.input_layernorm.weight" in files.names else "layers."
-    count = _count_layers(files, raw)
+    count = _size(files, raw, "num_hidden_layers")
+    files.check_count(count, "decoder blocks")
     for number in range(count):
         check_block(files, raw, f"{layer}{number}.")
     if (files.path / "mask_embedding.pt").exists():
@@ -63,7 +64,7 @@ def open_dflash(files: DrafterFiles, fit: Fit) -> StoredHead:
         block=block,
         taps=_taps(options, fit, count),
         size=int(options.get("block_size", 16)),
-        mask=_mask(files, options),
+        mask=mask_token(files, options),
         sights=_sights(files, raw, options, count),
         begins_at_root=correction.begins_at_root,
         guessed=guessed,
@@ -99,16 +100,6 @@ def _block_options(config: Options) -> dict[str, Any]:
     if "sliding_attention" in ropes:  # one for each kind of layer: all layers rotate alike
         raw = {**raw, "rope_parameters": ropes["sliding_attention"]}
     return {**raw, "model_type": "qwen3"}
-
-
-def _count_layers(files: DrafterFiles, raw: Options) -> int:
-    count = _size(files, raw, "num_hidden_layers")
-    if count > len(files.names):
-        raise DrafterError(
-            f"{files.path / 'config.json'} promises {count:,} decoder blocks, and there are "
-            f"{len(files.names):,} tensors: the download is incomplete"
-        )
-    return count
 
 
 def dflash_names(count: int, layer: str = "layers.", encoder: tuple[str, str] = ENCODERS[0]) -> Names:
@@ -160,13 +151,6 @@ def _sights(files: DrafterFiles, raw: Options, options: Options, count: int) -> 
         return tuple(narrow if slide else Sight() for slide in slides)
     causal = options.get("is_causal", options.get("causal"))
     return tuple(Sight(slide if causal is None else causal, window if slide else None) for slide in slides)
-
-
-def _mask(files: DrafterFiles, options: Options) -> int:
-    for key in ("mask_token_id", "pard_token", "ptd_token_id"):
-        if key in options:
-            return int(options[key])
-    raise DrafterError(f"{files.path / 'config.json'} does not say which token is the mask (mask_token_id)")
 
 
 def _size(files: DrafterFiles, options: Options, key: str) -> int:

@@ -35,6 +35,7 @@ from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, open
 from soothsay.drafters.heads.checkpoints.peagle import is_peagle, open_peagle
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.checkpoints.views import view_config, view_tensors
+from soothsay.drafters.heads.checkpoints.vocabulary import MASKS
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.block import BlockHead
 from soothsay.drafters.heads.modules.eagle import EagleHead
@@ -188,7 +189,7 @@ def _opener(files: DrafterFiles, own: bool) -> Opened:
 
 def _unmasked(files: DrafterFiles, opened: Opened) -> Opened:
     """`opened`. Raises `DrafterError` if it knows no masks, and the configuration states one."""
-    masks = [key for key in ("mask_token_id", "ptd_token_id", "pard_token") if key in files.config]
+    masks = [key for key in MASKS if key in files.config]
     if masks and opened not in FILL_MASKS:
         raise DrafterError(
             f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not supported; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
 from soothsay.model.config_fields import checked_fields
 from soothsay.model.formats.pickles import unpickled
-from soothsay.model.formats.stacked_experts import STACKINGS, Slice, is_stack, slices
+from soothsay.model.formats.stacked_experts import Slice, unstacked
 
 PICKLED = ("*.bin", "*.pt")
 """Files that are read if a directory has no safetensors. Only tensors are taken: no code in them is run."""
@@ -34,7 +34,7 @@ class DrafterFiles:
 
     A GGUF file gives the tensors of the MTP modules after the model's own layers. A context manager: leaving
     it closes the files. Raises `DrafterError` for a directory, a configuration or a weight file that is not
-    there or damaged.
+    there or damaged, and `ModelError` for impossible stacks of experts.
     """
 
     def __init__(self, path: Path):
@@ -56,7 +56,7 @@ class DrafterFiles:
         for file in pickled:
             if file.name not in NOT_WEIGHTS:
                 self._pickled |= _unpickled(file)
-        self._experts = self._unstacked()
+        self._experts = unstacked(self.config, self._mapped, self._shapes)
         if not self._mapped and not self._pickled:
             raise DrafterError(f"{path} has a config.json, but no weights in .safetensors, .bin or .pt files")
 
@@ -85,18 +85,19 @@ class DrafterFiles:
             return part.shape_of(self.shape(part.stack)[1:])
         return tuple(self._mapped[name].get_slice(name).get_shape())
 
-    def _unstacked(self) -> dict[str, Slice]:
-        """Experts by name that are parts of stacks, if the target's family has them so."""
-        text = self.config.get("text_config")
-        raw = text if isinstance(text, Mapping) else self.config
-        stacking = STACKINGS.get(str(raw.get("model_type")))
-        if stacking is None:
-            return {}
-        stacks = {name: self.shape(name) for name in self._mapped if is_stack(name)}
-        try:
-            return slices(stacking, stacks, raw.get("hidden_size"))
-        except ModelError as error:
-            raise DrafterError(f"{self.path}: {error}") from error
+    def _shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        return {name: self.shape(name) for name in names}
+
+    def check_count(self, count: int, what: str) -> None:
+        """Raise `DrafterError` if config.json promises more modules than there are tensors.
+
+        `what` is what they are, in the plural.
+        """
+        if count > len(self.names):
+            raise DrafterError(
+                f"{self.path / 'config.json'} promises {count:,} {what}, and there are {len(self.names):,} "
+                "tensors: the download is incomplete"
+            )
 
     def rows(self, name: str) -> int:
         """First size of a tensor. Raises `DrafterError` for a tensor without sizes."""

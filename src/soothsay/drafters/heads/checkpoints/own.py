@@ -23,7 +23,7 @@ from soothsay.errors import DrafterError
 def open_hydra(files: DrafterFiles, fit: Fit) -> StoredHead:
     """Open Hydra heads that `soothsay train` has written."""
     config = HydraConfig(**_values(HydraConfig, files))
-    _check_count(files, config.num_heads * (1 + config.num_layers))
+    files.check_count(config.num_heads * (1 + config.num_layers), "modules")
     fit.check(hidden=config.hidden_size, vocab=int(files.config.get("vocab_size", fit.config.vocab_size)))
     fit.check_layers(config.target_layers)
     return StoredHead(files, fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
@@ -33,7 +33,7 @@ def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
     """Open a one-pass head that `soothsay train` has written."""
     raw = {"num_hidden_layers": 0, **_required(files, "block")}
     block = block_config(files, raw, {}, "blocks.0.", int(raw["num_hidden_layers"]))
-    _check_count(files, block.num_layers)
+    files.check_count(block.num_layers, "modules")
     config = BlockConfig(**{**_values(BlockConfig, files), "block": block})
     fit.check(hidden=config.target_hidden_size, vocab=block.vocab_size)
     fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
@@ -83,15 +83,6 @@ def _check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
         raise DrafterError(
             f"{files.path}: shortlist is {known.dtype} {list(known.shape)} and should be "
             f"{size:,} tokens of {vocabulary:,}, in order; it is damaged"
-        )
-
-
-def _check_count(files: DrafterFiles, modules: int) -> None:
-    """Raise `DrafterError` if config.json promises more modules than there are tensors."""
-    if modules > len(files.names):
-        raise DrafterError(
-            f"{files.path / 'config.json'} promises {modules:,} modules, and there are {len(files.names):,} "
-            "tensors: the download is incomplete"
         )
 
 

@@ -75,7 +75,7 @@ def path_head_of(files: DrafterFiles, options: Options, block: ModelConfig, gues
     if "markov_head.markov_w1.weight" in files.names:
         return _markov(files, options, block, guessed)
     if "candidate_selector.hidden_projection.weight" in files.names:
-        return _selector(files, options, block, guessed, begins)
+        return _selector(files, options, block, begins)
     for prefix, theirs in REFINERS.items():
         if f"{prefix}in_proj.weight" in files.names:
             return _refiner(files, prefix, theirs, block, guessed, begins)
@@ -103,9 +103,7 @@ def _markov(files: DrafterFiles, options: Options, block: ModelConfig, guessed: 
     )
 
 
-def _selector(
-    files: DrafterFiles, options: Options, block: ModelConfig, guessed: int, begins: bool
-) -> StoredPathHead:
+def _selector(files: DrafterFiles, options: Options, block: ModelConfig, begins: bool) -> StoredPathHead:
     prefix = "candidate_selector."
     if "d2t" in files.names:
         raise DrafterError(f"{files.path} is DFlash2 for a part of the vocabulary, which is not supported")

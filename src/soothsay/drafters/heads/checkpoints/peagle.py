@@ -13,6 +13,7 @@ from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import block_names
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
+from soothsay.drafters.heads.checkpoints.vocabulary import mask_token
 from soothsay.drafters.heads.modules.peagle import PEagleConfig, PEagleHead
 from soothsay.errors import DrafterError
 
@@ -47,7 +48,9 @@ def open_peagle(files: DrafterFiles, fit: Fit) -> StoredHead:
             "numbers: it is damaged, or another target's"
         )
     given["mask_hidden"] = files.read("mask_hidden").reshape(-1)
-    config = PEagleConfig(replace(parts.config, norm_output=False), _mask(files), _depth(files.config))
+    config = PEagleConfig(
+        replace(parts.config, norm_output=False), mask_token(files, files.config), _depth(files.config)
+    )
     return StoredHead(
         files,
         fit,
@@ -57,13 +60,6 @@ def open_peagle(files: DrafterFiles, fit: Fit) -> StoredHead:
         given,
         ignored=EAGLE3_IGNORED,
     )
-
-
-def _mask(files: DrafterFiles) -> int:
-    for key in ("mask_token_id", "ptd_token_id", "pard_token"):
-        if key in files.config:
-            return int(files.config[key])
-    raise DrafterError(f"{files.path / 'config.json'} does not say which token is the mask (ptd_token_id)")
 
 
 def _depth(config: Mapping[str, Any]) -> int:

@@ -1,6 +1,9 @@
-"""The vocabulary of a head with an output head of its own, which may be a part of the target's."""
+"""Tokens of a head: those that its own output head is for, and the mask."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +12,19 @@ from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.errors import DrafterError
+
+MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""Keys that state which token is the mask."""
+
+
+def mask_token(files: DrafterFiles, options: Mapping[str, Any]) -> int:
+    """The token of the rows whose tokens are guessed. Raises `DrafterError` if `options` state none."""
+    for key in MASKS:
+        if key in options:
+            return int(options[key])
+    raise DrafterError(
+        f"{files.path / 'config.json'} does not say which token is the mask ({', '.join(MASKS)})"
+    )
 
 
 def draft_vocabulary(files: DrafterFiles, block: ModelConfig, fit: Fit) -> tuple[dict[str, Tensor], int]:

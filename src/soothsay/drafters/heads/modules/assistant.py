@@ -94,11 +94,6 @@ class AssistantHead(Head):
         self.rope = Rope(c.rope, c.head_dim if c.global_heads is None else c.global_heads.size)
         self.second_rope = None if c.second_rope is None else Rope(c.second_rope, c.head_dim)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs."""
-        return cast(Block, self.blocks[0]).dtype
-
     def forward(
         self, embedded: Tensor, states: Tensor, batch: Batch, kv: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:

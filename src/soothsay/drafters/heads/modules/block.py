@@ -84,7 +84,7 @@ class BlockHead(ShortlistHead):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the linear layers' outputs, and of the KV."""
-        return cast(Block, self.blocks[0]).dtype
+        return self.blocks.dtype
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate features without a norm, and project them: `[N, H]` each -> `[N, H]` float32."""

@@ -148,9 +148,8 @@ class RowConvolution(nn.Module):
 
     def around(self, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`part` of the convolved rows, convolved again: `[R * B, H]` in any dtype, and in that of `part`."""
-        kernels = (
-            cast(Tensor, self.kernel_projection(x)).float().view(len(x), 2, self.rows, -1)
-        )  # [N, 2, k, groups]
+        projected = cast(Tensor, self.kernel_projection(x)).float()
+        kernels = projected.view(len(x), 2, self.rows, -1)  # [N, 2, k, groups]
         out = part(self._convolve(x, kernels[:, 0], self.base_kernel[0]))
         return self._convolve(out, kernels[:, 1], self.base_kernel[1])
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.drafters.heads.modules.base import Head
 from soothsay.drafters.heads.modules.medusa import ResBlock
 from soothsay.errors import DrafterError
 from soothsay.model.linear import Dense
@@ -70,10 +70,6 @@ class HydraHead(Head):
         for layer in cast(Sequence[nn.Module], self.blocks[index]):
             x = layer(x)
         return x
-
-    def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
-        """Outputs `[M, H]` -> logits `[M, V]` float32."""
-        return shared.logits(hidden)
 
 
 def _pass_on(size: int, num_tokens: int) -> Dense:

@@ -59,9 +59,8 @@ class PEagleHead(Head):
         more = range(1, c.num_layers)
         self.more = Blocks(Block(c, layer, kernels) for layer in more) if more else None
         width = len(self.taps) * config.first.target_hidden_size
-        self.mask_hidden = nn.Parameter(
-            normal(width, std=1.0)
-        )  # in place of the taps of one token, end to end
+        # in place of the taps of one token, end to end
+        self.mask_hidden = nn.Parameter(normal(width, std=1.0))
 
     @property
     def dtype(self) -> torch.dtype:
