@@ -175,7 +175,7 @@ class ModelConfig:
     @cached_property
     def kv_layers(self) -> tuple[int, ...]:
         """For each layer, the layer whose keys and values it reads: itself, or the last one of its kind that
-        has its own. Of a kind are layers with a window, and layers without. -1: another model's."""
+        has its own. There are two kinds: layers with a window, and layers without. -1: another model's."""
         own, last = self.num_layers - self.num_shared_kv_layers, self.last_kv_layers
         shared = (last.get(window is None, -1) for window in self.windows[own:])
         return (*range(own), *shared)
@@ -286,51 +286,46 @@ LEAST = {
 class EngineConfig:
     """The engine's numbers. A None is derived from the model and the machine when the engine is built.
 
-    Raises `ModelError` for numbers that cannot work.
+    Args:
+        max_context: limit of tokens in one request, prompt and answer together. None: the model's own.
+        block_size: tokens in one block of the KV pool. Small blocks let short prompts share prefixes and
+            waste little; large blocks keep block tables short.
+        kv_tokens: tokens that the KV pool holds for all requests together. None: enough for `max_requests`
+            full contexts, but no more than a quarter of the free memory.
+        max_requests: limit of requests in one step; the others wait. On a CPU 16 rows take about 1.3 times as
+            long as one row, so more requests at a time would gain little.
+        max_rows: limit of rows in one forward pass. Longer prompts are read in chunks.
+        max_stall: limit of seconds for a step in which some requests read their prompt and others answer.
+            Prefill chunks are cut to fit. None: no limit, for callers that wait for all answers together; a
+            server sets one.
+        max_tree: limit of nodes in a request's draft tree, the root included. A drafter may want fewer. On a
+            CPU without AMX, a pass of 16 rows takes little longer than one of a single row. With AMX, larger
+            trees gained nothing.
+        snapshot_bytes: memory of the prefix cache for copies of states, in models with recurrent layers. A
+            prompt continues from the last copy in the prefix that it shares. None: a sixteenth of the free
+            memory, at most two copies for each of `max_requests`.
+        prefix_caching: whether finished requests keep their KV until the memory is needed, and equal prefixes
+            share it.
+        learn: share of one core's time, 0 to 1, in which trained drafters learn from the target's answers. 0:
+            they do not learn. Tokens do not depend on it.
+        learn_for_tenants: whether drafters learn for each tenant apart. Otherwise they learn only from
+            requests without a tenant.
+
+    Raises:
+        ModelError: a number cannot work.
     """
 
     max_context: int | None = None
-    """Largest number of tokens in one request, prompt and answer together. None: the model's own limit."""
-
     block_size: int = 16
-    """Tokens in one block of the KV pool. Small blocks let short prompts share prefixes and waste little;
-    large blocks keep block tables short."""
-
     kv_tokens: int | None = None
-    """Tokens that the KV pool holds for all requests together. None: enough for `max_requests` full contexts,
-    but no more than a quarter of the free memory."""
-
     max_requests: int = 64
-    """Largest number of requests in one step; the others wait. On a CPU 16 rows take about 1.3 times as long
-    as one row, so more requests at a time would gain little."""
-
     max_rows: int = 512
-    """Largest number of rows in one forward pass. Longer prompts are read in chunks."""
-
     max_stall: float | None = None
-    """Seconds that a step should take at most while some requests read their prompt and others answer.
-    Prefill chunks are cut to fit. None: no limit, for callers that wait for all answers together; a server
-    sets one."""
-
     max_tree: int = 16
-    """Largest number of nodes in a request's draft tree, the root included. A drafter may want fewer. On a
-    CPU without AMX, a pass of 16 rows takes little longer than one of a single row. With AMX, larger trees
-    gained nothing."""
-
     snapshot_bytes: int | None = None
-    """Memory of the prefix cache for copies of states, in models with recurrent layers. A prompt goes on from
-    the last copy in the prefix that it shares. None: a sixteenth of the free memory, at most two copies for
-    each of `max_requests`."""
-
     prefix_caching: bool = True
-    """Whether finished requests keep their KV until the memory is needed, and equal prefixes share it."""
-
     learn: float = 0.0
-    """Share of one core's time, 0 to 1, in which trained drafters learn from the target's answers. 0: they do
-    not. Tokens do not depend on it."""
-
     learn_for_tenants: bool = False
-    """Whether they learn for each tenant apart. Otherwise they learn from requests without a tenant alone."""
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():

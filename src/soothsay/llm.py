@@ -58,24 +58,24 @@ class LLM:
         model: a Hugging Face directory, a `.gguf` file, the name of a bundled model, `owner/name` on the hub,
             or a `Transformer`. `directory:TYPE` and `owner/name:TYPE` choose a GGUF file by its type, such as
             `Q4_K_M`.
-        drafter: proposes draft tokens, unless a request names another. It never changes the output. It is a
-            name of the registry with options, such as `"suffix"` or `"draft-model(model=path)"`, or several
-            of them composed, or a class of drafters. "auto" chooses at each step whatever is fastest, plain
-            decoding included. "none" and None: plain decoding.
-        dtype: what linear layers compute in: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`; see
-            `soothsay.model.load.load_model`.
+        drafter: what proposes draft tokens, unless a request names another. It never changes the output. It
+            is a name with options, such as `"suffix"` or `"draft-model(model=path)"`, or a composition such
+            as `"suffix > mtp"`, or a class of drafters. `"auto"` chooses at each step whatever is fastest,
+            plain decoding included. `"none"` and None: plain decoding. docs/drafters.md lists all.
+        dtype: element type of the linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`;
+            see `soothsay.model.load.load_model`.
         tokenizer: takes the place of the model's own.
-        device: where the model runs.
+        device: where the model runs, as PyTorch names it. Only `"cpu"` is tested.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
-        kernels: "auto", the fastest that run here; or an instruction set such as "avx2" or "portable"; or
-            "stock", PyTorch's own operations. Bits of logits depend on them.
-        keep: a directory for what drafters learn. What is there from earlier runs is used; `save_learned`
-            writes it. None: everything is forgotten at the end.
-        stages: processes that share the layers, for a model that is too large for one machine: their number,
-            all on this machine, or where `soothsay stage` waits on others; see docs/many-machines.md.
-        config: the engine's numbers. Keywords set single ones, such as `max_context=4096`, or `learn=0.1` for
-            drafters that learn while they serve.
+        kernels: `"auto"`, the fastest that run here; or an instruction set such as `"avx2"` or `"portable"`;
+            or `"stock"`, PyTorch's own operations. Bits of logits depend on it.
+        keep: a directory for what drafters learn. Files of earlier runs are used; `save_learned` writes them.
+            None: everything is forgotten at the end.
+        stages: for a model that is too large for one machine: the number of processes of this machine that
+            share its layers, or the addresses of `soothsay stage` on others; see docs/many-machines.md.
+        config: the engine's numbers. A keyword sets one of them, such as `max_context=4096`, or `learn=0.1`
+            for drafters that learn while they serve; see `EngineConfig`.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -225,9 +225,10 @@ class LLM:
 
         Args:
             prompts: text, or token ids (a sequence or an array of integers), or a list of such prompts.
-            params: for all prompts, or a list of one for each. Default: `default_sampling_params`. What is
-                given holds as it is: the model's defaults do not fill it up.
-            drafter: in place of the model's default, for all prompts, or a list of one for each.
+            params: how to sample, for all prompts, or a list with one for each. Default:
+                `default_sampling_params`. Given parameters are used as they are: the model's defaults fill
+                nothing in.
+            drafter: the drafter for all prompts, or a list with one for each. Default: that of the `LLM`.
 
         Returns:
             A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
@@ -273,11 +274,11 @@ class LLM:
         """Answer a conversation, in the layout of the model's chat template.
 
         Args:
-            messages: with `role` and `content`, a text or a list of text parts; or a text, which is one
-                message of a user.
+            messages: dicts with `role` and `content`, which is a text or a list of text parts; or a text,
+                which is one message of a user.
             params: see `generate`.
             drafter: see `generate`.
-            variables: of the chat template, such as `tools=[...]` or `enable_thinking=False`.
+            variables: variables of the chat template, such as `tools=[...]` or `enable_thinking=False`.
 
         Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
         """
@@ -286,7 +287,11 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
     ) -> Stream:
-        """Answer one prompt piece by piece. The stream works with `for` and with `async for`."""
+        """Answer one prompt piece by piece. The stream works with `for` and with `async for`.
+
+        Arguments are those of `generate`, for one prompt. Raises `RequestError` if the prompt cannot be
+        served or `params.n` is not 1. Iterating raises `StepError` if the engine fails at the prompt.
+        """
         params = self._params(params)
         if params.n != 1:
             raise RequestError(

@@ -15,23 +15,36 @@ from soothsay.errors import StepError
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer."""
+    """One answer.
+
+    Attributes:
+        text: the answer. Stop strings, and special tokens by default, are left out.
+        token_ids: the answer's tokens, an end token included.
+        finish_reason: why it ended, such as "stop", "length" or "error".
+        stats: counts of steps, draft tokens and accepted tokens.
+        seed: with the same prompt and parameters, this seed gives the same tokens again.
+        logprobs: one entry for each token; None if the parameters did not request them.
+        prompt_logprobs: one entry for each token of the prompt from the second on, since nothing comes before
+            the first; None if the parameters did not request them.
+        error: why the request could not be served; None if it was.
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     stats: SpeculationStats
     seed: int
-    """With the same prompt and parameters, this seed gives the same tokens again."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Those of the prompt's tokens, from the second token on: nothing comes before the first."""
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answers to one prompt: `n` choices. The properties are those of the first choice."""
+    """What `LLM.generate` and `LLM.chat` return: the answers to one prompt.
+
+    `choices` has `SamplingParams.n` of them. The properties are those of the first choice.
+    """
 
     prompt_token_ids: list[int]
     choices: list[Choice]

@@ -46,7 +46,7 @@ class EngineOptions(ModelOptions):
             file_okay=False,
             show_default="forget it at the end",
             help="A directory that keeps what drafters learn across restarts, apart for each tenant. It "
-            "holds what users wrote, readable to this user alone.",
+            "holds what users wrote. Only this user of the machine can read it.",
         ),
     ] = None
     learn: Annotated[
@@ -73,8 +73,8 @@ class PlacementOptions:
         str,
         _replicas(
             metavar="N or MIN:MAX",
-            help="Number of engines behind this port; with bounds, it follows the load. An answer goes on at "
-            "another engine if its own one ends.",
+            help="Number of engines behind this port. With bounds, it follows the load. If an engine dies, "
+            "another one continues its answers.",
         ),
     ] = "1"
     replica_cores: Annotated[
@@ -96,8 +96,8 @@ class PlacementOptions:
         list[str] | None,
         _replicas(
             metavar="HOST:PORT",
-            help="Where 'soothsay stage' runs, which gets layers of a model that is too large for this "
-            "machine. Can be repeated.",
+            help="The address of a 'soothsay stage', which runs a part of the layers of a model that is too "
+            "large for this machine. Can be repeated.",
         ),
     ] = None
     stage_key: Annotated[
@@ -107,8 +107,8 @@ class PlacementOptions:
         bool,
         _replicas(
             "--portable",
-            help="Compute with instructions that all processors of the family have, so that engines on "
-            "unlike machines give equal answers. Slower.",
+            help="Use only instructions that all processors of the family have, so that engines on "
+            "different machines give equal answers. Slower.",
         ),
     ] = False
 

@@ -40,7 +40,7 @@ DrafterOption = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="What proposes draft tokens: a name, name(key=value, ...), or several with > or + between. "
+        help="What proposes draft tokens: a name, name(key=value, ...), or several with >, + or | between. "
         "'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
         "'soothsay inspect' lists those that fit.",
     ),

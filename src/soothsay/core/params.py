@@ -71,42 +71,73 @@ FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample, in vLLM's names. They change p alone, so all are valid under speculation."""
+    """How to sample a request's tokens, by vLLM's names.
 
-    temperature: float = 1.0  # 0: always the likeliest token
-    top_k: int = 0  # keep the k likeliest tokens; 0 or -1: all
-    top_p: float = (
-        1.0  # keep the smallest set of tokens with this probability (Holtzman et al. 2019, 1904.09751)
-    )
-    min_p: float = (
-        0.0  # keep tokens at least this likely relative to the likeliest (Nguyen et al. 2024, 2407.01082)
-    )
-    seed: int | None = None  # None: a random one, which the result reports
-    repetition_penalty: float = (
-        1.0  # divide (or multiply) logits of tokens seen in prompt or output (1909.05858)
-    )
-    presence_penalty: float = 0.0  # subtract from tokens seen in the output
-    frequency_penalty: float = 0.0  # subtract for each occurrence of a token in the output
-    logit_bias: Mapping[int, float] | None = None  # added to the logits of token ids; -inf bans a token
-    allowed_token_ids: Sequence[int] | None = None  # no other token comes; None: all may
-    bad_words: Sequence[str] = ()  # texts that the answer does not contain, as the tokenizer spells them
-    stop: str | Sequence[str] = ()  # strings that end the text and are left out of it
+    All parameters change the target's distribution p, and nothing else. So all of them work with speculation,
+    and no drafter changes what they give.
+
+    Args:
+        temperature: divides the logits. 0: always the likeliest token.
+        top_k: keep the k likeliest tokens. 0 or -1: all.
+        top_p: keep the smallest set of likeliest tokens whose probabilities reach this sum (Holtzman et al.
+            2019, 1904.09751).
+        min_p: keep tokens at least this likely, relative to the likeliest one (Nguyen et al. 2024,
+            2407.01082).
+        seed: the same seed gives the same tokens. None: a random one, which the result reports.
+        repetition_penalty: divides the logits of tokens seen in prompt or output if they are positive, else
+            multiplies them (Keskar et al. 2019, 1909.05858).
+        presence_penalty: subtracted from the logits of tokens seen in the output.
+        frequency_penalty: subtracted for each occurrence of a token in the output.
+        logit_bias: added to the logits of these token ids. -inf bans a token.
+        allowed_token_ids: no other token comes. None: all may.
+        bad_words: texts that the answer does not contain, as the tokenizer spells them.
+        stop: strings that end the text. They are left out of it.
+        stop_token_ids: tokens that end the answer.
+        include_stop_str_in_output: whether the text ends with the stop string or the stop token.
+        skip_special_tokens: whether special tokens have no text.
+        ignore_eos: whether the answer goes on after an end token of the model.
+        max_tokens: limit of tokens in the answer. None: until the context is full. 0: only read the prompt.
+        min_tokens: number of tokens before an end token may come.
+        n: number of independent answers to the same prompt.
+        logprobs: report the log-probability of each token, and of this number of likeliest tokens, before any
+            sampling parameter. None: report nothing.
+        prompt_logprobs: the same for the prompt's tokens, except the first.
+        grammar: what the answer may say. It overrides all other parameters.
+        verifier: how draft tokens are accepted, a name of `VERIFIERS`; see docs/guarantee.md. "match" keeps
+            the tokens. At temperature 0 all verifiers are "match".
+
+    Raises:
+        RequestError: a value is impossible.
+
+    Example:
+        >>> SamplingParams(temperature=0.7, top_p=0.9, max_tokens=100, seed=1)
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False  # whether the text ends with the stop string or token
-    skip_special_tokens: bool = True  # whether special tokens have no text
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
-    max_tokens: int | None = 256  # None: until the context is full; 0: only read the prompt
-    min_tokens: int = 0  # tokens before an end token may come
-    n: int = 1  # independent answers to the same prompt
-    logprobs: int | None = (
-        None  # report log-probabilities: of each token and of this number of likeliest tokens
-    )
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens, except the first
-    grammar: Grammar | None = None  # what the answer may say; it overrides all other parameters
-    verifier: str = "match"  # a name of `VERIFIERS`; at temperature 0 always match
+    max_tokens: int | None = 256
+    min_tokens: int = 0
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    verifier: str = "match"
 
     def __post_init__(self) -> None:
-        """Raise `RequestError` for an impossible value."""
         for name in ("stop", "bad_words", "stop_token_ids"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())

@@ -59,20 +59,34 @@ class Target:
 
 
 class Drafter(ABC):
-    """Proposes draft tokens. A new drafter is a subclass.
+    """Proposes draft tokens. A new drafter is a subclass that sets `max_nodes` and writes `propose`.
 
     One instance serves all requests that chose it. It keeps the state of a request under the request until
     `release`. Wrong drafts never change the output: a bad drafter is slow, and nothing else.
+    docs/adding-a-drafter.md explains the protocol.
+
+    Attributes:
+        target: the model, its tokenizer and the engine's configuration (`Target`).
+        max_nodes: nodes of the largest tree that it proposes, the root included. With 1, nothing is drafted.
+        taps: target layers whose input the drafter reads. The number of layers means the last layer's output.
+        trained: whether it was trained for its target. If its drafts are never right, that is reported.
+
+    Example:
+        >>> class Repeat(Drafter):
+        ...     max_nodes = 2  # the root, and one draft token
+        ...
+        ...     def propose(self, requests):
+        ...         return [self.draft(int(request.tokens[-1])) for request in requests]
+        ...
+        ...     def draft(self, token):
+        ...         tree = DraftTree(token)
+        ...         tree.extend([token])
+        ...         return tree
     """
 
     taps: tuple[int, ...] = ()
-    """Target layers whose input the drafter reads. The number of layers means the last layer's output."""
-
     max_nodes: int = 1
-    """Nodes of the largest tree that it proposes, the root included. With 1, nothing is drafted."""
-
     trained: bool = False
-    """Whether it was trained for its target. `Watch` reports one whose drafts are never right."""
 
     def __init__(self, target: Target):
         self.target = target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -22,12 +22,15 @@ RowsOption = Annotated[str, typer.Option("--rows", help="Numbers of rows of a pa
 PassesOption = Annotated[
     int, typer.Option("--rounds", min=1, help="Number of passes of each kind; times are medians.")
 ]
-DTypesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dtype", help="Element type of linear layers' weights; may be repeated.", show_default="bfloat16"
-    ),
-]
+
+
+def dtypes_option(shown: str) -> Any:
+    """The option `--dtype` of a command that takes several. `shown` is its default in `--help`."""
+    text = "Element type of linear layers' weights; may be repeated."
+    return typer.Option("--dtype", help=text, show_default=shown)
+
+
+DTypesOption = Annotated[list[str] | None, dtypes_option("bfloat16")]
 
 JsonOption = Annotated[
     Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from soothsay.cli.bench.bench_options import (
-    DTypesOption,
     JsonOption,
     PassesOption,
     RowsOption,
+    dtypes_option,
     known_dtypes,
     row_counts,
 )
@@ -29,7 +29,7 @@ SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,
 
 def experts(
     shape: Annotated[str, typer.Option(help="Its ffn is that of one expert; see 'bench step'.")] = SHAPE,
-    dtype: DTypesOption = None,
+    dtype: Annotated[list[str] | None, dtypes_option("int8, bfloat16")] = None,
     rows: RowsOption = "1,4,8,16",
     rounds: PassesOption = 25,
     to_json: JsonOption = None,

@@ -40,8 +40,8 @@ _engines = partial(typer.Option, rich_help_panel="Engines")
 class ConversationOptions:
     """The conversations of each engine, as `Conversations` describes them."""
 
-    sessions: Annotated[int, _load(min=1)] = 25
-    turns: Annotated[int, _load(min=1)] = 8
+    sessions: Annotated[int, _load(min=1, help="Number of conversations.")] = 25
+    turns: Annotated[int, _load(min=1, help="Questions in a conversation.")] = 8
     rate: Annotated[
         float | None,
         _load(min=0.000001, help="Sessions that begin in a second, on average.", show_default="all at once"),
@@ -52,7 +52,7 @@ class ConversationOptions:
     answer: Annotated[float, _load(min=1, help="Tokens of an answer, on average.")] = 32
     pause: Annotated[float, _load(min=0, help="Seconds before the next question, on average.")] = 0
     fixed: Annotated[bool, _load("--fixed", help="All lengths and pauses are their means.")] = False
-    seed: Annotated[int, _load(min=0)] = 0
+    seed: Annotated[int, _load(min=0, help="Seed of the conversations.")] = 0
 
     def conversations(self) -> Conversations:
         """The conversations. Without a rate they begin all at once."""
@@ -103,7 +103,7 @@ class SimulatedEngineOptions:
 def fleet(
     model: Annotated[
         str | None,
-        typer.Argument(help="Its steps are measured; see 'generate'.", show_default="with --times"),
+        typer.Argument(help="A model, to measure its steps; see 'generate'.", show_default="with --times"),
     ] = None,
     *,
     times: Annotated[

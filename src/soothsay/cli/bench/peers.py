@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.bench.bench_options import (
-    DTypesOption,
     JournalOption,
     PngOption,
     check_charts,
+    dtypes_option,
     known_dtypes,
 )
 from soothsay.cli.options import DrafterOption, ModelArgument
@@ -35,7 +35,7 @@ SUSPICIOUS = 8
 
 def peers(
     model: ModelArgument,
-    dtype: DTypesOption = None,
+    dtype: Annotated[list[str] | None, dtypes_option("bfloat16; auto for a .gguf file")] = None,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,8 +75,8 @@ def peers(
         str,
         typer.Option(
             metavar="FILE",
-            help="A GGUF file with which llama.cpp and openvino also speculate on another one.",
-            show_default="(none)",
+            help="A draft model for llama.cpp and openvino, if MODEL is a GGUF file: another GGUF file.",
+            show_default="none",
         ),
     ] = "",
     work: Annotated[
@@ -100,7 +100,7 @@ def peers(
 
     if png is not None:
         if questions is None:
-            raise typer.BadParameter("--png: whole answers are drawn, which --spec-bench asks for")
+            raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
         check_charts(png)
     plan = PeerPlan(
         model=model,

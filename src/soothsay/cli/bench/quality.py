@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from soothsay.cli.bench.bench_options import DTypesOption, JsonOption, known_dtypes
+from soothsay.cli.bench.bench_options import JsonOption, dtypes_option, known_dtypes
 from soothsay.cli.options import ModelArgument
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import numbers_table
@@ -22,7 +22,7 @@ def quality(
         list[Path],
         typer.Argument(metavar="TEXT...", exists=True, dir_okay=False, help="Text files to read, in order."),
     ],
-    dtype: DTypesOption = None,
+    dtype: Annotated[list[str] | None, dtypes_option("auto")] = None,
     reference: Annotated[
         str | None,
         typer.Option(show_default="MODEL", help="The model whose float32 is the reference."),

@@ -56,7 +56,7 @@ def stack(
     The rungs are transformers in bfloat16, this engine in bfloat16, integers, speculation, 4 and 16 requests
     at once, and a prefix cache. All answer the same prompts greedily, with a fixed number of tokens, and take
     turns. The prefix cache has longer prompts; its factor is over the same prompts without the cache. The
-    command fails if integers, speculation, batches or the cache change a token of each other's answers.
+    command fails if speculation, batches or the cache change a token.
     """
     check_charts(png)
     with notice(f"loading {model} ..."):
