@@ -14,6 +14,7 @@ from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence
@@ -51,7 +52,7 @@ class NativeKernels(NativeSampling):
 
     def __init__(self, variant: str):
         super().__init__(variant)
-        self.name = f"native, {variant}"
+        self.name, self.memory = f"native, {variant}", LargePages()
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
