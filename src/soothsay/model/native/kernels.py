@@ -16,13 +16,12 @@ from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
-from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Norm, layer_norm
 from soothsay.model.linear import stock_linear
 from soothsay.model.native.automata import NativeAutomaton
-from soothsay.model.native.delta import Delta, States
+from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
@@ -31,6 +30,7 @@ from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
+from soothsay.model.native.states import Convolution, States
 from soothsay.model.quantized import Integers
 
 LANES = 16
@@ -68,6 +68,8 @@ class NativeKernels(NativeSampling):
             fits = fits and not odd and row <= 1024
         if (delta := config.delta) is not None:
             fits = fits and not (delta.key_size % LANES or delta.value_size % LANES)
+        if (convolution := config.convolution) is not None:
+            fits = fits and not convolution.channels % LANES
         return fits and config.activation in ACTIVATIONS
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
@@ -203,7 +205,13 @@ class NativeKernels(NativeSampling):
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """See `Kernels`."""
-        return convolve(x, taps, states, strands)
+        x, out = x.contiguous(), torch.empty(x.shape)
+        self._library.soothsay_convolve(
+            *(x.data_ptr(), x.dtype == torch.bfloat16, len(x), False, byref(Convolution.of(taps))),
+            None if states is None else byref(States.of(states)),
+            *(strands.plan.buffer_info()[0], out.data_ptr()),
+        )
+        return out
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
