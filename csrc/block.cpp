@@ -17,7 +17,7 @@ struct Pass {
     void *first, *second, *third;
 };
 
-// Attention, or the gated delta rule. `p.first` has their inputs, if these are the norm of the stream, and gets the outputs.
+// Attention, the gated delta rule, or a convolution. `p.first` has their inputs, if these are the norm of the stream, and gets the outputs.
 void attend(const soothsay_parts& b, const Pass& p, const void* inputs, int inputs_are_bf16, void* kv) {
     const int half = b.is_bf16, qkv_half = b.qkv_is_bf16;
     const int64_t rows = p.rows, element = qkv_half ? 2 : 4;
@@ -28,6 +28,11 @@ void attend(const soothsay_parts& b, const Pass& p, const void* inputs, int inpu
         void* gates = (char*)p.second + rows * width * element;
         soothsay_linear(inputs, inputs_are_bf16, rows, b.gates, gates, half);
         soothsay_delta_rule(p.second, width, gates, half, d, (const soothsay_states*)kv, p.plan, third);
+        soothsay_linear(third, 0, rows, b.o, p.first, half);
+        return;
+    }
+    if (b.convolution) {
+        soothsay_convolve(p.second, half, rows, 1, b.convolution, (const soothsay_states*)kv, p.plan, third);
         soothsay_linear(third, 0, rows, b.o, p.first, half);
         return;
     }

@@ -1,9 +1,8 @@
 // The gated delta rule (soothsay/model/delta_rule.py). A column of a state depends on no other column, so blocks of columns
 // are computed one after the other, each from the first row to the last one: a block stays in the nearest cache. All sums are
 // over the rows of a column, in one order, whatever stands beside a row in its pass.
-#include "kernels.h"
 #include "pool.h"
-#include "simd.h"
+#include "strands.h"
 #include <memory>
 #include <vector>
 
@@ -11,74 +10,24 @@ namespace {
 
 constexpr int64_t CHUNK = 32;  // tokens whose inputs of the rule are kept at a time
 
-// A strand of the plan; see kernels.h.
-struct Strand {
-    int64_t first, advancing, first_node, size, slot, is_new, num_marks;
-    const int64_t *parents, *marks;
-
-    int64_t rows() const { return advancing + size - first_node; }
-};
-
-std::vector<Strand> read(const int64_t* plan) {
-    std::vector<Strand> strands(*plan++);
-    for (Strand& s : strands) {
-        s = {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan + 7, plan + 7 + plan[3]};
-        plan = s.marks + 2 * s.num_marks;
-    }
-    return strands;
-}
-
 template <class T>
 struct Pass {
-    const T *rows, *gates;
-    int64_t stride;  // elements from row to row
+    const Line<T> line;
+    const T* gates;
     const soothsay_delta& d;
-    const soothsay_states* states;  // or null
-    float* out;                     // or null
+    float* out;  // or null
 
     int keys() const { return d.key_heads * d.key_size; }
     int values() const { return d.value_heads * d.value_size; }
-    int channels() const { return 2 * keys() + values(); }
     int64_t matrix() const { return int64_t(d.key_size) * d.value_size; }
     float* matrices(int64_t slot, int head) const {
-        return states->matrices + (slot * d.value_heads + head) * matrix();
-    }
-    T* inputs(int64_t slot) const { return (T*)states->inputs + slot * (d.taps_count - 1) * channels(); }
-    T* journal(int64_t slot, int64_t node) const {
-        return (T*)states->journal + (slot * states->nodes + node) * channels();
+        return line.states->matrices + (slot * d.value_heads + head) * matrix();
     }
     T* kept_gates(int64_t slot, int64_t node) const {
-        return (T*)states->gates + (slot * states->nodes + node) * 2 * d.value_heads;
+        return (T*)line.states->gates + (slot * line.states->nodes + node) * 2 * d.value_heads;
     }
-};
-
-// Tokens of a strand by number: those that advance its state, then the nodes of its tree.
-template <class T>
-struct Tokens {
-    const Pass<T>& p;
-    const Strand& s;
-
-    bool is_node(int64_t i) const { return i >= s.advancing; }
-    bool is_kept(int64_t i) const { return is_node(i) && i - s.advancing < s.first_node; }  // of an earlier pass
-    int64_t row(int64_t i) const { return s.first + i - (is_node(i) ? s.first_node : 0); }
-    const T* inputs(int64_t i) const {
-        return is_kept(i) ? p.journal(s.slot, i - s.advancing) : p.rows + row(i) * p.stride;
-    }
-    const T* gates(int64_t i) const {
-        return is_kept(i) ? p.kept_gates(s.slot, i - s.advancing) : p.gates + row(i) * 2 * p.d.value_heads;
-    }
-    // The token before; below zero, those before the strand, -1 being the last of them.
-    int64_t before(int64_t i) const {
-        if (!is_node(i)) return i - 1;
-        const int64_t parent = s.parents[i - s.advancing];
-        return parent < 0 ? s.advancing - 1 : s.advancing + parent;
-    }
-    // The channels of the last tokens up to i, the latest last; null where there is none.
-    void window(int64_t i, const T** found) const {
-        for (int tap = p.d.taps_count - 1; tap >= 0; --tap, i = i < 0 ? i - 1 : before(i))
-            found[tap] = i >= 0     ? inputs(i)
-                         : s.is_new ? nullptr
-                                    : p.inputs(s.slot) + (p.d.taps_count - 1 + i) * p.channels();
+    const T* gates_of(const Tokens<T>& tokens, int64_t i) const {
+        return tokens.is_kept(i) ? kept_gates(tokens.s.slot, i - tokens.s.advancing) : gates + tokens.row(i) * 2 * d.value_heads;
     }
 };
 
@@ -91,11 +40,11 @@ struct Token {
 // n channels from `channel` on, after convolution and SiLU.
 template <class T>
 void convolved(const Pass<T>& p, const T* const* window, int channel, int n, float* out) {
-    const int all = p.channels();
+    const Line<T>& line = p.line;
     for (int j = channel; j < channel + n; j += LANES) {
         floats total = {};
-        for (int tap = 0; tap < p.d.taps_count; ++tap)
-            if (window[tap]) total = fused(load(window[tap] + j), load(p.d.taps + int64_t(tap) * all + j), total);
+        for (int tap = 0; tap < line.taps_count; ++tap)
+            if (window[tap]) total = fused(load(window[tap] + j), load(line.taps + int64_t(tap) * line.channels + j), total);
         store(out + j - channel, total * sigmoid(total));
     }
 }
@@ -112,8 +61,7 @@ void scaled(float* x, int n, float factor) {
 
 // The tokens from `begin` on of one head. `room` has 2 key_size + value_size floats for each.
 template <class T>
-void prepare(const Tokens<T>& tokens, int head, int64_t begin, int64_t end, float* room, Token* found) {
-    const Pass<T>& p = tokens.p;
+void prepare(const Pass<T>& p, const Tokens<T>& tokens, int head, int64_t begin, int64_t end, float* room, Token* found) {
     const soothsay_delta& d = p.d;
     const int dk = d.key_size, dv = d.value_size, key_head = d.tiled ? head % d.key_heads : head / (d.value_heads / d.key_heads);
     const float rate = std::exp(d.log_rates[head]);
@@ -126,7 +74,7 @@ void prepare(const Tokens<T>& tokens, int head, int64_t begin, int64_t end, floa
         convolved(p, window.data(), 2 * p.keys() + head * dv, dv, v);
         scaled(q, dk, 1.0f / std::sqrt(product(q, q, dk) + 1e-6f) / std::sqrt(float(dk)));
         scaled(k, dk, 1.0f / std::sqrt(product(k, k, dk) + 1e-6f));
-        const T* gates = tokens.gates(i);
+        const T* gates = p.gates_of(tokens, i);
         const float x = widen(gates[d.value_heads + head]) + d.offsets[head];
         const float softplus = x > 20 ? x : std::log1p(std::exp(x));
         *found = {q, k, v, std::exp(-rate * softplus), 1 / (1 + std::exp(-widen(gates[head]))), product(k, q, dk)};
@@ -181,7 +129,7 @@ struct Head {
     float* state;                           // [dk, dv]
 
     Head(const Pass<T>& pass, const Strand& strand, int number)
-        : p(pass), s(strand), tokens{pass, strand}, head(number), dk(pass.d.key_size), dv(pass.d.value_size) {
+        : p(pass), s(strand), tokens{pass.line, strand}, head(number), dk(pass.d.key_size), dv(pass.d.value_size) {
         if (s.slot < 0) within.resize(p.matrix());
         state = s.slot < 0 ? within.data() : p.matrices(s.slot, head);
         if (s.is_new) zeros.resize(int64_t(dk) * 2 * LANES);
@@ -215,7 +163,7 @@ struct Head {
 
     void advance(int64_t begin, int64_t end) {
         make_room(end - begin);
-        prepare(tokens, head, begin, end, room.data(), prepared.data());
+        prepare(p, tokens, head, begin, end, room.data(), prepared.data());
         each_block([&](auto block, int column) {
             if (tiles.empty()) tiles.emplace_back(int64_t(dk) * 2 * LANES);
             int64_t stride;
@@ -241,7 +189,7 @@ struct Head {
     // All nodes of the tree, each from the state after its parent.
     void descend() {
         make_room(s.size);
-        prepare(tokens, head, s.advancing, s.advancing + s.size, room.data(), prepared.data());
+        prepare(p, tokens, head, s.advancing, s.advancing + s.size, room.data(), prepared.data());
         child.assign(s.size, -1), sibling.assign(s.size, -1);
         for (int64_t node = s.size - 1; node > 0; --node) sibling[node] = child[s.parents[node]], child[s.parents[node]] = node;
         each_block([&](auto block, int column) {
@@ -272,7 +220,7 @@ struct Head {
     void finish(int64_t i, const float* found) const {
         if (!p.out || tokens.is_kept(i)) return;
         const int64_t row = tokens.row(i);
-        const T* z = p.rows + row * p.stride + p.channels() + head * dv;
+        const T* z = p.line.rows + row * p.line.stride + p.line.channels + head * dv;
         float* out = p.out + row * p.values() + head * dv;
         const float norm = 1.0f / std::sqrt(product(found, found, dv) / dv + p.d.eps);
         for (int j = 0; j < dv; j += LANES) {
@@ -282,37 +230,26 @@ struct Head {
     }
 };
 
-// Keeps the last inputs of the convolution after `count` tokens that advance a strand's state.
-template <class T>
-void keep_inputs(const Pass<T>& p, const Strand& s, int64_t count, int64_t slot) {
-    const int kept = p.d.taps_count - 1, channels = p.channels();
-    std::vector<const T*> window(p.d.taps_count);
-    Tokens<T>{p, s}.window(count - 1, window.data());
-    std::vector<T> copies(int64_t(kept) * channels);  // since the slot may be where they come from
-    for (int tap = 0; tap < kept; ++tap)
-        if (window[tap + 1]) std::memcpy(&copies[int64_t(tap) * channels], window[tap + 1], channels * sizeof(T));
-    std::memcpy(p.inputs(slot), copies.data(), copies.size() * sizeof(T));
-}
-
 template <class T>
 void run(const Pass<T>& p, const int64_t* plan) {
-    const std::vector<Strand> strands = read(plan);
+    const std::vector<Strand> strands = read_strands(plan);
     const int heads = p.d.value_heads;
     parallel(int64_t(strands.size()) * heads, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) Head<T>(p, strands[i / heads], int(i % heads)).run();
     });
     for (const Strand& s : strands) {
         if (s.slot < 0) continue;
-        for (int64_t m = 0; m < s.num_marks; ++m) keep_inputs(p, s, s.marks[2 * m], s.marks[2 * m + 1]);
-        if (s.advancing) keep_inputs(p, s, s.advancing, s.slot);
-        parallel(s.size - s.first_node, 4, [&](int64_t begin, int64_t end) {
-            for (int64_t node = s.first_node + begin; node < s.first_node + end; ++node) {
-                const int64_t row = s.first + s.advancing + node - s.first_node;
-                std::memcpy(p.journal(s.slot, node), p.rows + row * p.stride, p.channels() * sizeof(T));
-                std::memcpy(p.kept_gates(s.slot, node), p.gates + row * 2 * heads, 2 * heads * sizeof(T));
-            }
-        });
+        keep_all_inputs(p.line, s);
+        for (int64_t node = s.first_node; node < s.size; ++node)
+            std::memcpy(p.kept_gates(s.slot, node), p.gates_of({p.line, s}, s.advancing + node), 2 * heads * sizeof(T));
     }
+}
+
+template <class T>
+void run(const T* rows, int64_t stride, const T* gates, const soothsay_delta& d, const soothsay_states* states,
+         const int64_t* plan, float* out) {
+    const int channels = 2 * d.key_heads * d.key_size + d.value_heads * d.value_size;
+    run(Pass<T>{{rows, stride, channels, d.taps_count, d.taps, states}, gates, d, out}, plan);
 }
 
 }  // namespace
@@ -320,6 +257,6 @@ void run(const Pass<T>& p, const int64_t* plan) {
 extern "C" void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16,
                                     const soothsay_delta* delta, const soothsay_states* states, const int64_t* plan,
                                     float* out) {
-    if (is_bf16) run<bf16>({(const bf16*)rows, (const bf16*)gates, stride, *delta, states, out}, plan);
-    else run<float>({(const float*)rows, (const float*)gates, stride, *delta, states, out}, plan);
+    if (is_bf16) run((const bf16*)rows, stride, (const bf16*)gates, *delta, states, plan, out);
+    else run((const float*)rows, stride, (const float*)gates, *delta, states, plan, out);
 }

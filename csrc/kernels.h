@@ -65,6 +65,19 @@ struct soothsay_states {
 void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16, const soothsay_delta* delta,
                          const soothsay_states* states, const int64_t* plan, float* out);
 
+// A convolution over the last tokens, channel by channel (soothsay/model/convolution.py). taps [taps, channels], the token's own
+// last; channels are a multiple of 16.
+struct soothsay_convolution {
+    const float* taps;
+    int taps_count, channels;
+};
+
+// out [rows, channels] of the inputs rows [rows, channels]. If it is gated, rows are [rows, 3 channels]: b, c and x. Then the
+// inputs are b x, written in place of b, and outputs are multiplied by c. States have no matrices and gates; they and the plan
+// are those of soothsay_delta_rule.
+void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated, const soothsay_convolution* convolution,
+                       const soothsay_states* states, const int64_t* plan, float* out);
+
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form. 2, of gpt-oss:
 // gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1).
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
@@ -212,18 +225,20 @@ struct soothsay_paths {
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places, int* parents,
                         double* scores);
 
-// A decoder block. With `delta`, the gated delta rule takes the place of attention: then qkv gives its rows.
+// A decoder block. With `delta`, the gated delta rule takes the place of attention, with `convolution` a gated convolution: then
+// qkv gives its rows.
 struct soothsay_parts {
     const soothsay_weights *qkv, *o, *gate_up, *down;
     const soothsay_weights* gates;  // of the rule; or null
     const soothsay_delta* delta;    // or null
+    const soothsay_convolution* convolution;  // or null
     const soothsay_mixture* mixture;  // in place of gate_up and down; or null
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
     const float *q_norm, *k_norm;                                                  // both or none
     const float* sinks;                                                            // [queries], or null
     int64_t window;                                                                // see soothsay_attend
     float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
-    int is_bf16, qkv_is_bf16;  // of layers' outputs; of qkv's, which with the rule are as the others
+    int is_bf16, qkv_is_bf16;  // of layers' outputs; of qkv's, which with the rule or a convolution are as the others
     int hidden, queries, keys, d, activation, is_local;                                    // is_local: uses the second rope
     int gate_heads;                                                                        // of attention's output: queries or 0
 };
@@ -234,7 +249,7 @@ struct soothsay_parts {
 // null; `plan` is that of soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has
 // max(hidden, intermediate) elements; `second` the larger of qkv's outputs (in their type) and gates' outputs together,
 // hidden elements, and queries * d floats, which come after qkv's outputs where there are gate_heads; `third` gate_up's outputs
-// in elements, or queries * d floats, or the rule's values, or for a mixture hidden floats, whichever is larger.
+// in elements, or queries * d floats, or the rule's values or the channels, or for a mixture hidden floats, whichever is larger.
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
                      int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
                      const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,

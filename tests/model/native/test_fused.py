@@ -27,7 +27,7 @@ from soothsay.model.norm import Vector
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Transformer
-from soothsay.states_config import DeltaConfig
+from soothsay.states_config import ConvolutionConfig, DeltaConfig
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -72,6 +72,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "gated_attention": True,
         "experts": ExpertsConfig(4, 2, 48, layers=(1,), shared_size=32, shared_gate=True),
     },
+    "lfm2": {"convolution": ConvolutionConfig((0,), channels=48, taps=3), "qk_norm": True},
     "llama4": {
         "windows": (-7, None),
         "experts": ExpertsConfig(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int, c_void_p
 
-from soothsay.core.states import LayerStates
 from soothsay.model.delta_rule import Recurrence
 
 
@@ -26,17 +25,3 @@ class Delta(Structure):
             *(part.data_ptr() for part in parts),
             *(c.key_heads, c.value_heads, c.key_size, c.value_size, c.taps, c.tiled, weights.eps),
         )
-
-
-class States(Structure):
-    """`soothsay_states` of csrc/kernels.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("matrices", "inputs", "journal", "gates")),
-        ("nodes", c_int64),
-    ]
-
-    @classmethod
-    def of(cls, states: LayerStates) -> States:
-        """The states of a layer, which have to outlive it."""
-        return cls(*(part.data_ptr() for part in states), states.journal.shape[1])

@@ -18,17 +18,19 @@ from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
-from soothsay.model.native.delta import Delta, States
+from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.native.states import Convolution, States
 
 
 class _Parts(Structure):
     """`soothsay_parts` of csrc/kernels.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "gates", "delta", "mixture")),
+        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "gates", "delta")),
+        *((name, c_void_p) for name in ("convolution", "mixture")),
         *((name, c_void_p) for name in ("attention_norm", "attention_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "sinks")),
         ("window", c_int64),
@@ -51,21 +53,22 @@ class NativeBlocks:
         self._run = run
         # keep alive what the library reads
         mixtures = [Mixture(block.mlp) if isinstance(block.mlp, Experts) else None for block in blocks]
-        rules = [_rule(block) for block in blocks]
+        rules = [(_rule(block), _convolution(block)) for block in blocks]
         held = [(_layers(block), _gates(block), _norms(block), _sinks(block)) for block in blocks]
         self._held = held, mixtures, rules
         parts = zip(blocks, mixtures, rules, strict=True)
-        self._parts = [_parts(*part) for part in parts]
+        self._parts = [_parts(block, mixture, *own) for block, mixture, own in parts]
+        self._keeps_state = [not isinstance(block.attention, Attention) for block in blocks]
         self._addresses = [addressof(parts) for parts in self._parts]
         c, self._dtype = blocks[0].attention.config, _qkv_dtype(blocks)
-        self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.delta is not None
+        self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.states is not None
         sizes = [_scratch(block) for block in blocks]
         self._scratch = [-(-max(places) // 64) * 64 for places in zip(*sizes, strict=True)]  # aligned
 
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        if not block.attention.config.has_native_blocks or isinstance(block.attention, ConvolutionLayer):
+        if not block.attention.config.has_native_blocks:
             return False
         if isinstance(block.mlp, Experts):
             whole = is_native(block.mlp.router) and block.mlp.shared_gate is None
@@ -73,7 +76,7 @@ class NativeBlocks:
                 return False
         gates = [] if (own := _gates(block)) is None else [own]
         qkv, *others = _layers(block)
-        if not is_native(qkv) or (isinstance(block.attention, DeltaLayer) and qkv.dtype != block.dtype):
+        if not is_native(qkv) or (not isinstance(block.attention, Attention) and qkv.dtype != block.dtype):
             return False
         return all(is_native(layer) and layer.dtype == block.dtype for layer in others + gates)
 
@@ -126,7 +129,7 @@ class NativeBlocks:
     ) -> tuple[int | None, object]:
         """The address of a layer's memory, and what has to outlive the call."""
         if kv is None:
-            return None if self._parts[layer].delta else address(within), within
+            return None if self._keeps_state[layer] else address(within), within
         own = kv[layer]
         if isinstance(own, Tensor):
             return own.data_ptr(), own
@@ -140,13 +143,17 @@ def _array(addresses: Sequence[int | None]) -> Array[c_void_p]:
 
 def _qkv_dtype(blocks: Sequence[Block]) -> torch.dtype:
     """Element type of keys and values before they are in a pool."""
-    own = [_layers(block)[0].dtype for block in blocks if not isinstance(block.attention, DeltaLayer)]
+    own = [_layers(block)[0].dtype for block in blocks if isinstance(block.attention, Attention)]
     return own[0] if own else blocks[0].dtype
 
 
 def _layers(block: Block) -> list[NativeLinear]:
     attention = block.attention
-    layers = [attention.qkvz if isinstance(attention, DeltaLayer) else attention.qkv, attention.o]
+    if isinstance(attention, DeltaLayer | ConvolutionLayer):
+        first = attention.qkvz if isinstance(attention, DeltaLayer) else attention.bcx
+    else:
+        first = cast(Attention, attention).qkv
+    layers = [first, attention.o]
     if isinstance(block.mlp, FeedForward):
         layers += native_layers(block.mlp)
     return [cast(NativeLinear, layer) for layer in layers]
@@ -162,11 +169,16 @@ def _rule(block: Block) -> Delta | None:
     return Delta.of(attention.recurrence) if isinstance(attention, DeltaLayer) else None
 
 
+def _convolution(block: Block) -> Convolution | None:
+    attention = block.attention
+    return Convolution.of(attention.taps.weight) if isinstance(attention, ConvolutionLayer) else None
+
+
 def _norms(block: Block) -> list[Norm | None]:
     around = [block.attention_norm, block.attention_post_norm, block.mlp_norm, block.mlp_post_norm]
-    if isinstance(block.attention, DeltaLayer):
+    attention = block.attention
+    if not isinstance(attention, Attention):
         return [*around, None, None]
-    attention = cast(Attention, block.attention)
     return [*around, attention.q_norm, attention.k_norm]
 
 
@@ -184,19 +196,20 @@ def _scratch(block: Block) -> tuple[int, int, int]:
 
 
 def _sinks(block: Block) -> Tensor | None:
-    if isinstance(block.attention, DeltaLayer):
-        return None
-    sinks = cast(Attention, block.attention).sinks
+    sinks = block.attention.sinks if isinstance(block.attention, Attention) else None
     return None if sinks is None else sinks.sinks
 
 
-def _parts(block: Block, mixture: Mixture | None, rule: Delta | None) -> _Parts:
+def _parts(
+    block: Block, mixture: Mixture | None, rule: Delta | None, convolution: Convolution | None
+) -> _Parts:
     attention, c = block.attention, block.attention.config
     eps, layers, gates = cast(Norm, block.mlp_norm).eps, _layers(block), _gates(block)
     return _Parts(
         *(layer.address for layer in layers),
         *(() if mixture is None else (None, None)),
-        *(None if gates is None else gates.address, None if rule is None else addressof(rule)),
+        None if gates is None else gates.address,
+        *(None if own is None else addressof(own) for own in (rule, convolution)),
         None if mixture is None else mixture.address,
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         address(_sinks(block)),

@@ -14,12 +14,13 @@ from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.native.automata import NativeAutomaton
-from soothsay.model.native.delta import Delta, States
+from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
@@ -28,6 +29,7 @@ from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
+from soothsay.model.native.states import Convolution, States
 from soothsay.model.quantized import Integers
 
 LANES = 16
@@ -49,7 +51,7 @@ class NativeKernels(NativeSampling, Kernels):
 
     def __init__(self, variant: str):
         super().__init__(variant)
-        self.name = f"native, {variant}"
+        self.name, self.memory = f"native, {variant}", LargePages()
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
@@ -65,6 +67,8 @@ class NativeKernels(NativeSampling, Kernels):
             fits = fits and not odd and row <= 1024
         if (delta := config.delta) is not None:
             fits = fits and not (delta.key_size % LANES or delta.value_size % LANES)
+        if (convolution := config.convolution) is not None:
+            fits = fits and not convolution.channels % LANES
         return fits and config.activation in ACTIVATIONS
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
@@ -197,6 +201,16 @@ class NativeKernels(NativeSampling, Kernels):
             *(strands.plan.buffer_info()[0], address(out)),
         )
         return torch.empty(0) if out is None else out
+
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """See `Kernels`."""
+        x, out = x.contiguous(), torch.empty(x.shape)
+        self._library.soothsay_convolve(
+            *(x.data_ptr(), x.dtype == torch.bfloat16, len(x), False, byref(Convolution.of(taps))),
+            None if states is None else byref(States.of(states)),
+            *(strands.plan.buffer_info()[0], out.data_ptr()),
+        )
+        return out
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""

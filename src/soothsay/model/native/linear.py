@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.machine import mapped_zeros
+from soothsay.machine import LargePages
 from soothsay.model.quantized import Integers, Mixed, Quantized, QuantizedRows, slabs
 
 PANEL = 64
@@ -23,6 +23,8 @@ class Multiplier(Protocol):
     """A library that multiplies packed weights: `soothsay.model.native.kernels.NativeKernels`."""
 
     name: str
+    memory: LargePages
+    """Where packed weights are."""
 
     def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
@@ -125,7 +127,7 @@ class PackedWeight:
         out, size = weight.shape
         bits = 16 if isinstance(weight, Tensor) else weight.rows(0, 1).bits
         shape = -(-out // PANEL), size * bits // 32, PANEL, 4
-        data, kept = mapped_zeros(shape, torch.uint8, large_pages=True), []
+        data, kept = kernels.memory.zeros(shape, torch.uint8), []
         for begin, end in slabs(weight, PANEL):
             if isinstance(weight, Tensor):
                 for first in range(begin, end, PANEL):
@@ -141,11 +143,15 @@ class PackedWeight:
         if kept:
             whole = Quantized.cat(kept)
             group = size // whole.scales.shape[1]
-            self.scales, self.minimums = _factors(whole.scales), _factors(whole.minimums)
+
+            def packed(values: Tensor | None) -> Tensor | None:
+                return None if values is None else kernels.memory.copy(panels(values))
+
+            self.scales, self.minimums = packed(_narrow(whole.scales)), packed(_narrow(whole.minimums))
             self.scale_units, self.minimum_units = (
-                None if unit is None else panels(unit.half()) for unit in whole.units or (None, None)
+                packed(None if unit is None else unit.half()) for unit in whole.units or (None, None)
             )
-            self.zeros = None if whole.zeros is None else panels(whole.zeros)
+            self.zeros = packed(whole.zeros)
             self.table = None if whole.table is None else (whole.table.short() + 128).to(torch.uint8)
         self.struct = _Weights(
             self.data.data_ptr(),
@@ -161,13 +167,13 @@ class PackedWeight:
         return addressof(self.struct)
 
 
-def _factors(values: Tensor | None) -> Tensor | None:
+def _narrow(values: Tensor | None) -> Tensor | None:
     """Numbers of groups, in half precision if that is exact, as in most formats: fewer bytes to read."""
     if values is None or values.dtype == torch.int8:
-        return None if values is None else panels(values)
+        return values
     half = values.half()
     exact = torch.equal(half.float(), values) and values.abs().amax() <= torch.finfo(torch.half).max
-    return panels(half if exact else values)
+    return half if exact else values
 
 
 def _pointers(values: Tensor | None, units: Tensor | None) -> _Factors:
