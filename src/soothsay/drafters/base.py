@@ -71,10 +71,12 @@ class Drafter(ABC):
         ...     max_nodes = 2  # the root, and one draft token
         ...
         ...     def propose(self, requests):
-        ...         trees = [DraftTree(int(request.tokens[-1])) for request in requests]
-        ...         for tree in trees:
-        ...             tree.extend(tree.tokens)
-        ...         return trees
+        ...         return [self.draft(int(request.tokens[-1])) for request in requests]
+        ...
+        ...     def draft(self, token):
+        ...         tree = DraftTree(token)
+        ...         tree.extend([token])
+        ...         return tree
     """
 
     taps: tuple[int, ...] = ()

@@ -38,12 +38,8 @@ _LOAD, _ENGINES = "Conversations of each engine", "Engines"
 class ConversationOptions:
     """The conversations of each engine, as `Conversations` describes them."""
 
-    sessions: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LOAD, help="Number of conversations.")
-    ] = 25
-    turns: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LOAD, help="Questions in a conversation.")
-    ] = 8
+    sessions: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD, help="Number of conversations.")] = 25
+    turns: Annotated[int, typer.Option(min=1, rich_help_panel=_LOAD, help="Questions in a conversation.")] = 8
     rate: Annotated[
         float | None,
         typer.Option(
@@ -72,9 +68,7 @@ class ConversationOptions:
     fixed: Annotated[
         bool, typer.Option("--fixed", rich_help_panel=_LOAD, help="All lengths and pauses are their means.")
     ] = False
-    seed: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_LOAD, help="Seed of the conversations.")
-    ] = 0
+    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_LOAD, help="Seed of the conversations.")] = 0
 
     def conversations(self) -> Conversations:
         """The conversations. Without a rate they begin all at once."""
@@ -133,7 +127,7 @@ class SimulatedEngineOptions:
 def fleet(
     model: Annotated[
         str | None,
-        typer.Argument(help="The model whose steps are measured; see 'generate'.", show_default="with --times"),
+        typer.Argument(help="A model, to measure its steps; see 'generate'.", show_default="with --times"),
     ] = None,
     *,
     times: Annotated[
