@@ -176,7 +176,7 @@ class ModelConfig:
     @cached_property
     def kv_layers(self) -> tuple[int, ...]:
         """For each layer, the layer whose keys and values it reads: itself, or the last one of its kind that
-        has its own. Of a kind are layers with a window, and layers without. -1: another model's."""
+        has its own. There are two kinds: layers with a window, and layers without. -1: another model's."""
         own, last = self.num_layers - self.num_shared_kv_layers, self.last_kv_layers
         shared = (last.get(window is None, -1) for window in self.windows[own:])
         return (*range(own), *shared)

@@ -53,9 +53,9 @@ class RequestBuilder:
         vocab_size = self.model.vocab_size
         params.check_tokens(vocab_size)
         if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids")
+            raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
         if params.bad_words and self.tokenizer is None:
-            raise RequestError("bad_words need a tokenizer, which this model has not; use logit_bias")
+            raise RequestError("bad_words need a tokenizer, and this model has none; use logit_bias")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > vocab_size:
                 raise RequestError(
@@ -110,7 +110,7 @@ class RequestBuilder:
         if params.grammar is None:
             return None
         if self._grammars is None:
-            raise RequestError("a grammar needs a tokenizer, which this model has not")
+            raise RequestError("a grammar needs a tokenizer, and this model has none")
         if not params.stop_token_ids and (params.ignore_eos or not self.eos_ids):
             raise RequestError(
                 "an answer under a grammar ends with an end token, and there is none: leave out ignore_eos, "

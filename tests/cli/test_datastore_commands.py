@@ -64,7 +64,7 @@ def test_it_holds_texts_and_conversations(texts: list[Path], tmp_path: Path, sib
 def test_what_cannot_be_done_ends_with_one_line(texts: list[Path], tmp_path: Path, shared: Path) -> None:
     out = tmp_path / "rest.store"
     for args, message in [
-        (("build", "sibyl", texts[1], "-o", texts[0]), "is there already, and is no datastore"),
+        (("build", "sibyl", texts[1], "-o", texts[0]), "exists already, and is not a datastore"),
         (("build", "sibyl", texts[1], "-o", texts[1] / "x"), "cannot be written"),
         (("build", "nobody", texts[1], "-o", out), "no model at 'nobody'"),
         (("info", texts[1]), "is no datastore: build a datastore with 'soothsay datastore build"),

@@ -336,7 +336,7 @@ def _check_levels(schema: Mapping[str, Any]) -> None:
         if count > MAX_VALUES:
             raise ValueError(f"it has more than {MAX_VALUES} values; make it smaller")
         if level > MAX_LEVELS:
-            raise ValueError(f"it has more than {MAX_LEVELS} values in each other, references followed")
+            raise ValueError(f"it is nested deeper than {MAX_LEVELS} values, references included")
         if isinstance(value, Mapping):
             stack += [(one, level + 1) for one in value.values()]
             target = value.get("$ref")

@@ -58,8 +58,8 @@ class SamplingKernels(Protocol):
             factors: `[M]` float32 above 0. Probabilities are the softmax of `factor * x`.
             tops: `[M]`, the largest number of each row.
             floors: `[M]`; tokens with numbers below have probability 0.
-            places: `[M]` int64, the token of each row, whose number is at least the floor. Of equally likely
-                tokens, the first comes first.
+            places: `[M]` int64, the token of each row, whose number is at least the floor. Equally likely
+                tokens come in order of their ids.
 
         Returns:
             `[M]` float32.

@@ -52,7 +52,9 @@ def read_keys(path: Path) -> list[Key]:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be read ({error.strerror}); make it: soothsay keys add") from None
+        raise KeyFileError(
+            f"{path} cannot be read ({error.strerror}); make it with: soothsay keys add NAME"
+        ) from None
     if len(content) > MAX_FILE:
         raise KeyFileError(f"{path} is not a file of API keys: it has more than {MAX_FILE} bytes")
     try:

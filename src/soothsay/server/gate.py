@@ -109,7 +109,7 @@ class Gate:
         ):  # others may find another end of the body, and take what follows for a request of another client
             raise ApiError(
                 400,
-                "a request must not have both Transfer-Encoding and Content-Length, or be of HTTP/1.0",
+                "Transfer-Encoding is not allowed beside Content-Length or in HTTP/1.0; send Content-Length",
                 "ambiguous_length",
                 headers={"Connection": "close"},
             )

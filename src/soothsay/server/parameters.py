@@ -243,7 +243,9 @@ def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -
             limits = f"between n={n} and {config.max_n}"
             raise _invalid("best_of", f"best_of={body.best_of} is not possible: it must be {limits}")
         if body.stream and body.best_of > n:
-            raise _invalid("best_of", "best_of needs stream=false: all answers must end before one is best")
+            raise _invalid(
+                "best_of", "best_of needs stream=false: the best is known only when all answers have ended"
+            )
     if isinstance(body, ChatRequest) and body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message needs add_generation_prompt=false"
         raise _invalid("continue_final_message", message)

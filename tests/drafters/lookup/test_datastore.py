@@ -245,7 +245,7 @@ class TestWriting:
 
     def test_another_file_is_not_written_over(self, tmp_path: Path) -> None:
         (tmp_path / "notes").write_text("mine")
-        with pytest.raises(DrafterError, match="notes is there already, and is no datastore: name another"):
+        with pytest.raises(DrafterError, match="notes exists already, and is not a datastore: name another"):
             store(tmp_path / "notes", [[1]], 5)
         assert (tmp_path / "notes").read_text() == "mine"
 

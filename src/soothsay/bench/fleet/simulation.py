@@ -50,7 +50,7 @@ class RoundRobin:
 
 
 class LeastLoad:
-    """The engine with the fewest answers gets a request. Of several, the one whose last request is oldest."""
+    """The engine with the fewest answers gets a request. Ties go to the one that has waited longest."""
 
     def __init__(self) -> None:
         self._count = itertools.count()

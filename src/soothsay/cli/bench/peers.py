@@ -100,7 +100,7 @@ def peers(
 
     if png is not None:
         if questions is None:
-            raise typer.BadParameter("--png: whole answers are drawn, which --spec-bench asks for")
+            raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
         check_charts(png)
     plan = PeerPlan(
         model=model,

@@ -192,7 +192,7 @@ def write_datastore(
     Raises `DrafterError` if the documents are empty or too large, or if the file cannot be written.
     """
     if path.is_file() and not _is_datastore(path):
-        raise DrafterError(f"{path} is there already, and is no datastore: name another file")
+        raise DrafterError(f"{path} exists already, and is not a datastore: name another file")
     vocab_size = vocabulary_size(tokenizer)
     dtype = np.dtype(np.uint16 if vocab_size < 2**16 else np.uint32)
     separator = np.array([vocab_size], dtype=dtype)

@@ -161,7 +161,7 @@ def _check_context(model: Transformer, target: Target) -> None:
     if model.config.max_positions < (target.config.max_context or 0):
         raise DrafterError(
             f"the draft model has a context of {model.config.max_positions} tokens, the target's is "
-            f"{target.config.max_context}: set max_context to at most the former"
+            f"{target.config.max_context}: set max_context to {model.config.max_positions} or less"
         )
 
 

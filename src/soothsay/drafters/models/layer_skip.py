@@ -69,9 +69,7 @@ class LayerSkip(LevelwiseDrafter):
                 f"{num_layers} layers"
             )
         if (skip != "") + (exit > 0) + (str(model) != "") > 1:
-            raise DrafterError(
-                f"{METHOD}(model={model}, skip={skip}, exit={exit}): only one of them can say which layers"
-            )
+            raise DrafterError(f"{METHOD}(model={model}, skip={skip}, exit={exit}): give only one of them")
         found = _searched(model, target) if skip == "" and not exit else None
         if found is not None:
             skipped, depth = found.skip, depth or found.depth

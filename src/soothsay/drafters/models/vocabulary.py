@@ -47,7 +47,7 @@ class Pieces:
         special, spelt = set(self.special.values()), set(map(vocabulary.get, single))
         plain = sorted(set(vocabulary.values()) - special, key=lambda number: (number not in spelt, number))
         self.ids = {self.bytes[number]: number for number in plain if self.bytes[number]}
-        """All other tokens, by text. Of two with the same text, the one that is not written as a byte."""
+        """All other tokens, by text. If two have the same text, the one that is not written as a byte."""
         self._longest = max(map(len, self.ids))
         text = tokenizer.encode("a", special=False)
         self.first = [*takewhile(lambda number: number not in text, tokenizer.encode("a"))]

@@ -201,7 +201,7 @@ class Dispatcher:
         return ApiError(503, message, "engine_stopped", headers={"Retry-After": str(seconds)})
 
     def _place_all(self) -> None:
-        """Place the jobs that have no engine. Of the suspects, one at a time may be at an engine."""
+        """Place the jobs that have no engine. At most one of the suspects may be at an engine."""
         suspects = self._suspects()
         held = suspects[1:] if all(flight.runner is None for flight in suspects) else suspects
         for flight in self._homeless():

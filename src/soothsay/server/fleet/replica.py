@@ -90,7 +90,7 @@ class Replica:
         return 0.0 if self.pinged_at is None else time.monotonic() - self.pinged_at
 
     def is_late(self, seconds: float) -> bool:
-        """Whether the engine is silent for longer than this, and for thrice as long as it lately was."""
+        """Whether its silence is longer than this, and than three times its longest recent silence."""
         return self.silence > max(seconds, 3 * self._longest_silence)
 
     def listen(self, model: LoadedModel | None = None) -> None:

@@ -25,7 +25,7 @@ class Router(Generic[E]):
 
     The cost of an engine is the number of the prompt's tokens that its prefix cache lacks, plus `answer` for
     each answer under way, less `stay` if it had the session's last job. The engine with the least cost
-    gets the job. Of several, the one gets it that got its last job first.
+    gets the job. Between engines of equal cost, the one that has waited longest for a job gets it.
 
     The router knows prefix caches by what it has sent: it keeps the digests of the last blocks of each
     engine, as many as the engine's cache holds. Digests include the tenant, so a tenant's texts attract no

@@ -35,7 +35,7 @@ class Bounds:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most <= MAX_REPLICAS:
             raise SoothsayError(
-                f"{self.least}:{self.most} is no range of engines: give 1 to {MAX_REPLICAS}, the least first"
+                f"{self.least}:{self.most} is no range of engines: write MIN:MAX, from 1 to {MAX_REPLICAS}"
             )
 
     @classmethod

@@ -46,7 +46,9 @@ class BlockConfig:
         """Raise `DrafterError` for impossible numbers."""
         vocabulary = self.block.vocab_size
         if not 0 <= self.shortlist_size <= vocabulary:
-            raise DrafterError(f"block with shortlist_size={self.shortlist_size} of {vocabulary} tokens")
+            raise DrafterError(
+                f"block with shortlist_size={self.shortlist_size}: it must be from 0 to {vocabulary} tokens"
+            )
         if self.size < 1 or self.block.num_layers < 1 or not self.taps or self.markov_rank < 0:
             raise DrafterError(
                 f"block with size={self.size}, {self.block.num_layers} layers, taps={self.taps}, "
