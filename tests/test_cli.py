@@ -521,6 +521,19 @@ def test_a_prompt_has_to_be_text() -> None:
     assert "not UTF-8 text" in run("generate", stdin=b"\xff\xfe").stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("step", "bfloat16"),
+        ("experts", "int8, bfloat16"),
+        ("peers", "bfloat16; auto for a .gguf file"),
+        ("quality", "auto"),
+    ],
+)
+def test_help_shows_the_default_dtypes_of_a_benchmark(command: str, default: str) -> None:
+    assert f"[default: ({default})]" in run("bench", command, "--help").output
+
+
 def test_help_and_version() -> None:
     result = run("--help")
     assert all(command in result.stdout for command in ("generate", "chat", "demo", "inspect"))
