@@ -91,7 +91,7 @@ struct soothsay_factors {
 
 // The weights of a linear layer [outputs, inputs]. bits: 16 (bfloat16), or integers of 8, 6, 5, 4 or 2. A weight is
 // scale * (integer - zero), and a minimum more if there are minimums. Null zeros [panels, groups, PANEL] are 0 if there are
-// minimums, else the middle of the range. A table [16] has the integers that integers of 4 bits stand for, plus 128.
+// minimums, else the middle of the range. A table [16] has the integers that integers of 4 bits stand for, plus 128; it goes with scales alone.
 // Inputs are a multiple of groups. Groups have 16 inputs or a multiple of 32, with 5 bits a multiple of 32. `next` has outputs after these, or is null.
 struct soothsay_weights {
     const void* data;

@@ -7,7 +7,6 @@
 #include "tiled.h"
 #include "vectors.h"
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 namespace {
@@ -16,7 +15,7 @@ constexpr int64_t WORTH_THREADS = 1 << 15;  // weights; for fewer, waking thread
 constexpr int64_t ROW_PIECE = 1 << 13;      // inputs that are laid out in one piece
 constexpr int64_t WEIGHT_PIECE = 1 << 18;   // weights of a piece: some 20 us
 
-// Values [count, COLUMNS] of rows from `row` on.
+// Writes values [count, COLUMNS] of rows from `row` on.
 template <class Out>
 void write_panel(const Weights& w, int panel, int64_t row, int64_t count, const floats* values, Out* out) {
     const int valid = w.outputs - panel * PANEL < PANEL ? w.outputs - panel * PANEL : PANEL;
@@ -54,16 +53,15 @@ void quantize(const T* x, int inputs, int group, Place place, float* scales, int
     }
 }
 
-// `multiply` of one format of weights, and of the types of inputs and outputs.
-template <class F, class In, class Out>
+// Rows times weights of one format.
+template <class F>
 class ProductOf : public Product {
     typedef typename F::Input Input;
     static constexpr bool INTEGER = F::INPUTS > 2;
-    const In* x;
-    const int64_t* order;
+    const Rows x;
     const Weights w;
-    Out* out;
-    const int64_t rows;
+    void* const out;
+    const bool out_is_bf16;
     int height = 1, width, shift = 31;  // of a tile; width is all inputs, or 2^shift
     std::unique_ptr<floats[]> laid;     // aligned to a cache line: loading tiles across lines is slow
     std::vector<float> scales;
@@ -74,15 +72,32 @@ class ProductOf : public Product {
     const bool tiled;
 #endif
 
-    bool direct() const { return std::is_same<In, Input>::value && width == w.inputs && !order; }
+    bool as_they_are() const { return !INTEGER && x.are_bf16 && !x.order; }
+
+    void write(int panel, int64_t row, int64_t count, const floats* values) const {
+        if (out_is_bf16) write_panel(w, panel, row, count, values, (bf16*)out);
+        else write_panel(w, panel, row, count, values, (float*)out);
+    }
+
+    template <class In>
+    void lay_rows(const In* source, int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const In* from = source + (x.order ? x.order[r] : r) * w.inputs;
+            Input* row = (Input*)laid.get() + r / height * height * w.inputs + r % height * width;
+            auto at = [&](int i) { return row + int64_t(i >> shift) * height * width + (i & ((1u << shift) - 1)); };
+            if constexpr (INTEGER)
+                quantize(from, w.inputs, w.group, at, &scales[r * w.groups()], &sums[r * w.groups()]);
+            else
+                for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(from + i));
+        }
+    }
 
   public:
-    ProductOf(const Rows& source, const Weights& weights, void* target)
-        : x((const In*)source.data), order(source.order), w(weights), out((Out*)target), rows(source.count),
-          width(w.inputs)
+    ProductOf(const Rows& rows, const Weights& weights, void* target, int target_is_bf16)
+        : x(rows), w(weights), out(target), out_is_bf16(target_is_bf16), width(w.inputs)
 #if defined(SOOTHSAY_TILES)
           ,
-          tiling(Tiling::of(F(), source.count, w)), tiled(source.count >= TILED_FROM<F>)
+          tiling(Tiling::of(F(), rows.count, w)), tiled(rows.count >= TILED_FROM<F>)
 #endif
     {
         panels = (w.outputs + PANEL - 1) / PANEL, this->size = int64_t(w.inputs) * w.outputs;
@@ -90,33 +105,26 @@ class ProductOf : public Product {
         // Every thread gets a few pieces of a small matrix, so that a late one finds some left.
         panel_piece = std::max<int64_t>(
             1, std::min<int64_t>(panels / (4 * pool_threads()), WEIGHT_PIECE / (int64_t(w.inputs) * PANEL)));
-        int64_t computed = rows;
+        int64_t computed = x.count;
 #if defined(SOOTHSAY_TILES)
         if (tiled) {
             computed = tiling.tiles * tiling.height, height = tiling.height;
-            if (!std::is_same<In, Input>::value || order || tiling.tiles > 1) {
+            if (!as_they_are() || tiling.tiles > 1) {
                 width = tiling.steps * 4 / int(sizeof(Input));
                 shift = __builtin_ctz(width);
             }
         }
 #endif
-        unlaid = direct() ? 0 : rows;
+        unlaid = as_they_are() && width == w.inputs ? 0 : x.count;
         if (unlaid)
             laid.reset(new floats[computed * w.inputs * int64_t(sizeof(Input)) / int64_t(sizeof(floats)) + 1]);
-        if (INTEGER) scales.resize(rows * w.groups()), sums.resize(rows * w.groups());
-        inputs = {direct() ? (const Input*)(const void*)x : (const Input*)laid.get(), height, width, scales.data(), sums.data()};
+        if (INTEGER) scales.resize(x.count * w.groups()), sums.resize(x.count * w.groups());
+        inputs = {unlaid ? (const Input*)laid.get() : (const Input*)x.data, height, width, scales.data(), sums.data()};
     }
 
     void lay(int64_t begin, int64_t end) override {
-        for (int64_t r = begin; r < end; ++r) {
-            const In* source = x + (order ? order[r] : r) * w.inputs;
-            Input* row = (Input*)laid.get() + r / height * height * w.inputs + r % height * width;
-            auto at = [&](int i) { return row + int64_t(i >> shift) * height * width + (i & ((1u << shift) - 1)); };
-            if constexpr (INTEGER)
-                quantize(source, w.inputs, w.group, at, &scales[r * w.groups()], &sums[r * w.groups()]);
-            else
-                for (int i = 0; i < w.inputs; i += LANES) keep(at(i), load(source + i));
-        }
+        if (x.are_bf16) lay_rows((const bf16*)x.data, begin, end);
+        else lay_rows((const float*)x.data, begin, end);
     }
 
     void multiply(int64_t begin, int64_t end) override {
@@ -125,31 +133,21 @@ class ProductOf : public Product {
             const TileShape shape(height, tiling.steps);
             Place<F> place(w);
             for (int panel = int(begin); panel < end; ++panel) {
-                auto write = [&](int64_t row, int64_t count, const floats* values) {
-                    write_panel(w, panel, row, count, values, out);
-                };
-                if (tiling.tiles > 1) multiply_panel<F, true>(w, inputs, tiling, panel, place, write);
-                else multiply_panel<F, false>(w, inputs, tiling, panel, place, write);
+                auto keep = [&](int64_t row, int64_t count, const floats* values) { write(panel, row, count, values); };
+                if (tiling.tiles > 1) multiply_panel<F, true>(w, inputs, tiling, panel, place, keep);
+                else multiply_panel<F, false>(w, inputs, tiling, panel, place, keep);
             }
             return;
         }
 #endif
         thread_local Partial partial;  // kept, since allocating takes as long as a small product
-        partial.totals.resize(rows * COLUMNS);
+        partial.totals.resize(x.count * COLUMNS);
         for (int panel = int(begin); panel < end; ++panel) {
-            sum_panel<F>(w, inputs, panel, rows, partial);
-            write_panel(w, panel, 0, rows, partial.totals.data(), out);
+            sum_panel<F>(w, inputs, panel, x.count, partial);
+            write(panel, 0, x.count, partial.totals.data());
         }
     }
 };
-
-template <class F>
-Product* product(const Rows& x, const Weights& w, void* out, int out_is_bf16) {
-    if (x.are_bf16 && out_is_bf16) return new ProductOf<F, bf16, bf16>(x, w, out);
-    if (x.are_bf16) return new ProductOf<F, bf16, float>(x, w, out);
-    if (out_is_bf16) return new ProductOf<F, float, bf16>(x, w, out);
-    return new ProductOf<F, float, float>(x, w, out);
-}
 
 Factors factors(const soothsay_factors& f, int groups) {
     return {f.values, (const fp16*)f.units, groups, f.units ? f.span : 1, f.are_half != 0};
@@ -190,7 +188,7 @@ void add_products(const Rows& x, const soothsay_weights* weights, void* out, int
         const int groups = p.inputs / p.group, zero = p.minimums.values ? 0 : 1 << ((p.table ? 8 : p.bits) - 1);
         const Weights w{(const uint8_t*)p.data, factors(p.scales, groups), factors(p.minimums, groups), p.zeros, p.bias,
                         p.table, p.inputs, p.outputs, p.group, zero, stride};
-        auto add = [&](auto format) { products.emplace_back(product<decltype(format)>(x, w, out, out_is_bf16)); };
+        auto add = [&](auto format) { products.emplace_back(new ProductOf<decltype(format)>(x, w, out, out_is_bf16)); };
         if (p.table) add(Int<4, true>());
         else if (p.bits == 2) add(Int<2>());
         else if (p.bits == 4) add(Int<4>());

@@ -122,6 +122,7 @@ template <int B, bool TABLE = false>
 struct Int : Integers<B> {
     typedef ints Sums;
     typedef int8_t Input;
+    static constexpr bool HAS_TABLE = TABLE;
     using Integers<B>::INPUTS;
 
     template <int I> static ints four(const uint8_t* unit, const Table& table) {
@@ -220,8 +221,11 @@ template <class F, int R, int C, int GROUP = F::INPUTS < 32 ? 16 : 32>
 auto tile_groups_for(const Weights& w) {
     if constexpr (GROUP < 64)
         if (w.group > GROUP) return tile_groups_for<F, R, C, 2 * GROUP>(w);
-    if (w.minimums.values) return tile_groups<F, GROUP, Beside::MINIMUMS, R, C>;
-    return w.zeros ? tile_groups<F, GROUP, Beside::ZEROS, R, C> : tile_groups<F, GROUP, Beside::ZERO, R, C>;
+    if constexpr (!F::HAS_TABLE) {
+        if (w.minimums.values) return tile_groups<F, GROUP, Beside::MINIMUMS, R, C>;
+        if (w.zeros) return tile_groups<F, GROUP, Beside::ZEROS, R, C>;
+    }
+    return tile_groups<F, GROUP, Beside::ZERO, R, C>;
 }
 
 // A chunk for R rows and C registers of outputs.
