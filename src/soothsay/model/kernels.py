@@ -29,6 +29,7 @@ from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
 from soothsay.model.routing import route, sigmoid
+from soothsay.model.state_space import StateSpace, state_space
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -167,6 +168,23 @@ class Kernels(noise.SamplingKernels, Protocol):
 
         Returns:
             `[N, H_v * d_v]` float32; of no use without gates of outputs.
+        """
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """Mamba-2; see `soothsay.model.state_space`. States and the journal change as in `delta_rule`.
+
+        Args:
+            xbcz: `[N, channels + H * d_x]`: x, B and C, then the gates of outputs, which may be left out
+                where outputs are not used.
+            steps: `[N, H]`.
+            weights: the layer's.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, H * d_x]` float32; of no use without gates of outputs.
         """
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
@@ -325,6 +343,12 @@ class StockKernels:
     ) -> Tensor:
         """See `Kernels`."""
         return delta_rule(qkvz, gates, weights, states, strands)
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """See `Kernels`."""
+        return state_space(xbcz, steps, weights, states, strands)
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """See `Kernels`."""

@@ -31,6 +31,7 @@ from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.quantized import Integers
+from soothsay.model.state_space import StateSpace, state_space
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
@@ -199,6 +200,12 @@ class NativeKernels(NativeSampling):
             *(strands.plan.buffer_info()[0], address(out)),
         )
         return torch.empty(0) if out is None else out
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """See `Kernels`."""
+        return state_space(xbcz, steps, weights, states, strands)
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """See `Kernels`."""
