@@ -630,6 +630,8 @@ def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer
         ({"mamba_d_head": 7}, "mamba_d_head"),
         ({"mamba_conv_bias": False}, "mamba_conv_bias"),
         ({"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ({"time_step_limit": [0.001, {"__float__": "Infinity"}]}, "time_step_limit"),
         ({"layer_types": ["mamba"]}, "layer_types"),
         ({"layer_types": ["mamba"] * 4 + ["conv"]}, "layer_types"),
         ({"shared_intermediate_size": 0}, "shared_intermediate_size"),

@@ -153,7 +153,7 @@ def test_every_field_of_every_family_is_parsed_or_refused(family: str) -> None:
     if family.startswith("granitemoehybrid"):
         good |= {"layer_types": ["mamba", "attention"] * 4, "mamba_n_heads": 4, "mamba_n_groups": 2}
         good |= {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_head": "auto"}
-        good |= {"mamba_conv_bias": True, "mamba_proj_bias": False}
+        good |= {"mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": [0, float("inf")]}
     parse_model_config(good)
     for field in good:
         for value in HOSTILE:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from soothsay.errors import ModelError
 from soothsay.model.family_layers import Raw
 from soothsay.states_config import ConvolutionConfig, DeltaConfig, StateSpaceConfig
@@ -52,6 +55,8 @@ def parse_state_space(raw: Raw, layers: int) -> StateSpaceConfig | None:
         raise ModelError(
             "config.json: mamba_conv_bias is supported only as true, and mamba_proj_bias as false"
         )
+    if _is_limited(raw.get("time_step_limit")):
+        raise ModelError("config.json: time_step_limit is supported only as 0 to infinity")
     if not found:
         return None
     return StateSpaceConfig(
@@ -62,6 +67,14 @@ def parse_state_space(raw: Raw, layers: int) -> StateSpaceConfig | None:
         state_size=int(raw["mamba_d_state"]),
         taps=int(raw["mamba_d_conv"]),
     )
+
+
+def _is_limited(limit: Any) -> bool:
+    """Whether steps have other bounds than 0 and infinity, which transformers writes as an object."""
+    if not isinstance(limit, list | tuple) or len(limit) != 2:
+        return limit is not None
+    least, most = limit
+    return least != 0 or most not in (math.inf, {"__float__": "Infinity"})
 
 
 def _layers_of(wanted: str, raw: Raw, layers: int) -> tuple[int, ...]:

@@ -61,7 +61,8 @@ def _token(weights: StateSpace, state: State, xbcz: Tensor, steps: Tensor) -> tu
     b, read = (each.view(c.groups, 1, c.state_size).repeat_interleave(c.group, 0) for each in (b, read))
     step = F.softplus(steps.float() + weights.offsets)
     decay = torch.exp(-weights.log_rates.exp() * step)
-    new = state.matrices * decay[:, None, None] + (step[:, None, None] * x) * b  # [H, d_x, d_state]
+    kept = state.matrices * decay[:, None, None]  # [H, d_x, d_state]
+    new = torch.addcmul(kept, step[:, None, None] * x, b)  # a pass less over the states than a sum
     out = ((new * read).sum(-1) + weights.skips[:, None] * x[..., 0]).flatten()
     if len(row) > c.channels:
         out = (out * F.silu(row[c.channels :])).view(c.groups, -1)
