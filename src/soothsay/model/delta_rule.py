@@ -52,7 +52,9 @@ def delta_rule(
     return run_rows(qkvz, gates, weights.config, partial(_token, weights), states, strands)
 
 
-def _token(weights: Recurrence, state: State, qkvz: Tensor, gates: Tensor) -> tuple[Tensor, State]:
+def _token(
+    weights: Recurrence, state: State, qkvz: Tensor, gates: Tensor, free: Tensor | None
+) -> tuple[Tensor, State]:
     """One token's output `[H_v * d_v]` float32, and the state after it."""
     c, x = weights.config, qkvz.float()
     window = torch.cat([state.inputs, x[None, : c.channels]])

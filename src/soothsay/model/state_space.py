@@ -44,15 +44,24 @@ class StateSpace(nn.Module):
         """`[H * d_x]` of the norm of outputs."""
 
 
+@torch.no_grad()
 def state_space(
     xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
 ) -> Tensor:
     """Run the rows of a pass through one layer's rule. See `Kernels.state_space`."""
-    return run_rows(xbcz, steps, weights.config, partial(_token, weights), states, strands)
+    products = torch.empty(weights.config.matrices, device=xbcz.device)
+    rule = partial(_token, weights, products)
+    return run_rows(xbcz, steps, weights.config, rule, states, strands)
 
 
-def _token(weights: StateSpace, state: State, xbcz: Tensor, steps: Tensor) -> tuple[Tensor, State]:
-    """One token's output `[H * d_x]` float32, and the state after it."""
+def _token(
+    weights: StateSpace, products: Tensor, state: State, xbcz: Tensor, steps: Tensor, free: Tensor | None
+) -> tuple[Tensor, State]:
+    """One token's output `[H * d_x]` float32, and the state after it.
+
+    Matrices have megabytes. New memory for each token would cost more than the arithmetic, so `products` is
+    memory for what is summed, and the new matrices are written to `free`.
+    """
     c, row = weights.config, xbcz.float()
     window = torch.cat([state.inputs, row[None, : c.channels]])
     mixed = F.silu((window * weights.taps).sum(0) + weights.bias)
@@ -61,9 +70,10 @@ def _token(weights: StateSpace, state: State, xbcz: Tensor, steps: Tensor) -> tu
     b, read = (each.view(c.groups, 1, c.state_size).repeat_interleave(c.group, 0) for each in (b, read))
     step = F.softplus(steps.float() + weights.offsets)
     decay = torch.exp(-weights.log_rates.exp() * step)
-    kept = state.matrices * decay[:, None, None]  # [H, d_x, d_state]
-    new = torch.addcmul(kept, step[:, None, None] * x, b)  # a pass less over the states than a sum
-    out = ((new * read).sum(-1) + weights.skips[:, None] * x[..., 0]).flatten()
+    new = torch.mul(state.matrices, decay[:, None, None], out=free)  # [H, d_x, d_state]
+    new.addcmul_(step[:, None, None] * x, b)
+    out = torch.mul(new, read, out=products).sum(-1)
+    out = (out + weights.skips[:, None] * x[..., 0]).flatten()
     if len(row) > c.channels:
         out = (out * F.silu(row[c.channels :])).view(c.groups, -1)
         out = F.rms_norm(out, out.shape[1:], None, weights.eps).flatten() * weights.scale

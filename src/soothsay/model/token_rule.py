@@ -26,9 +26,10 @@ class State(NamedTuple):
     inputs: Tensor  # [taps - 1, channels] float32, of the tokens before
 
 
-Rule = Callable[[State, Tensor, Tensor], tuple[Tensor, State]]
+Rule = Callable[[State, Tensor, Tensor, Tensor | None], tuple[Tensor, State]]
 """From the state, a token's row and its gates to its output, float32, and the state after it. The row may end
-with its first `channels` numbers; then the output is of no use."""
+with its first `channels` numbers; then the output is of no use. The last argument is memory that the matrices
+after it may be written to, maybe that of the matrices before it; None: they need memory of their own."""
 
 
 def run_rows(
@@ -54,7 +55,7 @@ def run_rows(
         state = _first(strand, c, states)
         for i in range(strand.advancing):
             row = strand.first + i
-            out[row], state = rule(state, rows[row], gates[row])
+            out[row], state = rule(state, rows[row], gates[row], state.matrices)
             for count, slot in strand.marks:
                 if count == i + 1:
                     _keep(states, slot, state)
@@ -89,16 +90,18 @@ def _nodes(
     states: LayerStates | None,
 ) -> Iterator[tuple[int, Tensor]]:
     """The rows and outputs of a tree's nodes. What they were computed from goes to the journal."""
-    after = {-1: state}
+    after, last = {-1: state}, {parent: node for node, parent in enumerate(strand.parents)}
     begin = strand.first + strand.advancing - strand.first_node
     for node, parent in enumerate(strand.parents):
+        before = after[parent]
+        free = before.matrices if last[parent] == node else None  # the last child may overwrite them
         if node < strand.first_node:  # computed by an earlier pass
             assert states is not None
             own, gate = states.journal[strand.slot, node], states.gates[strand.slot, node]
-            _, after[node] = rule(after[parent], own, gate)
+            _, after[node] = rule(before, own, gate, free)
             continue
         row = begin + node
-        found, after[node] = rule(after[parent], rows[row], gates[row])
+        found, after[node] = rule(before, rows[row], gates[row], free)
         if states is not None and strand.slot != WITHIN:
             states.journal[strand.slot, node] = rows[row, : c.channels]
             states.gates[strand.slot, node] = gates[row]
