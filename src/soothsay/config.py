@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from soothsay.errors import ModelError
-from soothsay.states_config import ConvolutionConfig, DeltaConfig, StatesConfig
+from soothsay.states_config import ConvolutionConfig, DeltaConfig, StatesConfig, StateSpaceConfig
 
 DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """What linear layers compute in. "auto": what the weights are stored in, if the machine is fast at it."""
@@ -154,12 +154,13 @@ class ModelConfig:
     latent: LatentConfig | None = None  # attention over latent states, which are one key-value head
     delta: DeltaConfig | None = None  # some layers keep a state instead of keys and values
     convolution: ConvolutionConfig | None = None  # some layers read the last tokens by a convolution
+    state_space: StateSpaceConfig | None = None  # some layers are Mamba-2's
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate for each number
 
     @property
     def states(self) -> StatesConfig | None:
         """The layers that keep a state instead of keys and values."""
-        return self.delta or self.convolution
+        return self.delta or self.convolution or self.state_space
 
     @cached_property
     def group(self) -> int:
@@ -234,6 +235,9 @@ class ModelConfig:
             return products + d.taps * d.channels
         if self.convolution is not None and self.is_recurrent(layer):
             return (4 * self.hidden_size + self.convolution.taps) * self.convolution.channels
+        if self.state_space is not None and self.is_recurrent(layer):
+            m = self.state_space
+            return self.hidden_size * (2 * m.size + m.channels + m.heads) + m.taps * m.channels
         c = self.latent
         if c is None:
             own = self.heads(layer)

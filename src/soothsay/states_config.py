@@ -61,7 +61,44 @@ class ConvolutionConfig:
     gates = 0
 
 
-StatesConfig = DeltaConfig | ConvolutionConfig
+@dataclass(frozen=True)
+class StateSpaceConfig:
+    """Layers of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.state_space`."""
+
+    layers: tuple[int, ...]  # those that keep a state
+    heads: int  # each has a state
+    head_size: int  # dimensions of a head's inputs and outputs
+    groups: int  # of heads that share B and C
+    state_size: int  # dimensions of B and C
+    taps: int  # tokens that the convolution reads, its own included
+
+    @property
+    def group(self) -> int:
+        """Heads in a group."""
+        return self.heads // self.groups
+
+    @property
+    def size(self) -> int:
+        """Size of the outputs of all heads."""
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Size of a token's input of the convolution: x, B and C."""
+        return self.size + 2 * self.groups * self.state_size
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Shape of a layer's state: `[H, d_x, d_state]`."""
+        return self.heads, self.head_size, self.state_size
+
+    @property
+    def gates(self) -> int:
+        """Steps of a token, one for each head."""
+        return self.heads
+
+
+StatesConfig = DeltaConfig | ConvolutionConfig | StateSpaceConfig
 """Layers that keep a state instead of keys and values."""
 
 

@@ -94,6 +94,12 @@ def test_how_blocks_and_rotary_positions_differ_from_llamas(tmp_path: Path) -> N
     assert told["blocks"] == "attention, beside the feed-forward part; norms before them"
 
 
+def test_layers_that_keep_a_state(tmp_path: Path) -> None:
+    random_oracle("granite4_hybrid").save_pretrained(tmp_path)
+    told = facts(inspect(str(tmp_path)))
+    assert told["recurrent"] == "3 of 5 layers of Mamba-2, 4 heads with states of 32 x 16"
+
+
 def test_a_configuration_alone(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(public_configs()["openai/gpt-oss-20b"]))

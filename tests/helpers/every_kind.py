@@ -21,6 +21,7 @@ POSITIONS = 256
 KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "hybrid": ("qwen3_5", "bfloat16"),
     "convolutions": ("lfm2", "int8"),
+    "state spaces": ("granite4_hybrid", "bfloat16"),
     "shared KV": ("gemma4", "int8"),
     "sinks": ("gpt_oss", "auto"),
     "latent": ("deepseek_v3", "bfloat16"),
@@ -29,6 +30,10 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
 
 SIZES = {
     "hybrid": {"num_hidden_layers": 8},  # two of them have attention
+    "state spaces": {
+        "num_hidden_layers": 8,
+        "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"] * 3,
+    },
     "convolutions": {"num_hidden_layers": 8, "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
     "experts": {"moe_intermediate_size": 64},  # which native kernels multiply
 }

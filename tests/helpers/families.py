@@ -77,6 +77,16 @@ GEMMA4 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
     },
 }
+GRANITE_HYBRID = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 2, *["full_attention", "linear_attention"], "full_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "embedding_multiplier": 3.7,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 0.6,
+}
 SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
 KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -183,6 +193,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "attention_multiplier": 0.3,
             "logits_scaling": 0.6,
         },
+    ),
+    "granite_moe": (
+        "GraniteMoe",
+        {
+            "num_attention_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 48,
+            "embedding_multiplier": 3.7,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 0.6,
+        },
+    ),
+    "granite4_hybrid": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE_HYBRID,
+            "num_attention_heads": 2,  # of 32, which native kernels need
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granite4_experts": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE_HYBRID,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 48,
+            "shared_intermediate_size": 32,
+        },
+    ),
+    "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "seed_oss": ("SeedOss", {"head_dim": 32, "pad_token_id": None}),
+    "exaone4": (
+        "Exaone4",
+        {"num_hidden_layers": 5, "num_attention_heads": 2, "sliding_window": 9, "sliding_window_pattern": 4},
+    ),
+    "exaone4_full": (
+        "Exaone4",
+        {"num_attention_heads": 2, "sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
     "olmo2": ("Olmo2", {"pad_token_id": None, "attention_bias": True}),
     "olmo2_groups": ("Olmo2", {"pad_token_id": None, "num_attention_heads": 2, "num_key_value_heads": 1}),
@@ -640,7 +696,7 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     rope = config["rope_parameters"]
-    if config["model_type"] not in ("granitemoehybrid", "lfm2", "lfm2_moe"):  # where it always was
+    if config["model_type"] not in ("granitemoehybrid", "exaone4", "lfm2", "lfm2_moe"):  # where it always was
         older.pop("layer_types", None)
     if "sliding_attention" in rope:
         if "_sliding_window_pattern" in older:  # Gemma 3

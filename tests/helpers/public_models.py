@@ -64,6 +64,9 @@ def described(c: ModelConfig) -> str:
     parts = ["latent attention" if c.latent else "attention"]
     if c.delta is not None:
         parts = [f"states in {len(c.delta.layers)} of {c.num_layers} layers, attention in the others"]
+    if c.state_space is not None:
+        number = len(c.state_space.layers)
+        parts = [f"Mamba-2 in {number} of {c.num_layers} layers, attention in the others"]
     if c.convolution is not None:
         number = len(c.convolution.layers)
         parts = [f"convolutions in {number} of {c.num_layers} layers, attention in the others"]

@@ -1,10 +1,12 @@
 """How texts are cut into words, by the name of the pre-tokenizer (`tokenizer.ggml.pre`).
 
-The file has three parts. `texts` are short and nasty. `llama.cpp` is what its program `llama-tokenize` does;
-`python tests/helpers/word_oracle.py PROGRAM` writes it anew, in ten minutes. `models` has the texts that
-llama.cpp cuts otherwise than the models' own expressions do. tiktoken agreed on those of tekken, gpt-4o and
-kimi-k2; the others are soothsay's result, kept. In expressions like GPT-4o's, llama.cpp knows no case beyond
-ASCII and no marks. It does not compose (NFC), and takes white space beyond ASCII for a vertical tab.
+The file has four parts. `names` are all that llama.cpp knows. `texts` are short and nasty. `llama.cpp` is
+what its program `llama-tokenize` does; `python tests/helpers/word_oracle.py PROGRAM [NAME...]` writes it
+anew, half a minute a name. `models` has the texts that llama.cpp cuts otherwise than the models' own
+expressions do. tiktoken agreed on those of tekken, gpt-4o and kimi-k2, and the `tokenizers` library with
+the published expression of tiny_aya; the others are soothsay's result, kept. In expressions like GPT-4o's,
+llama.cpp knows no case beyond ASCII and no marks. It does not compose (NFC), and takes white space beyond
+ASCII for a vertical tab.
 """
 
 from __future__ import annotations
@@ -27,10 +29,16 @@ BYTES = {byte_text(bytes([byte])): byte for byte in range(256)}
 NAMES = (
     *("gpt-2", "smollm", "command-r", "llama-bpe", "dbrx", "glm4", "minicpm5", "qwen2", "megrez", "qwen35"),
     *("seed-coder", "tekken", "gpt-4o", "kimi-k2", "deepseek-llm", "deepseek-coder", "deepseek-v3"),
+    *("jais-2", "laguna", "ufakzeka", "bailingmoe", "exaone-moe", "youtu", "tiny_aya", "spark2_5", "falcon"),
+    *("bloom", "viking"),
 )
 """One name of each rule."""
 
-TEXTS: list[str] = json.loads(KEPT.read_text("utf-8"))["texts"]
+_FILE = json.loads(KEPT.read_text("utf-8"))
+LLAMA_NAMES: list[list[str]] = _FILE["names"]
+"""The names that llama.cpp 11434 knows, those with the same expressions together."""
+
+TEXTS: list[str] = _FILE["texts"]
 
 
 def vocabulary(texts: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -94,5 +102,5 @@ def plain(spelled: str) -> str:
 
 if __name__ == "__main__":
     kept = json.loads(KEPT.read_text("utf-8"))
-    kept["llama.cpp"] = {name: llama_cuts(sys.argv[1], name) for name in NAMES}
+    kept["llama.cpp"] |= {name: llama_cuts(sys.argv[1], name) for name in sys.argv[2:] or NAMES}
     KEPT.write_text(json.dumps(kept, ensure_ascii=False, indent=0) + "\n", "utf-8")

@@ -47,6 +47,7 @@ from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
 from soothsay.model.load import load_model
+from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
 from soothsay.train.lm import named_tensors
 from soothsay.train.sequences import TrainingKernels
@@ -71,6 +72,10 @@ FURTHER = [
     "lfm2",
     "lfm2_moe",
     "llama4",
+    "granite4_hybrid",
+    "granite4_experts",
+    "ernie",
+    "exaone4",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -356,6 +361,8 @@ def test_a_token_has_the_same_bits_in_any_company(pairs: Pairs, name: str, dtype
         "lfm2",
         "lfm2_moe",
         "llama4",
+        "granite4_hybrid",
+        "granite4_experts",
         "minimax_m2",
         "gemma4",
         "gemma4_experts",
@@ -516,6 +523,44 @@ def with_sliding_windows(model: Transformer) -> None:
     model.config = replace(model.config, windows=tuple(block.attention.window for block in model.blocks))  # type: ignore[union-attr, misc]
 
 
+def state_spaces(model: Transformer) -> list[StateSpace]:
+    return [part for part in model.modules() if isinstance(part, StateSpace)]
+
+
+def without_skips(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.skips.data.zero_()
+
+
+def without_bias_of_taps(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.bias.data.zero_()
+
+
+def with_equal_rates(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.log_rates.data.zero_()
+
+
+def without_offsets_of_steps(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.offsets.data.zero_()
+
+
+def without_scales_of_the_norm(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.scale.data.fill_(1)
+
+
+def without_shared_part(model: Transformer) -> None:
+    for block in model.blocks:
+        block.mlp.shared.down.weight.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def without_residual_multiplier(model: Transformer) -> None:
+    model.config = replace(model.config, residual_multiplier=1.0)
+
+
 def without_temperature(model: Transformer) -> None:
     for block in model.blocks:
         block.attention.growth = None  # type: ignore[union-attr, assignment]
@@ -555,6 +600,13 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama4", without_temperature),
         ("llama4", with_temperature_one_position_later),
         ("llama4", without_norms_of_heads),
+        ("granite4_hybrid", without_skips),
+        ("granite4_hybrid", without_bias_of_taps),
+        ("granite4_hybrid", with_equal_rates),
+        ("granite4_hybrid", without_offsets_of_steps),
+        ("granite4_hybrid", without_scales_of_the_norm),
+        ("granite4_hybrid", without_residual_multiplier),
+        ("granite4_experts", without_shared_part),
     ],
 )
 def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
@@ -568,6 +620,35 @@ def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer
     assert_close(run(model, [Rows(array(sequence), 0)])[0], [expected])
     change(model)
     assert (run(model, [Rows(array(sequence), 0)])[0][0] - expected).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"mamba_n_heads": 3}, "mamba_n_heads"),
+        ({"mamba_n_groups": 3}, "mamba_n_groups"),
+        ({"mamba_d_head": 7}, "mamba_d_head"),
+        ({"mamba_conv_bias": False}, "mamba_conv_bias"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ({"time_step_limit": [0.001, {"__float__": "Infinity"}]}, "time_step_limit"),
+        ({"layer_types": ["mamba"]}, "layer_types"),
+        ({"layer_types": ["mamba"] * 4 + ["conv"]}, "layer_types"),
+        ({"shared_intermediate_size": 0}, "shared_intermediate_size"),
+    ],
+)
+def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str) -> None:
+    config = random_oracle("granite4_hybrid").config.to_dict()
+    assert parse_model_config(config).state_space is not None
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+def test_granite_has_older_names_of_kinds_of_layers() -> None:
+    config = random_oracle("granite4_hybrid").config.to_dict()
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
+    older = {**config, "layer_types": [names[kind] for kind in config["layer_types"]], "mamba_d_head": "auto"}
+    assert parse_model_config(older) == parse_model_config(config)
 
 
 @pytest.mark.parametrize("change", [without_bounds, halves_in_place_of_turns])

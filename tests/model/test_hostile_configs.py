@@ -74,6 +74,8 @@ MORE: dict[str, Any] = {  # fields of other families
     "use_qk_norm": False,
     "layer_types": ["full_attention"] * 8,
     "query_pre_attn_scalar": 64,
+    "use_bias": True,
+    "attention_out_bias": False,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
     "rope_theta": 1e4,
@@ -146,8 +148,12 @@ def test_every_field_of_a_model_with_hostile_values(directory: Path, field: str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_of_every_family_is_parsed_or_refused(family: str) -> None:
     good = {**CONFIG, **MORE, "model_type": family}
-    if family == "granitemoehybrid":
+    if family == "granitemoehybrid":  # without experts; its twin for GGUF files has some
         good |= {"num_local_experts": 0, "num_experts_per_tok": 0}
+    if family.startswith("granitemoehybrid"):
+        good |= {"layer_types": ["mamba", "attention"] * 4, "mamba_n_heads": 4, "mamba_n_groups": 2}
+        good |= {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_head": "auto"}
+        good |= {"mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": [0, float("inf")]}
     parse_model_config(good)
     for field in good:
         for value in HOSTILE:

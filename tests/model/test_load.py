@@ -239,7 +239,10 @@ def test_wrong_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"hidden_act": "relu2"}, "relu2"),
         ({"use_qk_norm": True}, "Command R+"),
-        ({"model_type": "granitemoehybrid", "shared_intermediate_size": 8}, "recurrent layers"),
+        (
+            {"model_type": "granitemoehybrid", "num_local_experts": 0, "shared_intermediate_size": 0},
+            "shared_intermediate_size",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries"),
         ({"model_type": "phi3", "partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.word_oracle import CUT, KEPT, NAMES, TEXTS, plain
+from helpers.word_oracle import CUT, KEPT, LLAMA_NAMES, NAMES, TEXTS, plain
 
+from soothsay.errors import ModelError
+from soothsay.model.formats.gguf_tokenizer import build_tokenizer
 from soothsay.vocabulary.byte_level import byte_level
-from soothsay.vocabulary.words import WORDS
+from soothsay.vocabulary.words import REFUSED, WORDS
 
 ORACLE: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))
 
@@ -53,5 +56,36 @@ def test_what_else_a_name_says() -> None:
         *("qwen2", "deepseek-r1-qwen", "qwen35", "command-r")
     }
     assert {name for name, words in WORDS.items() if words.add_bos} == {
-        *("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "tekken")
+        *("llama-bpe", "llama3", "llama-v3", "falcon-h1", "falcon3", "lfm2", "midm-2.0", "tekken", "pixtral")
     }
+
+
+def test_each_name_that_llama_cpp_knows_is_read_or_refused_for_a_reason(tmp_path: Path) -> None:
+    """Names that llama.cpp takes for the same rule have the same rule here. transformers says that the rule
+    which llama.cpp has for `pixtral` is wrong (`fix_mistral_regex`)."""
+    named = [name for names in LLAMA_NAMES for name in names]
+    assert sorted([*WORDS, *REFUSED]) == sorted([*named, "default"])
+    for names in LLAMA_NAMES:
+        rules = {WORDS[name].patterns for name in names if name in WORDS and name != "pixtral"}
+        assert len(rules) <= 1, names
+    for name in [*REFUSED, "unheard-of"]:
+        metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}
+        metadata |= {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
+        with pytest.raises(ModelError, match=REFUSED.get(name, "soothsay knows only")):
+            build_tokenizer(metadata, tmp_path)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3, 4, 7, 30])
+def test_thousands_are_counted_from_the_end(digits: int) -> None:
+    number = "1234567890" * 3
+    for after, counts in (("", True), (" a", True), (".", True), ("a", False), ("年", False), ("_", False)):
+        words = cuts("tiny_aya", number[:digits] + after).split(CUT)
+        lengths = [len(word) for word in words if word.isdigit()]
+        rest = [digits % 3] if digits % 3 else []
+        assert lengths == ([*rest, *[3] * (digits // 3)] if counts else [*[3] * (digits // 3), *rest])
+
+
+def test_a_file_that_names_no_rule_is_read_with_a_warning(tmp_path: Path) -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
+    with pytest.warns(UserWarning, match=r"tokenizer\.ggml\.pre"):
+        assert build_tokenizer(metadata, tmp_path) is not None

@@ -50,6 +50,8 @@ class Work:
             kv += state_bytes(c.states, element)
         if c.delta is not None:  # a state is read once, and each row multiplies it four times
             attention += 8 * len(c.delta.layers) * c.delta.values * c.delta.key_size
+        if c.state_space is not None:
+            attention += 8 * len(c.state_space.layers) * c.state_space.size * c.state_space.state_size
         return cls(
             bytes=sum(held_bytes(layer) for layer, _ in layers) + kv,
             operations=rows * (2 * sum(shape.numel() for _, shape in layers) + attention),

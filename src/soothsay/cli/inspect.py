@@ -167,6 +167,13 @@ def _architecture(c: ModelConfig) -> Rows:
             f"{len(d.layers)} of {c.num_layers} layers, {d.value_heads} heads with states of "
             f"{d.key_size} x {d.value_size}",
         )
+    if c.state_space is not None:
+        m = c.state_space
+        yield (
+            "recurrent",
+            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2, {m.heads} heads with states of "
+            f"{m.head_size} x {m.state_size}",
+        )
     if c.convolution is not None:
         number, taps = len(c.convolution.layers), c.convolution.taps
         yield "convolutions", f"{number} of {c.num_layers} layers, over {taps} tokens"

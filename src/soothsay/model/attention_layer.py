@@ -16,6 +16,7 @@ from soothsay.model.latent_attention import LatentAttention
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm, UnitNorm
 from soothsay.model.rope import QueryGrowth
+from soothsay.model.state_space_layer import StateSpaceLayer
 
 
 class Sinks(nn.Module):
@@ -97,12 +98,16 @@ class Attention(nn.Module):
         return torch.cat([*parts, v], dim=1)
 
 
+RecurrentLayer = DeltaLayer | ConvolutionLayer | StateSpaceLayer
+"""A layer that keeps a state instead of keys and values."""
+
+
 def attention_of(
     config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None
-) -> Attention | LatentAttention | DeltaLayer | ConvolutionLayer:
+) -> Attention | LatentAttention | RecurrentLayer:
     """The part of a layer in which tokens read what came before them. `in_features`: as in `Attention`."""
     if config.is_recurrent(layer):
-        kept = DeltaLayer if config.convolution is None else ConvolutionLayer
+        kept = ConvolutionLayer if config.convolution else DeltaLayer if config.delta else StateSpaceLayer
         return kept(config, kernels, in_features)
     kind = Attention if config.latent is None else LatentAttention
     return kind(config, layer, kernels, in_features)

@@ -105,6 +105,26 @@ class Each:
         return [self.rule.accept(entry) for entry in value]
 
 
+@dataclass(frozen=True)
+class Either:
+    """A value that follows one of two rules."""
+
+    first: Rule
+    second: Rule
+
+    @property
+    def wanted(self) -> str:
+        """See `Rule`."""
+        return f"{self.first.wanted}, or {self.second.wanted}"
+
+    def accept(self, value: Any) -> Any:
+        """See `Rule`."""
+        try:
+            return self.first.accept(value)
+        except ValueError:
+            return self.second.accept(value)
+
+
 FLAG = OneType(bool, "true or false")
 TEXT = OneType(str, "a text")
 _SIZE = Whole(1, 2**22)
@@ -143,7 +163,7 @@ FIELDS: Mapping[str, Rule] = {
     "final_logit_softcapping": _POSITIVE,
     "sliding_window": Whole(0, MAX_POSITIONS),
     "use_sliding_window": FLAG,
-    "sliding_window_pattern": _LAYER,
+    "sliding_window_pattern": Either(_LAYER, TEXT),
     "attention_chunk_size": _POSITIONS,
     "attn_temperature_tuning": FLAG,
     "attn_scale": Real(0, 1e3),
@@ -203,6 +223,15 @@ FIELDS: Mapping[str, Rule] = {
     "linear_num_key_heads": Whole(1, 65_536),
     "linear_num_value_heads": Whole(1, 65_536),
     "shared_expert_intermediate_size": Whole(0, 2**22),
+    "mamba_n_heads": Whole(1, 65_536),
+    "mamba_n_groups": Whole(1, 65_536),
+    "mamba_d_state": Whole(1, 65_536),
+    "mamba_d_conv": Whole(2, 64),
+    "mamba_expand": Whole(1, 64),
+    "mamba_conv_bias": FLAG,
+    "use_bias": FLAG,
+    "attention_out_bias": FLAG,
+    "mamba_proj_bias": FLAG,
     # short convolutions
     "conv_bias": FLAG,
     "conv_L_cache": Whole(2, 64),

@@ -13,7 +13,7 @@ from soothsay.model.family import Family
 from soothsay.model.family_layers import Raw
 from soothsay.model.family_table import FAMILIES, UNSUPPORTED
 from soothsay.model.rope_fields import parse_rope
-from soothsay.model.state_fields import parse_convolution, parse_delta
+from soothsay.model.state_fields import parse_convolution, parse_delta, parse_state_space
 
 MAX_SPANS = 2**12
 """Limit of the original contexts in a context, for queries that grow with each of them."""
@@ -102,10 +102,13 @@ def _parse(name: str, family: Family, raw: Raw) -> ModelConfig:
         sinks=family.sinks,
         query_growth=_query_growth(family, raw, rope, max_positions),
         logit_softcap=raw.get("final_logit_softcapping"),
-        experts=_experts(family, raw, layers) if family.has_experts else None,
+        experts=_experts(family, raw, layers)
+        if family.has_experts and raw.get("num_local_experts") != 0
+        else None,
         latent=latent,
         delta=parse_delta(raw, layers) if family.has_states else None,
         convolution=parse_convolution(raw, layers) if family.has_convolutions else None,
+        state_space=parse_state_space(raw, layers) if family.has_state_spaces else None,
         gated_attention=family.has_states,
         **{
             **_scales(family, raw, hidden, head_dim),
@@ -235,6 +238,8 @@ def _shared_size(family: Family, raw: Raw, size: int) -> int:
     """The size of the part that runs beside the experts."""
     if family.has_states:
         return int(raw["shared_expert_intermediate_size"])
+    if family.has_multipliers:
+        return int(raw.get("shared_intermediate_size") or 0)
     return size * int(raw.get("n_shared_experts") or 0)
 
 

@@ -103,6 +103,9 @@ class Family:
     has_convolutions: bool = False
     """Layers of the type "conv" read the last tokens by a short convolution (LFM2)."""
 
+    has_state_spaces: bool = False
+    """Layers of the type "linear_attention" are Mamba-2's (Granite 4)."""
+
     windowed: Callable[[Raw, int], Sequence[bool]] = no_layer
     """For each layer, whether it has a sliding window, if the file has a `sliding_window`."""
 

@@ -34,7 +34,9 @@ def all_but_each(default: int) -> Callable[[Raw, int], list[bool]]:
     """Each layer but every `sliding_window_pattern`-th has a sliding window."""
 
     def windowed(raw: Raw, layers: int) -> list[bool]:
-        pattern = int(raw.get("sliding_window_pattern") or default)
+        pattern = raw.get("sliding_window_pattern") or default
+        if isinstance(pattern, str):
+            raise ModelError("config.json: sliding_window_pattern should be a number")
         return [(i + 1) % pattern != 0 for i in range(layers)]
 
     return windowed
@@ -53,6 +55,11 @@ def rotated_layers(raw: Raw, layers: int) -> list[bool]:
 def full_layers(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
     """Layers without a sliding window."""
     return [window is None for window in windows]
+
+
+def full_layers_beside_windows(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
+    """Layers without a sliding window, where other layers have one."""
+    return [window is None and any(windows) for window in windows]
 
 
 def listed_layers(raw: Raw, windows: Sequence[int | None]) -> list[bool]:

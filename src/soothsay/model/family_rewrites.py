@@ -20,13 +20,43 @@ def as_parsed(raw: Raw, config: ModelConfig) -> ModelConfig:
     return config
 
 
-def dense_hybrid(raw: Raw) -> Raw:
-    """A hybrid's configuration without recurrent layers and experts, as Granite 4's dense models have it."""
-    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]
-    has_experts = raw.get("num_local_experts", 8) or not raw["shared_intermediate_size"]
-    if has_experts or not set(kinds) <= {"attention", "full_attention"}:
-        raise ModelError("config.json: a hybrid with recurrent layers or experts is not supported")
+def granite_hybrid(raw: Raw) -> Raw:
+    """Granite 4's configuration. Layers and sizes have names of their own."""
+    kinds = raw.get("layer_types") or raw.get("layers_block_type")
+    kinds = ["mamba"] * int(raw["num_hidden_layers"]) if kinds is None else kinds
+    usual = {"mamba": "linear_attention", "attention": "full_attention"}
+    raw = {**raw, "layer_types": [usual.get(kind, kind) for kind in kinds]}
+    if raw["num_local_experts"]:
+        return raw
+    if not raw["shared_intermediate_size"]:
+        raise ModelError("config.json: without experts, shared_intermediate_size should be above 0")
     return {**raw, "intermediate_size": raw["shared_intermediate_size"]}
+
+
+def ernie(raw: Raw) -> Raw:
+    """ERNIE 4.5's configuration, where `use_bias` is about all linear layers of a block."""
+    biased = bool(raw.get("use_bias", False))
+    return {**raw, "attention_bias": biased, "mlp_bias": biased}
+
+
+def seed_oss(raw: Raw) -> Raw:
+    """Seed-OSS's configuration, whose attention has no bias after it in published models."""
+    if raw.get("attention_out_bias"):
+        raise ModelError("config.json: attention_out_bias is supported only as false")
+    return raw
+
+
+def exaone4(raw: Raw) -> Raw:
+    """EXAONE 4's configuration, whose layers with and without windows may stand in a text such as LLLG."""
+    pattern, layers = raw.get("sliding_window_pattern"), int(raw["num_hidden_layers"])
+    if not isinstance(pattern, str):
+        return raw
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise ModelError(f"config.json: sliding_window_pattern is {pattern!r:.40}, not letters L and G")
+    kinds = {"L": "sliding_attention", "G": "full_attention"}
+    listed = [kinds[pattern[i % len(pattern)]] for i in range(layers)]
+    rest = {key: value for key, value in raw.items() if key != "sliding_window_pattern"}
+    return {"layer_types": listed, **rest}
 
 
 def softmax_groups(raw: Raw) -> Raw:

@@ -16,6 +16,7 @@ from soothsay.model.family_layers import (
     even_layers,
     every_layer,
     full_layers,
+    full_layers_beside_windows,
     last_layers,
     listed_layers,
     no_layer,
@@ -24,12 +25,15 @@ from soothsay.model.family_layers import (
 )
 from soothsay.model.family_rewrites import (
     bounded_at_7,
-    dense_hybrid,
+    ernie,
+    exaone4,
+    granite_hybrid,
     lfm2,
     lfm2_moe,
     listed_experts,
     llama4,
     rotary_share,
+    seed_oss,
     softmax_groups,
     with_layer_types,
 )
@@ -125,6 +129,23 @@ _LFM2 = Family(
     defaults={"num_key_value_heads": 8, "max_position_embeddings": 128_000, "conv_L_cache": 3},
 )
 
+_GRANITE_MOE = Family(has_multipliers=True, has_experts=True, always_normalizes_experts=True)
+_GRANITE_HYBRID = replace(
+    _GRANITE_MOE,
+    has_state_spaces=True,
+    unrotated=all_or_none,
+    rewritten=granite_hybrid,
+    defaults={
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+    },
+)
+
 _DEEPSEEK_V3 = Family(
     latent=True,
     has_experts=True,
@@ -173,7 +194,11 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         unrotated=listed_layers,
     ),
     "granite": Family(has_multipliers=True),
-    "granitemoehybrid": Family(has_multipliers=True, unrotated=all_or_none, rewritten=dense_hybrid),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "granitemoe_gguf": _GRANITE_MOE,  # our own: gate and up are matrices of their own
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "granitemoehybrid_gguf": _GRANITE_HYBRID,
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
     "glm4_moe": Family(
@@ -251,6 +276,24 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, windowed=all_but_each(4), unrotated=full_layers),
+    "ernie4_5": Family(
+        default_tied=True,
+        rotates_neighbours=True,
+        default_theta=5e5,
+        default_norm_eps=1e-5,
+        rewritten=ernie,
+        defaults={"head_dim": 128},
+    ),
+    "seed_oss": Family(
+        default_attention_bias=True, o_bias=False, rewritten=seed_oss, defaults={"head_dim": 128}
+    ),
+    "exaone4": replace(
+        _OLMO,
+        qk_norm_over_heads=False,
+        windowed=all_but_each(4),
+        unrotated=full_layers_beside_windows,
+        rewritten=exaone4,
+    ),
     "olmo2": _OLMO,
     "olmo3": replace(_OLMO, windowed=all_but_each(4), default_theta=5e5, local_rope=True, local_theta=None),
     "gemma2": replace(_GEMMA, windowed=even_layers),
@@ -270,16 +313,24 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
+_PARALLEL = "each of its layers has attention beside a Mamba layer"
+_NORMED_LAST = "its norms of queries and keys come after the rotation"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
+    "apertus": "its feed-forward parts have an activation of their own (xIELU)",
+    "arcee": "its feed-forward parts have no gate",
     "bamba": _RECURRENT,
     "bert": "it is an encoder",
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
-    "falcon_h1": _RECURRENT,
+    "ernie4_5_moe": "its experts have not been tried",
+    "exaone_moe": "its experts have not been tried",
+    "falcon_h1": _PARALLEL,
     "gemma3n": "its residual stream is predicted and corrected (AltUp)",
     "gemma3n_text": "its residual stream is predicted and corrected (AltUp)",
     "glm_moe_dsa": _SPARSE,
+    "hunyuan_v1_dense": _NORMED_LAST,
+    "hunyuan_v1_moe": _NORMED_LAST,
     "jamba": _RECURRENT,
     "kimi_linear": "it has layers of Kimi Delta Attention",
     "mamba": _RECURRENT,
@@ -288,8 +339,9 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "mimo_v2_flash": "its heads of keys and of values differ in size",
     "minimax_m3": _BLOCKS,
     "minimax_m3_vl": _BLOCKS,
+    "nemotron": "its feed-forward parts have no gate",
     "nemotron-nas": "each of its blocks has a shape of its own",
-    "nemotron_h": _RECURRENT,
+    "nemotron_h": "it has Mamba layers, and each of its blocks is a single part",
     "rwkv7": "it has no attention",
     "step3p7": "its attention has a gate for each head",
     "t5": "it has an encoder",

@@ -29,6 +29,7 @@ from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
 from soothsay.model.routing import route, sigmoid
+from soothsay.model.state_space import StateSpace, state_space
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -198,6 +199,24 @@ class Kernels(noise.SamplingKernels):
             `[N, H_v * d_v]` float32; of no use without gates of outputs.
         """
         return delta_rule(qkvz, gates, weights, states, strands)
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """Mamba-2; see `soothsay.model.state_space`. States and the journal change as in `delta_rule`.
+
+        Args:
+            xbcz: `[N, channels + H * d_x]`: x, B and C, then the gates of outputs, which may be left out
+                where outputs are not used.
+            steps: `[N, H]`.
+            weights: the layer's.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, H * d_x]` float32; of no use without gates of outputs.
+        """
+        return state_space(xbcz, steps, weights, states, strands)
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """A causal convolution, channel by channel; see `soothsay.model.convolution`.

@@ -27,13 +27,15 @@ from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
 from soothsay.model.quantized import dequantized
+from soothsay.model.state_space import StateSpace
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.unused import warn_of_unused
 from soothsay.model.weight_source import WeightSource
 
 RECURRENCE = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
-"""The weights of a `Recurrence` and their names in checkpoints."""
+STATE_SPACE = {**RECURRENCE, "bias": "conv1d.bias", "skips": "D"}
+"""The weights of a `Recurrence`, and of a `StateSpace`, and their names in checkpoints."""
 
 
 def load_model(
@@ -200,8 +202,8 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
         bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(kept)
         out = source.mode.output(name, model.kv_dtype)
         model.set_submodule(name, model.kernels.linear(weight, bias, out))
-    elif isinstance(module, Recurrence):
-        for part, stored in RECURRENCE.items():
+    elif isinstance(module, Recurrence | StateSpace):
+        for part, stored in (RECURRENCE if isinstance(module, Recurrence) else STATE_SPACE).items():
             weight = cast(nn.Parameter, getattr(module, part))
             is_taps = part == "taps"
             read = _taps(source, name, stored, weight) if is_taps else source.tensor(name, stored, weight)

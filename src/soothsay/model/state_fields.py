@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from soothsay.errors import ModelError
 from soothsay.model.family_layers import Raw
-from soothsay.states_config import ConvolutionConfig, DeltaConfig
+from soothsay.states_config import ConvolutionConfig, DeltaConfig, StateSpaceConfig
 
 
 def parse_delta(raw: Raw, layers: int) -> DeltaConfig | None:
@@ -33,6 +36,45 @@ def parse_convolution(raw: Raw, layers: int) -> ConvolutionConfig | None:
     """The layers with a short convolution; None: no layer has it. Raises `ModelError`."""
     found = _layers_of("conv", raw, layers)
     return ConvolutionConfig(found, int(raw["hidden_size"]), int(raw["conv_L_cache"])) if found else None
+
+
+def parse_state_space(raw: Raw, layers: int) -> StateSpaceConfig | None:
+    """The layers of Mamba-2; None: no layer is. Raises `ModelError`."""
+    found = _layers_of("linear_attention", raw, layers)
+    heads, groups = int(raw["mamba_n_heads"]), int(raw["mamba_n_groups"])
+    size = int(raw["mamba_expand"]) * int(raw["hidden_size"])
+    if size % heads or heads % groups:
+        raise ModelError(
+            f"config.json: {heads} mamba_n_heads, in {groups} mamba_n_groups, cannot share {size} evenly"
+        )
+    if raw.get("mamba_d_head", "auto") not in ("auto", size // heads):
+        raise ModelError(
+            f"config.json: mamba_d_head is {raw['mamba_d_head']!r:.40}, and {heads} heads share {size}"
+        )
+    if not raw.get("mamba_conv_bias", True) or raw.get("mamba_proj_bias"):
+        raise ModelError(
+            "config.json: mamba_conv_bias is supported only as true, and mamba_proj_bias as false"
+        )
+    if _is_limited(raw.get("time_step_limit")):
+        raise ModelError("config.json: time_step_limit is supported only as 0 to infinity")
+    if not found:
+        return None
+    return StateSpaceConfig(
+        layers=found,
+        heads=heads,
+        head_size=size // heads,
+        groups=groups,
+        state_size=int(raw["mamba_d_state"]),
+        taps=int(raw["mamba_d_conv"]),
+    )
+
+
+def _is_limited(limit: Any) -> bool:
+    """Whether steps have other bounds than 0 and infinity, which transformers writes as an object."""
+    if not isinstance(limit, list | tuple) or len(limit) != 2:
+        return limit is not None
+    least, most = limit
+    return least != 0 or most not in (math.inf, {"__float__": "Infinity"})
 
 
 def _layers_of(wanted: str, raw: Raw, layers: int) -> tuple[int, ...]:

@@ -88,7 +88,29 @@ _LFM2_NAMES: Names = {
     "mlp.experts.gate_up": ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
     "mlp.experts.down": ("feed_forward.experts.{}.w2",),
 }
+_GRANITE_NAMES: Names = {
+    "attention.zxbct": ("mamba.in_proj",),
+    "attention.rule": ("mamba",),
+    "mlp.router": ("block_sparse_moe.router.layer",),
+    "mlp.experts.gate_up": (
+        "block_sparse_moe.experts.{}.gate_proj",
+        "block_sparse_moe.experts.{}.up_proj",
+    ),
+    "mlp.experts.down": ("block_sparse_moe.experts.{}.down_proj",),
+    "mlp.gate_up": ("shared_mlp.input_linear",),
+    "mlp.down": ("shared_mlp.output_linear",),
+    "mlp.shared.gate_up": ("shared_mlp.input_linear",),
+    "mlp.shared.down": ("shared_mlp.output_linear",),
+}
+_GRANITE_GGUF_NAMES: Names = {
+    **_GRANITE_NAMES,
+    "mlp.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
+    "mlp.down": ("shared_mlp.down_proj",),
+    "mlp.shared.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
+    "mlp.shared.down": ("shared_mlp.down_proj",),
+}
 _RULE_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
+_STATE_SPACE_NAMES: Names = {"attention.o": ("mamba.out_proj",)}
 _CONVOLUTION_NAMES: Names = {"attention.o": ("conv.out_proj",)}
 """Names in layers that keep a state, where they differ from those of other layers."""
 OUTER_NAMES: Names = {
@@ -138,12 +160,11 @@ FAMILY_NAMES: Mapping[str, Names] = {
         "mlp_post_norm": ("post_mlp_layernorm",),
         "mlp.gate_up": ("mlp.gate_up_proj",),
     },
-    "granitemoehybrid": {
-        "mlp.gate_up": ("shared_mlp.input_linear",),
-        "mlp.down": ("shared_mlp.output_linear",),
-    },
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE_NAMES),
+    **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE_GGUF_NAMES),
     "lfm2": _LFM2_NAMES,
     "lfm2_moe": _LFM2_NAMES,
+    "exaone4": _OLMO_NAMES,
     "olmo2": _OLMO_NAMES,
     "olmo3": _OLMO_NAMES,
     "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
@@ -193,7 +214,8 @@ class TensorNames:
     def _in_block(self, module: str, layer: int) -> list[str]:
         names = {**BLOCK_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
         if self.config.is_recurrent(layer):
-            names |= _RULE_NAMES if self.config.convolution is None else _CONVOLUTION_NAMES
+            c = self.config
+            names |= _CONVOLUTION_NAMES if c.convolution else _RULE_NAMES if c.delta else _STATE_SPACE_NAMES
         if module in names:
             return list(names[module])
         start, expert, part = module.rsplit(".", 2)  # mlp.experts.{e}.gate_up or .down

@@ -18,9 +18,8 @@ from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
+from soothsay.model.attention_layer import RecurrentLayer
 from soothsay.model.blocks import Block, Blocks
-from soothsay.model.convolution_layer import ConvolutionLayer
-from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, StockKernels
@@ -143,7 +142,7 @@ class LocalStage:
         accepted = Accepted.of(moves, self.device)
         for number, states in cache.states.layers.items():
             layer = cast(Block, self.blocks[number]).attention
-            cast(DeltaLayer | ConvolutionLayer, layer).commit(states, accepted)
+            cast(RecurrentLayer, layer).commit(states, accepted)
 
     def copy_state(self, cache: KVPool, source: int, target: int) -> None:
         """See `Layers`."""

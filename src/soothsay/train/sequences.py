@@ -21,6 +21,7 @@ from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.quantized import Integers, dequantized
 from soothsay.model.rope import rotate
+from soothsay.model.state_space import StateSpace
 from soothsay.train.examples import Example
 
 STATES = "models whose layers keep states cannot be trained, nor drafters for them"
@@ -185,6 +186,12 @@ class TrainingKernels(StockKernels):
         weights: Recurrence,
         states: LayerStates | None,
         strands: Strands,
+    ) -> Tensor:
+        """Raise `TrainingError`. See `Kernels`."""
+        raise TrainingError(STATES)
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
     ) -> Tensor:
         """Raise `TrainingError`. See `Kernels`."""
         raise TrainingError(STATES)

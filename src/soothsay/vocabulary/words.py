@@ -30,15 +30,25 @@ class Words:
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 """Ends of English words, such as `'ll`."""
 
-_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BEFORE_WORD = r"|\s+(?!\S)|\s+"
+"""White space up to the space before a word."""
+
+_SPACE = r"|\s*[\r\n]+" + _BEFORE_WORD
 """White space up to the last line break, or up to the space before a word."""
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def _gpt4(digits: str, letters: str = r"\p{L}", others: str = r"[^\s\p{L}\p{N}]+[\r\n]*") -> str:
+def _gpt4(
+    digits: str,
+    letters: str = r"\p{L}",
+    others: str = r"[^\s\p{L}\p{N}]+[\r\n]*",
+    *,
+    english: str = f"{_ENGLISH}|",
+    space: str = _SPACE,
+) -> str:
     """GPT-4's expression (cl100k), which most models change in one place."""
-    return rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?{others}{_SPACE}"
+    return rf"{english}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?{others}{space}"
 
 
 def _gpt4o(digits: str, english: str = f"{_ENGLISH}?", breaks: str = r"[\r\n/]*", but: str = "") -> str:
@@ -52,6 +62,10 @@ def _gpt4o(digits: str, english: str = f"{_ENGLISH}?", breaks: str = r"[\r\n/]*"
 
 
 _THREE = r"\p{N}{1,3}"
+_THOUSANDS = r"(?<!\d)\d{1,3}(?=(?:\d{3})*+(?!\w))|\G(?<=\d)\d{3}"
+"""Digits in threes from the end of a number that no letter follows. `\\G` is the end of the match before.
+It looks ahead only from a number's start, so long numbers take linear time."""
+
 _DEEPSEEK_LETTERS = (
     "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
     "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481"
@@ -71,50 +85,105 @@ _DEEPSEEK_MARKS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
 """Punctuation, and everything from `:` to `~`: capital and small Latin letters too."""
 
 _DEEPSEEK_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-_DEEPSEEK_V3 = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{_SPACE}"
-)
+_CHINESE_OR_KANA = "\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff"
+
+
+def _deepseek(breaks: str = rf"[\r\n]*{_SPACE}") -> str:
+    """DeepSeek-V3's expression for what is left of digits, Chinese and Japanese."""
+    marks = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    return rf"{marks}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+{breaks}"
+
+
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+"""BLOOM's expression: words up to white space or a mark that ends a part of a sentence."""
 
 _GPT2_WORDS = Words((_GPT2,))
 _DIGIT_WORDS = Words((r"\p{N}", _GPT2))
 _GPT4_WORDS = Words((_gpt4(_THREE),))
 _GPT4O_WORDS = Words((_gpt4o(_THREE),))
+_JAIS_SPACE = (
+    r"|\s*[\r\n]+"
+    + "".join(rf"|\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+    + r"|\s"
+)
+"""White space in pieces of powers of two."""
+
+_EXAONE = _gpt4(
+    r"\p{N}",
+    r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)",
+    r"[^\s\p{L}\p{N}]+[\r\n/]?",
+    space=rf"|\s*[\r\n]{_BEFORE_WORD}",
+)
+_YOUTU_ASIAN = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+    "\ufe30-\ufe4f]+|[\u3105-\u312f]+" + f"|[{_CHINESE_OR_KANA}]+"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    rf"\s?[{_DEEPSEEK_MARKS}]+",
+    r"\s+$",
+    _DEEPSEEK_ASIAN,
+    r"\p{N}",
+)
 _LLAMA3 = replace(_GPT4_WORDS, ignore_merges=True, add_bos=True)
 _ONE_DIGIT = Words((_gpt4(r"\p{N}"),))
 _QWEN2 = replace(_ONE_DIGIT, compose=True)
 _QWEN35 = Words((_gpt4(r"\p{N}", r"[\p{L}\p{M}]", r"[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),), compose=True)
-_DEEPSEEK3 = Words((_THREE, "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3))
+_DEEPSEEK3 = Words((_THREE, f"[{_CHINESE_OR_KANA}]+", _deepseek()))
+_TEKKEN = Words((_gpt4o(r"\p{N}", english=""),), ignore_merges=True, add_bos=True)
+_BLOOM_WORDS = Words((_BLOOM,))
 _KIMI = r"\p{Han}+|" + _gpt4o(_THREE, breaks=r"[\r\n]*", but=r"&&[^\p{Han}]")
 
-WORDS: Mapping[str, Words] = {
-    **dict.fromkeys(
-        ("default", "gpt-2", "a.x-4.0", "gigachat", "granite-docling", "mellum", "trillion"), _GPT2_WORDS
+_SPLIT: Mapping[Words, tuple[str, ...]] = {  # a rule, and its names
+    _GPT2_WORDS: (
+        *("default", "gpt-2", "a.x-4.0", "exaone4", "gigachat", "granite-docling", "jais", "mellum", "mpt"),
+        *("olmo", "phi-2", "trillion"),
     ),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), _DIGIT_WORDS),
-    "command-r": replace(_DIGIT_WORDS, compose=True),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _GPT4_WORDS),
-    "glm4": replace(_GPT4_WORDS, ignore_merges=True),
-    "minicpm5": Words((_THREE, _gpt4(r"\p{N}+")), ignore_merges=True),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("megrez", "solar-open"), _ONE_DIGIT),
-    "qwen35": _QWEN35,
-    "seed-coder": Words((_gpt4(r"\p{N}", others=r"[^\s\p{L}\p{N}]+"),)),
-    "tekken": Words((_gpt4o(r"\p{N}", english=""),), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O_WORDS),
-    "kimi-k2": Words((_KIMI,), ignore_merges=True),
-    "deepseek-llm": Words(
-        (
-            r"[\r\n]",
-            rf"\s?[{_DEEPSEEK_LETTERS}]+",
-            rf"\s?[{_DEEPSEEK_MARKS}]+",
-            r"\s+$",
-            _DEEPSEEK_ASIAN,
-            r"\p{N}",
-        )
-    ),
-    "deepseek-coder": Words((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "joyai-llm"), _DEEPSEEK3),
+    _DIGIT_WORDS: ("smollm", "codeshell", "exaone", "mellum2", "minerva-7b", "refact", "starcoder"),
+    replace(_DIGIT_WORDS, compose=True): ("command-r",),
+    _LLAMA3: ("llama-bpe", "falcon-h1", "falcon3", "lfm2", "llama-v3", "llama3", "midm-2.0"),
+    _GPT4_WORDS: ("dbrx", "chatglm-bpe", "smaug-bpe"),
+    replace(_GPT4_WORDS, ignore_merges=True): ("glm4", "glm5"),
+    Words((_gpt4(_THREE, space=_JAIS_SPACE),)): ("jais-2",),
+    Words((_THREE, _gpt4(r"\p{N}+")), ignore_merges=True): ("minicpm5",),
+    _QWEN2: ("qwen2", "deepseek-r1-qwen"),
+    _ONE_DIGIT: ("megrez", "grok-2", "hunyuan", "kormo", "solar-open", "stablelm2"),
+    Words((r"[^\n]+|\n+", _gpt4(r"\p{N}"))): ("laguna",),
+    Words((_gpt4(r"\p{N}", english=""),)): ("ufakzeka",),
+    _QWEN35: ("qwen35",),
+    Words((_gpt4(r"\p{N}", others=r"[^\s\p{L}\p{N}]+"),)): ("seed-coder",),
+    Words((_gpt4(r"\p{N}", space=rf"|\s*[\r\n]{_BEFORE_WORD}"),)): ("bailingmoe", "bailingmoe2"),
+    Words((_EXAONE,)): ("exaone-moe",),
+    _TEKKEN: ("tekken", "pixtral"),
+    _GPT4O_WORDS: ("gpt-4o", "kanana2", "llama4", "minimax-m2", "talkie"),
+    Words((_YOUTU_ASIAN, _gpt4o(r"\p{N}")), ignore_merges=True): ("youtu",),
+    Words((_THOUSANDS, _gpt4o(_THREE))): ("tiny_aya", "cohere2moe"),
+    Words((_KIMI,), ignore_merges=True): ("kimi-k2",),
+    Words(_DEEPSEEK_LLM): ("deepseek-llm",),
+    Words((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}")): ("deepseek-coder",),
+    _DEEPSEEK3: ("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"),
+    Words((*_DEEPSEEK3.patterns[:2], _deepseek(rf"|[\r\n]{_BEFORE_WORD}"), r"\p{N}")): ("spark2_5",),
+    Words((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}")): ("falcon",),
+    _BLOOM_WORDS: ("bloom", "gpt3-finnish", "poro-chat"),
+    Words((_BLOOM, r"\p{N}")): ("viking",),
 }
-"""Rules by the names that GGUF files of soothsay's families have for them."""
+WORDS: Mapping[str, Words] = {name: words for words, names in _SPLIT.items() for name in names}
+"""Rules by the names that GGUF files have for them."""
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("f2llmv2", "granite-embed-multi-311m", "granite-embed-multi-97m", "jina-de", "jina-es"),
+            *("jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es", "jina-v5-nano", "mmbert"),
+            *("modern-bert", "roberta-bpe", "whitespace"),
+        ),
+        "it belongs to models that make embeddings, not texts",
+    ),
+    **dict.fromkeys(("gemma4", "sarvam-moe"), "its tokens are texts, and a byte-level vocabulary has bytes"),
+    "afmoe": "which Asian letters it cuts apart is not known",
+    "chameleon": "it has words for images",
+    "llada-moe": "it belongs to a diffusion model",
+    "superbpe": "its words take quadratic time for long numbers",
+}
+"""Names that llama.cpp knows too, and why texts are not cut by them."""

@@ -129,6 +129,70 @@ def glm4_moe(writer: GGUFWriter, c: Any) -> None:
     writer.add_rope_dimension_count(int(c.head_dim * c.rope_parameters["partial_rotary_factor"]))
 
 
+def granite(writer: GGUFWriter, c: Any) -> None:
+    c.head_dim = c.hidden_size // c.num_attention_heads
+    common(writer, c)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_attention_scale(c.attention_multiplier)
+    writer.add_embedding_scale(c.embedding_multiplier)
+    writer.add_residual_scale(c.residual_multiplier)
+    writer.add_logit_scale(c.logits_scaling)
+    if c.num_local_experts:
+        experts(writer, c.num_local_experts, c.num_experts_per_tok, c.intermediate_size)
+    if c.model_type == "granitemoe":
+        return
+    if c.num_local_experts:
+        writer.add_expert_shared_feed_forward_length(c.shared_intermediate_size)
+    else:
+        writer.add_feed_forward_length(c.shared_intermediate_size)
+    kept = [c.num_key_value_heads * (kind == "full_attention") for kind in c.layer_types]
+    writer.add_head_count_kv(kept)
+    writer.add_rope_scaling_finetuned(c.position_embedding_type == "rope")
+    writer.add_ssm_conv_kernel(c.mamba_d_conv)
+    writer.add_ssm_state_size(c.mamba_d_state)
+    writer.add_ssm_group_count(c.mamba_n_groups)
+    writer.add_ssm_inner_size(c.mamba_expand * c.hidden_size)
+    writer.add_ssm_time_step_rank(c.mamba_n_heads)
+
+
+def granite_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for full, tensor in tensors.items():
+        block = f"blk.{full.split('.')[2]}" if ".layers." in full else ""
+        beside = "_shexp" if c.num_local_experts else ""
+        if full.endswith("input_linear.weight"):
+            kind = "_exps" if "block_sparse" in full else beside
+            gate, up = tensor.chunk(2, dim=-2)
+            yield f"{block}.ffn_gate{kind}.weight", gate
+            yield f"{block}.ffn_up{kind}.weight", up
+        elif full.endswith("shared_mlp.output_linear.weight"):
+            yield f"{block}.ffn_down{beside}.weight", tensor
+        elif full.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = c.num_attention_heads if "q_proj" in full else c.num_key_value_heads
+            halves = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2)
+            yield full, halves.reshape(tensor.shape)
+        elif full.endswith("A_log"):
+            yield f"{block}.ssm_a", -tensor.exp()[:, None]
+        elif full.endswith("mamba.D"):
+            yield f"{block}.ssm_d", tensor[:, None]
+        elif full.endswith("conv1d.weight"):
+            yield full, tensor[:, 0]
+        elif full.endswith("mamba.norm.weight"):
+            yield full, tensor.view(c.mamba_n_groups, -1)
+        else:
+            yield full.replace("dt_bias", "dt_proj.bias"), tensor
+
+
+def close_to_llama(writer: GGUFWriter, c: Any) -> None:
+    c.head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    common(writer, c)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.head_dim)
+    if getattr(c, "sliding_window", None):
+        writer.add_sliding_window(c.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
+
+
 def lfm2(writer: GGUFWriter, c: Any) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_context_length(c.max_position_embeddings)
@@ -155,6 +219,10 @@ def lfm2_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
             is_stack = ".experts." in name
             renamed = name.removeprefix("model.") if is_stack else name.replace("bias", "bias.bias")
             yield renamed, tensor
+
+
+def as_stored(tensors: dict[str, Tensor], c: Any) -> Named:
+    yield from tensors.items()
 
 
 def stacked(tensors: dict[str, Tensor], c: Any) -> Named:
@@ -215,6 +283,13 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
     ),
     "glm4_moe": ((gguf.MODEL_ARCH.GLM4_MOE, glm4_moe, stacked), {}),
     "minimax_m2": ((gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, stacked), {}),
+    "ernie": ((gguf.MODEL_ARCH.ERNIE4_5, close_to_llama, as_stored), {"use_bias": False}),
+    "seed_oss": ((gguf.MODEL_ARCH.SEED_OSS, close_to_llama, as_stored), {}),
+    "exaone4": ((gguf.MODEL_ARCH.EXAONE4, close_to_llama, as_stored), {}),
+    "exaone4_full": ((gguf.MODEL_ARCH.EXAONE4, close_to_llama, as_stored), {}),
+    "granite_moe": ((gguf.MODEL_ARCH.GRANITE_MOE, granite, granite_tensors), {}),
+    "granite4_hybrid": ((gguf.MODEL_ARCH.GRANITE_HYBRID, granite, granite_tensors), {}),
+    "granite4_experts": ((gguf.MODEL_ARCH.GRANITE_HYBRID, granite, granite_tensors), {}),
     "lfm2": ((gguf.MODEL_ARCH.LFM2, lfm2, lfm2_tensors), {}),
     "lfm2_moe": (
         (gguf.MODEL_ARCH.LFM2MOE, lfm2, lfm2_tensors),
@@ -268,7 +343,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert expected.std() > 1
 
 
-@pytest.mark.parametrize("name", ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe"])
+@pytest.mark.parametrize("name", ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid"])
 def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
     oracle = random_oracle(name, **CASES[name][1])
     oracle.save_pretrained(tmp_path)

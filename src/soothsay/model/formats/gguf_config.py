@@ -27,6 +27,11 @@ FAMILIES = {
     "phi3": "phi3",
     "smollm3": "smollm3",
     "granite": "granite",
+    "granitemoe": "granitemoe_gguf",
+    "granitehybrid": "granitemoehybrid_gguf",
+    "ernie4_5": "ernie4_5",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
     "olmo2": "olmo2",  # OLMo 3's files too, which have a sliding window
     "mistral3": "ministral3",
     "glm4": "glm4",
@@ -154,7 +159,12 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         raise ModelError(f"{header.path}: attention.head_count is {heads}; the file is damaged")
     head_dim, rotated = _head_sizes(header, hidden // heads)
     layers = require("block_count")
-    varied = family in ("gemma4_text", "lfm2", "lfm2_moe")  # whose layers have sizes of their own
+    varied = family in (
+        "gemma4_text",
+        "lfm2",
+        "lfm2_moe",
+        "granitemoehybrid_gguf",
+    )  # whose layers have sizes of their own
     config = {
         "model_type": family,
         "vocab_size": shapes["token_embd.weight"][0],
@@ -176,7 +186,7 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     }
     if family in ROTATES_PART:
         config["partial_rotary_factor"] = rotated / head_dim
-    if family in ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "minimax_m2"):
+    if family in ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "minimax_m2", "granitemoe_gguf"):
         used = require("expert_used_count")
         config |= {"num_local_experts": require("expert_count"), "num_experts_per_tok": used}
     if family == "qwen3_moe":

@@ -17,7 +17,7 @@ from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import Change
 
-INTERLEAVED = ("llama", "smollm3", "granite", "mistral3")
+INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
 """Architectures that llama.cpp rotates by neighbours: its converter interleaves the rows of q and k."""
 
 OUTER_NAMES = {
@@ -56,8 +56,15 @@ _QWEN3_5_CHANGES: dict[str, Change] = {
     "ssm_conv1d": lambda taps: taps[:, None],
     "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
 }
+_GRANITE_CHANGES: dict[str, Change] = {
+    "ssm_a": lambda rates: _log_rates(rates).flatten(),
+    "ssm_d": lambda skips: skips.flatten(),
+    "ssm_norm": lambda scale: scale.flatten(),
+    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
+}
 _LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
 CHANGES: dict[str, dict[str, Change]] = {
+    "granitemoehybrid_gguf": _GRANITE_CHANGES,
     "lfm2": _LFM2_CHANGES,
     "lfm2_moe": _LFM2_CHANGES,
     "qwen3_5_text": _QWEN3_5_CHANGES,
@@ -129,6 +136,25 @@ _LFM2_NAMES = {
     "ffn_up_exps": "feed_forward.experts.{}.w3",
     "ffn_down_exps": "feed_forward.experts.{}.w2",
 }
+_GRANITE_NAMES = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+    "ffn_gate": "shared_mlp.gate_proj",
+    "ffn_up": "shared_mlp.up_proj",
+    "ffn_down": "shared_mlp.down_proj",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.down_proj",
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+}
 FUSED = "ffn_gate_up_exps"
 """Experts' gates and up, one after the other in one matrix: the halves of `FUSED_HALVES`."""
 
@@ -136,6 +162,8 @@ FUSED_HALVES = "ffn_gate_exps", "ffn_up_exps"
 FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for a whole name
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
+    "exaone4": _OLMO_NAMES,
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "olmo2": _OLMO_NAMES,
     "olmo3": _OLMO_NAMES,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -144,6 +172,8 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "post_ffw_norm": "post_mlp_layernorm",
         "ffn_up": "mlp.gate_up_proj",
     },
+    "granitemoe_gguf": _GRANITE_NAMES,
+    "granitemoehybrid_gguf": _GRANITE_NAMES,
     "lfm2": _LFM2_NAMES,
     "lfm2_moe": _LFM2_NAMES,
     "mixtral": _MIXTRAL_NAMES,
@@ -208,25 +238,18 @@ def own_config(
         return _gemma_config(header, config)
     if header.family.startswith(("qwen3_5", "qwen3_next")):
         return _qwen3_5_config(header, config)
-    if header.family == "granite":
-        keys = {
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "attention_multiplier": "attention.scale",
-            "logits_scaling": "logit_scale",
-        }
-        given = {name: get(key) for name, key in keys.items()}
-        return {name: value or 1.0 for name, value in given.items()}
+    if header.family.startswith("granite"):
+        return _granite_config(header, config)
     if header.family == "glm4" and header.metadata.get("glm4.rope.dimension_sections") is not None:
         raise ModelError(f"{header.path}: the text part of GLM-4V is not supported, only GLM-4")
     own = (
         {"sliding_window": get("attention.sliding_window")}
-        if header.family in ("phi3", "cohere2", "olmo3", "gpt_oss")
+        if header.family in ("phi3", "cohere2", "olmo3", "gpt_oss", "exaone4")
         else {}
     )
     if header.family in ("cohere", "cohere2"):
         own["logit_scale"] = header.require("logit_scale")
-    return own | (_layer_types(header, config) if header.family == "olmo3" else {})
+    return own | (_layer_types(header, config) if header.family in ("olmo3", "exaone4") else {})
 
 
 def _qwen3_5_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +284,44 @@ def _lfm2_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     if header.family == "lfm2_moe":
         own |= {**header.experts(), "num_dense_layers": header.number("leading_dense_block_count", 0)}
     return own
+
+
+def _granite_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Multipliers, and what experts and hybrids have. Layers without key-value heads are Mamba-2's."""
+    get, require = header.number, header.require
+    keys = {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    }
+    own = {name: get(key) or 1.0 for name, key in keys.items()}
+    if header.family == "granite":
+        return own
+    own["shared_intermediate_size"] = get("expert_shared_feed_forward_length", 0)
+    if header.family == "granitemoe_gguf":
+        return own
+    experts, heads = get("expert_count", 0), max(require("ssm.time_step_rank"), 1)
+    inner, hidden = require("ssm.inner_size"), config["hidden_size"]
+    if inner % hidden:
+        raise ModelError(f"{header.path}: ssm.inner_size {inner} is no multiple of {hidden}; it is damaged")
+    kv = header.layers("attention.head_count_kv", config["num_hidden_layers"])
+    rotates = header.metadata.get(f"{header.architecture}.rope.scaling.finetuned", True)
+    return own | {
+        "layer_types": ["attention" if count else "mamba" for count in kv],
+        "num_key_value_heads": max(kv, default=0) or 1,
+        "position_embedding_type": "rope" if rotates else "nope",
+        "num_local_experts": experts,
+        "num_experts_per_tok": get("expert_used_count", 0),
+        "shared_intermediate_size": own["shared_intermediate_size"]
+        if experts
+        else config["intermediate_size"],
+        "mamba_n_heads": heads,
+        "mamba_n_groups": require("ssm.group_count"),
+        "mamba_d_state": require("ssm.state_size"),
+        "mamba_d_conv": require("ssm.conv_kernel"),
+        "mamba_expand": inner // hidden,
+    }
 
 
 def _llama4_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:

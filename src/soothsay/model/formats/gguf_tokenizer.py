@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from soothsay.tokenizer import TEMPLATE_NAMES, Tokenizer, backend_errors
 from soothsay.vocabulary.byte_level import byte_level
 from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
-from soothsay.vocabulary.words import WORDS
+from soothsay.vocabulary.words import REFUSED, WORDS
 
 _DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
 """SentencePiece's defaults, for files that name none."""
@@ -188,10 +189,18 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
     """GPT-2's BPE over bytes, with the merges that the file lists."""
-    name = metadata.get("tokenizer.ggml.pre", "default")
+    name = metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        warnings.warn(
+            "the file does not say how words are cut (tokenizer.ggml.pre), so they are cut as GPT-2's. "
+            "Answers may be worse; convert the model again with a current llama.cpp",
+            stacklevel=4,
+        )
+        name = "default"
     if name not in WORDS:
+        why = REFUSED.get(name, f"soothsay knows only {', '.join(WORDS)}")
         raise ModelError(
-            f"the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known, only {', '.join(WORDS)}; "
+            f"the pre-tokenizer {name!r:.80} (tokenizer.ggml.pre) is not supported: {why}; "
             "load the model from its Hugging Face directory instead"
         )
     backend = byte_level(vocabulary.ids, _merges(metadata), WORDS[name])

@@ -1,13 +1,15 @@
 """Experts that a checkpoint of safetensors stacks in one tensor, as one matrix for each expert.
 
-gpt-oss, Llama 4, Qwen3-VL, Qwen3.5 and Gemma 4 stack the matrices of a layer's experts, gate and up as
-one matrix:
+gpt-oss, Llama 4, Qwen3-VL, Qwen3.5, Gemma 4 and Granite stack the matrices of a layer's experts, gate and up
+as one matrix:
 
     NAME.experts.gate_up_proj          [E, in, 2 * size], or [E, 2 * size, in] in Qwen3.5 and Gemma 4
     NAME.experts.gate_up_proj_bias     [E, 2 * size]
     NAME.experts.gate_up_proj_blocks   [E, 2 * size, groups, 16], integers, which are not transposed
     NAME.experts.gate_up_proj_scales   [E, 2 * size, groups]
     NAME.experts.down_proj             [E, size, out], or [E, out, size], and so on
+    NAME.input_linear.weight           [E, 2 * size, in] in Granite
+    NAME.output_linear.weight          [E, out, size] in Granite
 
 The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.scales`.
 """
@@ -29,6 +31,7 @@ MAX_TENSORS = 200_000
 """Limit of tensors, experts counted one by one. A model of 36 layers with 128 experts has 28,000."""
 
 STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
+GRANITE_STACK = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ STACKINGS = {
     "llama4_text": Stacking(interleaved=False),
     "qwen3_vl_moe_text": Stacking(interleaved=False, transposed=None),
     "gemma4_text": Stacking(interleaved=False, transposed=False),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _QWEN3_5),
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,
 }
@@ -91,7 +95,7 @@ def unstacked(
     if stacking is None:
         return {}
     found: dict[str, Slice] = {}
-    for name, shape in read_shapes([name for name in names if STACK.fullmatch(name)]).items():
+    for name, shape in read_shapes([name for name in names if _parts(name)]).items():
         if len(shape) < 2 or len(found) + 2 * shape[0] > MAX_TENSORS:
             raise ModelError(
                 f"{name} {list(shape)} should be a stack of experts, and all of them have at most "
@@ -103,9 +107,9 @@ def unstacked(
 
 def _slices(stacking: Stacking, stack: str, shape: Shape, hidden: object) -> Iterator[tuple[str, Slice]]:
     """The tensors of one stack. `hidden` is the hidden size that the file states."""
-    found = STACK.fullmatch(stack)
+    found = _parts(stack)
     assert found is not None
-    place, part, kind = found.groups()
+    place, part, kind = found
     transposed = kind is None and stacking.transposed is True
     if kind is None and stacking.transposed is None:  # gate and up read the stream, down writes to it
         rows, columns = (shape[1], shape[-1]) if part == "gate_up" else (shape[-1], shape[1])
@@ -120,3 +124,12 @@ def _slices(stacking: Stacking, stack: str, shape: Shape, hidden: object) -> Ite
     for expert in range(shape[0]):
         for name, outputs in parts.items():
             yield f"{place}.{expert}.{name}.{kind or 'weight'}", Slice(stack, expert, outputs, transposed)
+
+
+def _parts(name: str) -> tuple[str, str, str | None] | None:
+    """The place of a stack, "gate_up" or "down", and what it has beside weights; None: it is no stack."""
+    if (found := STACK.fullmatch(name)) is not None:
+        return found[1], found[2], found[3]
+    if (found := GRANITE_STACK.fullmatch(name)) is not None:
+        return f"{found[1]}.experts", "gate_up" if found[2] == "input" else "down", None
+    return None

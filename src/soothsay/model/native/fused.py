@@ -23,6 +23,7 @@ from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, nativ
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.states import Convolution, States
+from soothsay.model.state_space_layer import StateSpaceLayer
 
 
 class _Parts(Structure):
@@ -68,7 +69,8 @@ class NativeBlocks:
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        if not block.attention.config.has_native_blocks:
+        plain = isinstance(block.attention, StateSpaceLayer)
+        if plain or not block.attention.config.has_native_blocks:
             return False
         if isinstance(block.mlp, Experts):
             whole = is_native(block.mlp.router) and block.mlp.shared_gate is None

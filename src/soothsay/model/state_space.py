@@ -1,0 +1,80 @@
+"""Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) behind a short convolution, in stock operations.
+
+A token's x, B and C pass a causal convolution over the last tokens, with a bias, and SiLU. Each head has a
+state, a matrix S `[d_x, d_state]` of zeros before the first token. Heads of one group share B and C. A token
+with a step t changes the state and reads it:
+
+    step = softplus(t + offset)     S <- e^(-e^A step) S + step x B^T     out = S C + D x
+
+Outputs are multiplied by SiLU of gates z, and then normed, all heads of a group together.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
+from soothsay.model.token_rule import State, run_rows
+from soothsay.states_config import StateSpaceConfig
+
+
+class StateSpace(nn.Module):
+    """The weights of the rule, random ones at first. Float32."""
+
+    def __init__(self, config: StateSpaceConfig, eps: float):
+        super().__init__()
+        self.config, self.eps = config, eps
+        taps = torch.empty(config.taps, config.channels)
+        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=config.taps**-0.5))
+        """`[taps, channels]` of the convolution, the token's own last."""
+        self.bias = nn.Parameter(torch.zeros(config.channels))
+        """`[channels]` of the convolution."""
+        self.log_rates = nn.Parameter(torch.zeros(config.heads))
+        """`[H]` the logarithm of how fast a state decays: A."""
+        self.offsets = nn.Parameter(torch.ones(config.heads))
+        """`[H]` added to a token's steps."""
+        self.skips = nn.Parameter(torch.ones(config.heads))
+        """`[H]` how much of its input goes to a head's output: D."""
+        self.scale = nn.Parameter(torch.ones(config.size))
+        """`[H * d_x]` of the norm of outputs."""
+
+
+@torch.no_grad()
+def state_space(
+    xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+) -> Tensor:
+    """Run the rows of a pass through one layer's rule. See `Kernels.state_space`."""
+    products = torch.empty(weights.config.matrices, device=xbcz.device)
+    rule = partial(_token, weights, products)
+    return run_rows(xbcz, steps, weights.config, rule, states, strands)
+
+
+def _token(
+    weights: StateSpace, products: Tensor, state: State, xbcz: Tensor, steps: Tensor, free: Tensor | None
+) -> tuple[Tensor, State]:
+    """One token's output `[H * d_x]` float32, and the state after it.
+
+    Matrices have megabytes. New memory for each token would cost more than the arithmetic, so `products` is
+    memory for what is summed, and the new matrices are written to `free`.
+    """
+    c, row = weights.config, xbcz.float()
+    window = torch.cat([state.inputs, row[None, : c.channels]])
+    mixed = F.silu((window * weights.taps).sum(0) + weights.bias)
+    x, b, read = torch.split(mixed, [c.size, c.groups * c.state_size, c.groups * c.state_size])
+    x = x.view(c.heads, c.head_size, 1)
+    b, read = (each.view(c.groups, 1, c.state_size).repeat_interleave(c.group, 0) for each in (b, read))
+    step = F.softplus(steps.float() + weights.offsets)
+    decay = torch.exp(-weights.log_rates.exp() * step)
+    new = torch.mul(state.matrices, decay[:, None, None], out=free)  # [H, d_x, d_state]
+    new.addcmul_(step[:, None, None] * x, b)
+    out = torch.mul(new, read, out=products).sum(-1)
+    out = (out + weights.skips[:, None] * x[..., 0]).flatten()
+    if len(row) > c.channels:
+        out = (out * F.silu(row[c.channels :])).view(c.groups, -1)
+        out = F.rms_norm(out, out.shape[1:], None, weights.eps).flatten() * weights.scale
+    return out, State(new, window[1:])
