@@ -52,7 +52,7 @@ print("noise of", name, file=sys.stderr)
 if name == "openvino":
     reply(unavailable="openvino-genai is not installed: pip install openvino-genai")
     sys.exit()
-reply(result=dict(version="7", modes=["plain", "lookup"]))
+reply(result=dict(version="7", modes=["plain", "auto" if name == "soothsay" else "lookup"]))
 for line in sys.stdin:
     call, args = json.loads(line).values()
     note(call)
@@ -373,6 +373,12 @@ def test_a_process_that_fails_says_so(fake: str, tmp_path: Path) -> None:
             client.prompt(IDS)
 
 
+@pytest.fixture
+def only_fakes(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own engine is a fake too, so that no process loads a model."""
+    monkeypatch.setattr(sys, "executable", fake)
+
+
 # the whole
 
 
@@ -453,6 +459,7 @@ def test_peers_take_turns_and_a_file_is_continued(
     assert sorted(path.read_text().splitlines()) == sorted("".join(lines).splitlines())
 
 
+@pytest.mark.usefixtures("only_fakes")
 def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Callable[[], list[str]]) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(open_checkpoint("sibyl"), file, "F32")
@@ -463,6 +470,7 @@ def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Call
     assert calls().count("llama.cpp auto decode") == 3
 
 
+@pytest.mark.usefixtures("only_fakes")
 def test_a_mode_that_turns_out_to_be_impossible_is_left_out(plan: PeerPlan) -> None:
     bench = PeerBench(replace(plan, peers=["llama.cpp"], lookup_tokens=77))
     rates = bench.run().rates("bfloat16")["qa"]

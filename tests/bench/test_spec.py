@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from heads import untrained
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
@@ -25,6 +27,7 @@ from soothsay.core.sampling import derive_seed
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.errors import SoothsayError
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.pass_times import PassTimes
 
 QUESTIONS = [
@@ -44,8 +47,22 @@ def small(sibyl: LLM, batch: int = 4, nodes: int = 16, context: int | None = Non
 
 
 @pytest.fixture(scope="module")
-def llm(sibyl: LLM) -> LLM:
-    return small(sibyl)
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """The first two layers of the bundled model. What it says does not matter here."""
+    source, folder = open_checkpoint("sibyl").path, tmp_path_factory.mktemp("model")
+    for file in source.glob("*.*"):
+        shutil.copy(file, folder)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    tensors = load_file(source / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not re.search(r"layers\.[2-7]\.", name)}
+    save_file(kept, folder / "model.safetensors")
+    return LLM(folder, dtype="float32", drafter="none", kv_tokens=16_384)
+
+
+@pytest.fixture(scope="module")
+def llm(shallow: LLM) -> LLM:
+    return small(shallow)
 
 
 class Hasty(Drafter):
@@ -96,7 +113,7 @@ def by_hand(sibyl: LLM, question: int, turn: int, temperature: float, drafter: s
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_counts_by_task_and_turn(llm: LLM, sibyl: LLM, temperature: float) -> None:
+def test_counts_by_task_and_turn(sibyl: LLM, temperature: float) -> None:
     seen: list[list[int]] = []
 
     class Noting(PromptLookup):
@@ -112,7 +129,7 @@ def test_counts_by_task_and_turn(llm: LLM, sibyl: LLM, temperature: float) -> No
         max_tokens=10,
         seed=11,
     )
-    bench = SpecBench(llm, QUESTIONS, plan, progress=lambda *state: told.append(state))
+    bench = SpecBench(small(sibyl), QUESTIONS, plan, progress=lambda *state: told.append(state))
     results = bench.run()
     expected = [by_hand(sibyl, question, turn, temperature, lookup) for question, turn in TURNS]
     assert seen[1:] == [prompt for prompt, _ in expected]  # the first is the warm-up's
@@ -152,9 +169,9 @@ def test_a_batch_says_and_counts_the_same(llm: LLM) -> None:
     assert groups == [[1, 5], [1, 5], [2], [7]]
 
 
-def test_a_difference_is_found(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_found(shallow: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that makes the engine say something else, which no honest one can."""
-    llm = small(sibyl)
+    llm = small(shallow)
 
     class Liar(Hasty):
         def observe(self, observations: Sequence) -> None:
@@ -173,11 +190,11 @@ def test_a_difference_is_found(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
-def test_questions_without_room_are_skipped_with_their_later_turns(sibyl: LLM) -> None:
+def test_questions_without_room_are_skipped_with_their_later_turns(shallow: LLM) -> None:
     def run(context: int) -> tuple[SpecResults, list[tuple[int, int]]]:
         told: list[tuple[int, int]] = []
         questions = [Question("rag", ("a " * 80, "And?"), 9), *QUESTIONS[:2]]
-        llm, plan = small(sibyl, context=context), SpecPlan({"x": Hasty}, max_tokens=4)
+        llm, plan = small(shallow, context=context), SpecPlan({"x": Hasty}, max_tokens=4)
         bench = SpecBench(llm, questions, plan, progress=lambda *state: told.append(state[:2]))
         return bench.run(), told
 
@@ -196,7 +213,7 @@ def test_questions_without_room_are_skipped_with_their_later_turns(sibyl: LLM) -
         run(3)
 
 
-def test_trees_have_as_many_nodes_as_are_asked_for(sibyl: LLM) -> None:
+def test_trees_have_as_many_nodes_as_are_asked_for(shallow: LLM) -> None:
     for nodes in (1, 3, 40):
         granted: list[int] = []
 
@@ -209,7 +226,7 @@ def test_trees_have_as_many_nodes_as_are_asked_for(sibyl: LLM) -> None:
 
         questions = [Question("qa", ("Hello!",), number) for number in range(16)]
         plan = SpecPlan({"greedy": Greedy}, max_tokens=3, batches=[16])
-        SpecBench(small(sibyl, 16, nodes), questions, plan).run()
+        SpecBench(small(shallow, 16, nodes), questions, plan).run()
         assert {*granted} == {nodes, 1}  # 1: nothing can come after the last token
 
 
@@ -675,7 +692,7 @@ def test_the_command_names_what_is_wrong(tmp_path: Path, options: list[str], wha
     assert what in output
 
 
-def test_another_contender_is_asked_the_same(llm: LLM, sibyl: LLM) -> None:
+def test_another_contender_is_asked_the_same(llm: LLM, shallow: LLM) -> None:
     class Other:
         name = "other"
 
@@ -692,9 +709,9 @@ def test_another_contender_is_asked_the_same(llm: LLM, sibyl: LLM) -> None:
     other = Other()
     plan = SpecPlan({}, temperatures=[1.0], max_tokens=10, seed=11)
     results = SpecBench(llm, QUESTIONS, plan, others=[other]).run()
-    expected = [by_hand(sibyl, question, turn, 1.0, "none")[0] for question, turn in TURNS]
+    expected = [by_hand(shallow, question, turn, 1.0, "none")[0] for question, turn in TURNS]
     assert [one.prompt for one in other.asked[1:]] == expected
-    assert [sibyl.chat_prompt(one.messages) for one in other.asked[1:]] == expected
+    assert [shallow.chat_prompt(one.messages) for one in other.asked[1:]] == expected
     row = results.rows()[1]
     assert (row.name, row.overall.different, row.overall.accepted) == ("other", None, 0.0)
     assert row.overall.rate == 16.0

@@ -311,12 +311,12 @@ class TestAnswers:
     def test_many_of_json_fit_their_schema(self, sibyl: LLM) -> None:
         prompt = sibyl.chat_prompt([{"role": "user", "content": "Natalia and her pets?"}])
         params = SamplingParams(temperature=1.0, max_tokens=200, grammar=Grammar.json_schema(PERSON))
-        asked = [replace(params, seed=seed) for seed in range(120)]
-        drafters = ["draft-model(model=sibyl)", "none", "none", "none", "prompt-lookup", "mtp"] * 20
-        results = sibyl.generate([prompt] * 120, asked, drafter=drafters)
+        asked = [replace(params, seed=seed) for seed in range(48)]
+        drafters = ["draft-model(model=sibyl)", "none", "none", "none", "prompt-lookup", "mtp"] * 8
+        results = sibyl.generate([prompt] * 48, asked, drafter=drafters)
         assert all(is_person(result.text) for result in results)
         assert {result.finish_reason for result in results} == {"stop"}
-        assert len({result.text for result in results}) > 100
+        assert len({result.text for result in results}) > 40
         assert sum(result.stats.emitted for result in results) > 1.3 * sum(r.stats.steps for r in results)
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -403,7 +403,7 @@ class TestAnswers:
         assert len(compiled) == 1
 
 
-VOCAB, LENGTH, SAMPLES, CHANCE, END = 5, 4, 2500, 1e-5, 4
+VOCAB, LENGTH, SAMPLES, CHANCE, END = 5, 4, 1500, 1e-5, 4
 PROMPT = [1, 3, 1, 2, 1]
 PATTERN = "(a|ab|b(c|a))*b?"  # of a, b, c and ab; not all sequences, and many ways to end
 LAWFUL = ["match"] + [name for name, verifier in VERIFIERS.items() if verifier.promise is Promise.LAW]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,22 @@ from soothsay.server.app import Server
 from soothsay.server.fleet.engine import Engine
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.nursery import Nursery
-from soothsay.server.process import EngineProcess
+from soothsay.server.process import EngineProcess, Process, _run_worker
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
+
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(["soothsay.server.worker"])
+
+
+class WarmEngine(EngineProcess):
+    """An engine whose process is a fork of one that has imported torch. The import takes most of a start."""
+
+    def _launch(self, theirs: Connection) -> Process:
+        arguments = self._factory, theirs, self._environment
+        process = WARM.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
+        process.start()
+        return process
 
 
 @dataclass
@@ -96,7 +111,7 @@ def serving(
     size = replicas or int(os.environ.get("SOOTHSAY_TEST_REPLICAS", "1"))
     on_ray = "SOOTHSAY_TEST_RAY" in os.environ if ray is None else ray
     with ExitStack() as stack:
-        make: Callable[[], Engine] = partial(EngineProcess, factory)
+        make: Callable[[], Engine] = partial(WarmEngine, factory)
         if forked:
             make = stack.enter_context(Nursery(factory, 1)).engine
         elif on_ray:

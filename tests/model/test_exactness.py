@@ -19,7 +19,7 @@ from soothsay.model.transformer import Transformer
 
 BLOCK = 16
 NUM_BLOCKS = 400
-TREES = 50
+TREES = 16
 
 
 @cache

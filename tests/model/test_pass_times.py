@@ -56,6 +56,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "soothsay" / "step-times"
 
 
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements take no time."""
+    times = PassTimes([*ROWS], [64], [[1e-3 * rows for rows in ROWS]])
+    monkeypatch.setattr(PassTimes, "measure", lambda *_, **__: times)
+
+
 def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> None:
     model = tiny()
     first = PassTimes.of(model, 512)
@@ -106,6 +113,7 @@ def test_a_busy_or_a_lucky_moment_is_outvoted(factor: float) -> None:
 def test_the_first_starts_measure_a_small_model_again(
     tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(timing, "_seconds_of", lambda run, _: 1e-3 * (1 + len(run.rows.tree) / 32))
     model = tiny()
     times = PassTimes.of(model, 512)
     (file,) = cache.glob("*.json")
@@ -171,6 +179,7 @@ ANEW = "the times of passes are measured anew"
     ],
     ids=lambda content: repr(content[:70]),
 )
+@pytest.mark.usefixtures("instant")
 def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str | bytes) -> None:
     model = tiny()
     PassTimes.of(model, 512)
@@ -191,6 +200,7 @@ def test_a_file_of_another_version_is_measured_anew(tiny: Make, cache: Path) -> 
     assert json.loads(file.read_text())["rows"] == list(ROWS)
 
 
+@pytest.mark.usefixtures("instant")
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "dangling link"])
 def test_something_else_in_the_file_s_place_is_no_reason_to_stop(tiny: Make, cache: Path, kind: str) -> None:
     model = tiny()

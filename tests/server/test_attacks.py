@@ -49,7 +49,7 @@ def served(client: OpenAI, **fields: str) -> str:
 
 def test_many_attacks_that_hang_up_at_once_keep_nobody_waiting(attacked: Running) -> None:
     path, body = ATTACKS["thousands of properties"]
-    for number in range(25):
+    for number in range(12):
         another = body.replace(b'"p', f'"n{number}'.encode())
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +37,25 @@ def rates(
     return plain, alone, run(world, auto, count, steps)[0]
 
 
-@pytest.mark.parametrize("count", [1, 4, 16, 32])
-@pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
-@pytest.mark.parametrize("chances", [(0.0, 0.0), (0.1, 0.6), (0.5, 0.8), (0.9, 0.3), (0.02, 0.9)])
-@pytest.mark.parametrize("costs", [(0.01, 0.1), (0.05, 0.6)])
+COUNTS = (1, 4, 16, 32)
+CHANCES = ((0.0, 0.0), (0.1, 0.6), (0.5, 0.8), (0.9, 0.3), (0.02, 0.9))
+COSTS = ((0.01, 0.1), (0.05, 0.6))
+TIMES = {"flat": FLAT, "steep": STEEP}
+
+
+def worlds() -> list[Any]:
+    """All combinations. A quarter, which has every pair of values, is quick."""
+    made = []
+    for i, j, k, m in product(*(range(len(values)) for values in (COUNTS, CHANCES, COSTS, TIMES))):
+        is_quick = (m, k) == ((i + j) % 2, (i // 2 + j) % 2)
+        name, times = [*TIMES.items()][m]
+        case = (COUNTS[i], times, CHANCES[j], COSTS[k])
+        label = f"{COUNTS[i]}-{name}-{CHANCES[j]}-{COSTS[k]}"
+        made.append(pytest.param(*case, id=label, marks=() if is_quick else pytest.mark.slow))
+    return made
+
+
+@pytest.mark.parametrize(("count", "times", "chances", "costs"), worlds())
 def test_never_much_slower_than_plain_or_than_the_best_drafter(
     count: int, times: PassTimes, chances: tuple[float, float], costs: tuple[float, float]
 ) -> None:
