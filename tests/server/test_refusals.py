@@ -255,8 +255,8 @@ def test_what_is_not_there(running: Running) -> None:
     [
         ("POST", "/v1/v1/chat/completions", 404, "no path /v1/v1/chat/completions here"),
         ("GET", f"/{'x' * 1000}", 404, f"no path /{'x' * 127} here"),
-        ("GET", "/v1/chat/completions", 405, "takes POST"),
-        ("DELETE", "/v1/models/sibyl", 405, "takes GET"),
+        ("GET", "/v1/chat/completions", 405, 'this path takes POST"'),
+        ("DELETE", "/v1/models/sibyl", 405, 'this path takes GET"'),
         ("POST", "/rerank", 404, "no reranking"),
         ("POST", "/embedding", 404, "no embeddings"),
         ("GET", "/v1/batches", 404, "soothsay batch"),

@@ -342,6 +342,23 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) 
     assert process.returncode in (0, -signal.SIGTERM)
 
 
+def test_a_second_signal_ends_it_at_once() -> None:
+    with (
+        command() as (process, url, lines),
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        client.completions.create(**ENDLESS, stream=True) as stream,
+    ):
+        parts = iter(stream)
+        next(parts)
+        process.send_signal(signal.SIGINT)
+        assert any("Waiting for connections" in line["event"] for line in lines)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(APIError, match="shutting down"):
+            list(parts)
+        assert [line for line in lines if line["level"] == "error"] == []
+        process.wait(10)
+
+
 def test_the_engine_ends_with_the_server(running: Running) -> None:
     with command() as (process, url, _):
         engine = httpx.get(f"{url}/health").json()["engine_pid"]

@@ -217,8 +217,8 @@ def _host(headers: Mapping[bytes, bytes]) -> str:
 
 def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
-        taken = (error.headers or {}).get("Allow")
-        message = f"{error.detail}: this path takes {taken}" if taken else error.detail
+        taken = set((error.headers or {}).get("Allow", "").split(", ")) - {"", "HEAD"}
+        message = f"{error.detail}: this path takes {', '.join(sorted(taken))}" if taken else error.detail
         return ApiError(error.status_code, message, "not_possible", headers=error.headers)
     return error if isinstance(error, ApiError) else internal_error()
 

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -81,3 +82,10 @@ class _Runner(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             late.cancel()
+        if self.force_exit:  # uvicorn then leaves all tasks as they are, and each would end with a traceback
+            server.loop.give_up()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS):
+                    while self.server_state.tasks:
+                        await asyncio.sleep(0.01)
+                    await self.lifespan.shutdown()
