@@ -42,7 +42,7 @@ def all_lines(path: Path) -> list[BatchLine]:
         (b"[" * 100_000, 400, "more than 32768 fields"),
         (b'{"custom_id": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "nested deeper than 64"),
         (b"[" + b"{}," * 40_000 + b"{}]", 400, "more than 32768 fields"),
-        (b"[]", 400, "line 7: Input should be"),
+        (b"[]", 400, "line 7: give a JSON object"),
         (b"{}", 400, "line 7: custom_id: Field required"),
         (json.dumps(entry(5)).encode(), 400, "line 7: custom_id: Input should be a valid string"),
         (json.dumps(entry("")).encode(), 400, "line 7: custom_id"),

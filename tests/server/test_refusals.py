@@ -275,7 +275,7 @@ def test_what_is_not_there_is_said_to_be_missing(
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ([1], None, "the body must be an object"),
+        ([1], None, "give a JSON object"),
         ({"prompt": {"a": 1}}, "prompt", "Input should be a valid string or a valid list"),
         ({"prompt": ["a", 1]}, "prompt.1", "prompt.1: Input should be a valid string"),
         ({"prompt": "a", "stop": 3}, "stop", "Input should be a valid string or a valid list"),

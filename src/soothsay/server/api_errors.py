@@ -132,7 +132,7 @@ class ApiError(Exception):
         elif field:
             message = f"{field}: {message}"
         elif kind == "model_type":
-            message = "the body must be an object: {...}"
+            message = "give a JSON object: {...}"
         return cls(400, message, code, param=field or None)
 
 
