@@ -21,6 +21,24 @@ HERMES: dict[str, Told] = {
     f"<tool_call>[1]</tool_call>{CALL}": ("<tool_call>[1]</tool_call>", [("f", ARGUMENTS)]),
 }
 
+BARE_CALL = '{"name": "f", "arguments": {"x": "a < b"}}'
+
+BARE: dict[str, Told] = {
+    BARE_CALL: ("", [("f", ARGUMENTS)]),
+    f" \n{BARE_CALL}\n{BARE_CALL} ": ("", [("f", ARGUMENTS)] * 2),
+    f"```json\n{BARE_CALL}\n```": ("", [("f", ARGUMENTS)]),
+    '```json\n{\n  "name": "f",\n  "arguments": {}\n}': ("", [("f", "{}")]),
+    f"{BARE_CALL}\n</tool_call>": ("", [("f", ARGUMENTS)]),
+    f"{BARE_CALL} and so": (f"{BARE_CALL} and so", []),
+    f"So: {BARE_CALL}": (f"So: {BARE_CALL}", []),
+    f"{BARE_CALL[:-1]}": (BARE_CALL[:-1], []),
+    f"{BARE_CALL}\n{CALL}": (BARE_CALL, [("f", ARGUMENTS)]),
+    '{"name": "h", "arguments": {}}': ('{"name": "h", "arguments": {}}', []),  # no such tool
+    '{"name": "f"}': ('{"name": "f"}', []),
+    "```python\nf()\n```": ("```python\nf()\n```", []),
+}
+"""Answers of a family with tags that has left them out."""
+
 LLAMA: dict[str, Told] = {
     "Hello {you}": ("Hello {you}", []),
     '{"name": "f", "parameters": {"x": 1}}': ("", [("f", '{"x": 1}')]),

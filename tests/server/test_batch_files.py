@@ -42,7 +42,7 @@ def all_lines(path: Path) -> list[BatchLine]:
         (b"[" * 100_000, 400, "more than 32768 fields"),
         (b'{"custom_id": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "nested deeper than 64"),
         (b"[" + b"{}," * 40_000 + b"{}]", 400, "more than 32768 fields"),
-        (b"[]", 400, "line 7: Input should be"),
+        (b"[]", 400, "line 7: give a JSON object"),
         (b"{}", 400, "line 7: custom_id: Field required"),
         (json.dumps(entry(5)).encode(), 400, "line 7: custom_id: Input should be a valid string"),
         (json.dumps(entry("")).encode(), 400, "line 7: custom_id"),
@@ -69,6 +69,7 @@ def test_what_is_no_request_has_an_error_and_its_number(raw: bytes | None, statu
         ({"method": None}, 405, "method"),
         ({"method": ["POST"]}, 405, "method"),
         ({"url": "/v1/nothing"}, 404, "url"),
+        ({"url": "/v1/messages"}, 404, "url"),
         ({"url": "/api/chat"}, 404, "url"),
         ({"url": {"a": 1}}, 404, "url"),
         ({"body": None}, 400, "body"),
@@ -79,6 +80,15 @@ def test_other_errors_name_the_request(changes: dict[str, Any], status: int, par
     line = read_line(7, json.dumps(entry(**changes)).encode())
     assert line.error is not None
     assert (line.error.status, line.error.param, line.custom_id) == (status, param, "a")
+
+
+def test_an_error_names_no_path_that_is_refused_later() -> None:
+    error = read_line(1, json.dumps(entry(url="/v1/messages")).encode()).error
+    assert error is not None
+    assert error.message == "url must be one of /v1/chat/completions, /v1/completions, /v1/responses"
+    assert (
+        read_line(1, json.dumps(entry(url="/v1/embeddings")).encode()).error is None
+    )  # the server refuses it
 
 
 def test_lines_are_counted_as_editors_do(tmp_path: Path) -> None:

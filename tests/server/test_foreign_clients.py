@@ -122,6 +122,9 @@ def test_routes_of_llama_cpp(running: Running, sibyl: LLM) -> None:
         assert props["chat_template"] == sibyl.tokenizer.templates["default"]
         assert client.get("/v1/health").json()["status"] == "ok"
         assert client.get("/models").json() == client.get("/v1/models").json()
+        chats = {client.post(f"{base}/chat/completions", json=CHAT).text for base in ("/v1", "")}
+        assert len(chats) == 2  # each has an id of its own
+        assert all('"finish_reason":"length"' in chat for chat in chats)
         ids = client.post("/tokenize", json={"content": "A man", "with_pieces": False}).json()["tokens"]
         assert ids == sibyl.tokenizer.encode("A man", special=False)
         with_special = client.post("/tokenize", json={"content": "A man", "add_special": True}).json()[

@@ -116,7 +116,7 @@ def test_only_bearers_of_a_key_pass(authorization: str | None, status: int, tmp_
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://x") as http:
-            return await http.get(f"/v1/models?api_key={key}", headers={**given, "X-Api-Key": key})
+            return await http.get(f"/v1/models?api_key={key}", headers={**given, "Api-Key": key})
 
     reply = asyncio.run(ask())
     assert (reply.status_code, seen) == (status, ["me"] if status == 200 else [])

@@ -295,7 +295,7 @@ def test_what_clients_ask_at_the_start(running: Running, llama: ollama.Client) -
         ("generate", {"model": "sibyl", "prompt": "word " * 3000}, 400, "the context of"),
         ("embed", {"model": "sibyl", "input": "x"}, 404, "no embeddings"),
         ("embeddings", {"model": "sibyl", "prompt": "x"}, 404, "no embeddings"),
-        ("pull", {"model": "sibyl"}, 404, "does not exist"),
+        ("pull", {"model": "sibyl"}, 404, "has one model"),
     ],
     ids=str,
 )

@@ -39,6 +39,26 @@ def shown(page: Page) -> str:
     return page.evaluate("document.querySelector('.answer .said').textContent")
 
 
+def test_a_proxy_may_put_the_page_below_another_path(browser: Browser, site: Running) -> None:
+    page = browser.new_page()
+    watched = Watched(page, f"{site.url}/ai/")
+
+    def forward(route: Route) -> None:
+        path = route.request.url.removeprefix(site.url)
+        if path.startswith("/ai/"):
+            route.fulfill(response=route.fetch(url=f"{site.url}{path.removeprefix('/ai')}"))
+        else:
+            route.abort()
+
+    page.route(f"{site.url}/**", forward)
+    watched.open()
+    watched.ask()
+    assert shown(page)
+    assert watched.said == []
+    page.unroute_all(behavior="ignoreErrors")
+    page.close()
+
+
 def test_a_chat_streams_in_colours(watched: Watched, site: Running) -> None:
     page = watched.open()
     page.evaluate(

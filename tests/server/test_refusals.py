@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import socket
 from types import SimpleNamespace
@@ -247,6 +248,57 @@ def test_what_is_not_there(running: Running) -> None:
         assert reply.status_code == status
         assert reply.json()["error"]["message"]
         assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("POST", "/v1/v1/chat/completions", 404, "no path /v1/v1/chat/completions here"),
+        ("GET", f"/{'x' * 1000}", 404, f"no path /{'x' * 127} here"),
+        ("GET", "/v1/chat/completions", 405, 'this path takes POST"'),
+        ("DELETE", "/v1/models/sibyl", 405, 'this path takes GET"'),
+        ("POST", "/rerank", 404, "no reranking"),
+        ("POST", "/embedding", 404, "no embeddings"),
+        ("GET", "/v1/batches", 404, "soothsay batch"),
+        ("DELETE", "/api/delete", 404, "one model"),
+    ],
+)
+def test_what_is_not_there_is_said_to_be_missing(
+    running: Running, method: str, path: str, status: int, words: str
+) -> None:
+    reply = httpx.request(method, f"{running.url}{path}")
+    assert reply.status_code == status
+    assert words in reply.text
+    assert len(reply.text) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ([1], None, "give a JSON object"),
+        ({"prompt": {"a": 1}}, "prompt", "Input should be a valid string or a valid list"),
+        ({"prompt": ["a", 1]}, "prompt.1", "prompt.1: Input should be a valid string"),
+        ({"prompt": "a", "stop": 3}, "stop", "Input should be a valid string or a valid list"),
+        ({"prompt": "a", "speculation": 3}, "speculation", "Input should be an object or a valid boolean"),
+        ({"prompt": "a", "speculation": {"x": 1}}, "speculation.x", "speculation.x is not a parameter"),
+    ],
+    ids=str,
+)
+def test_errors_name_no_class_and_no_alternative(
+    running: Running, body: Any, param: str | None, words: str
+) -> None:
+    reply = httpx.post(f"{running.url}/v1/completions", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+
+
+def test_a_compressed_body_is_refused(running: Running) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    reply = httpx.post(f"{running.url}/v1/completions", content=gzip.compress(b"{}"), headers=headers)
+    assert (reply.status_code, "gzip" in reply.text) == (415, True)
+    headers["Content-Encoding"] = "identity"
+    assert httpx.post(f"{running.url}/v1/completions", content=b"{}", headers=headers).status_code == 400
 
 
 def test_slow_clients_are_hung_up_on() -> None:

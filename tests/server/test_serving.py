@@ -154,16 +154,26 @@ def test_deadline() -> None:
         running.wait_until(lambda: running.free)
 
 
-def test_the_end_does_not_wait_for_ever() -> None:
+def test_the_end_does_not_wait_for_ever_and_tells_clients_so(caplog: pytest.LogCaptureFixture) -> None:
     with (
         serving(engines.sibyl, drain=0) as running,
         running.client() as client,
+        ThreadPoolExecutor() as threads,
         client.completions.create(**ENDLESS, stream=True) as stream,
     ):
-        next(iter(stream))
+        parts = iter(stream)
+        next(parts)
+        whole = threads.submit(client.completions.create, **ENDLESS)
+        running.wait_until(lambda: running.server.loop.in_flight == 2)
         pid = running.server.fleet.replicas[0].pid
         running.stop()
+        with pytest.raises(APIError, match="shutting down"):
+            list(parts)
+        with pytest.raises(InternalServerError) as ended:
+            whole.result()
+        assert (ended.value.status_code, ended.value.code) == (503, "shutting_down")
         running.wait_until(lambda: not lives(pid))
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_a_failing_step_fails_what_runs_and_not_the_server(fragile: Running, sibyl: LLM) -> None:
@@ -306,7 +316,7 @@ def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, Iterato
         try:
             assert process.stderr is not None
             lines = (json.loads(line) for line in process.stderr)
-            url = next(m[0] for line in lines if (m := re.search(r"http://\S+", line["event"])))
+            url = next(line["address"] for line in lines if line["event"] == "listening")
             yield process, url, lines
         finally:
             process.kill()
@@ -330,6 +340,23 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) 
         process.wait(30)
         assert not lives(engine)
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with (
+        command() as (process, url, lines),
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        client.completions.create(**ENDLESS, stream=True) as stream,
+    ):
+        parts = iter(stream)
+        next(parts)
+        process.send_signal(signal.SIGINT)
+        assert any("Waiting for connections" in line["event"] for line in lines)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(APIError, match="shutting down"):
+            list(parts)
+        assert [line for line in lines if line["level"] == "error"] == []
+        process.wait(10)
 
 
 def test_the_engine_ends_with_the_server(running: Running) -> None:

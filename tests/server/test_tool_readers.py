@@ -9,6 +9,8 @@ import time
 
 import pytest
 from tool_cases import (
+    BARE,
+    BARE_CALL,
     CALL,
     COMMAND,
     DEEPSEEK,
@@ -47,7 +49,7 @@ from soothsay.server.tool_readers import (
 Family = type[FramedParser] | type[Llama3Parser]
 
 FAMILIES: dict[Family, dict[str, Told]] = {
-    HermesParser: HERMES,
+    HermesParser: {**HERMES, **BARE},
     QwenCoderParser: QWEN_CODER,
     SeedParser: {
         text.replace("tool_call>", "seed:tool_call>"): told for text, told in list(QWEN_CODER.items())[1:5]
@@ -158,6 +160,13 @@ def test_text_is_held_back_only_as_long_as_it_may_be_a_call() -> None:
     assert reader.push("b").content == " <b"
     assert reader.push(f"\n{CALL[:-1]}").calls == []
     assert len(reader.push(">").calls) == 1
+
+
+def test_text_is_held_back_only_as_long_as_it_may_be_a_call_without_tags() -> None:
+    reader = HermesParser(TOOLS)
+    assert reader.push(BARE_CALL[:10]).content == ""
+    assert reader.push("goal").content == f"{BARE_CALL[:10]}goal"  # no name of a tool
+    assert reader.push("```json").content == "```json"
 
 
 def test_each_call_comes_when_it_is_complete() -> None:

@@ -93,8 +93,10 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
     from soothsay.server.api_keys import KeyRing
+    from soothsay.server.listening import bind
 
     keys = None if api_keys is None else KeyRing(api_keys)
+    sockets = bind(host, port)
     arguments = {**engine.for_llm(), "max_stall": max_stall, "learn_for_tenants": learn_for_tenants}
     with _fleet(model, placement, arguments) as fleet:
         from soothsay.server.app import Server
@@ -119,7 +121,7 @@ def serve(
         if console.is_terminal and port:
             console.print(_invitation(config.name, host, port))
         log_to_stderr()
-        make_runner(Server(fleet, config, keys), host, port).run()
+        make_runner(Server(fleet, config, keys), host, port).run(sockets)
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
 from soothsay.errors import RequestError
@@ -19,6 +20,24 @@ KINDS = {
 }
 """OpenAI's code for a kind of error of pydantic. All other kinds are "invalid_value"."""
 
+
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's types of errors by HTTP status. Others are "invalid_request_error", from 500 on "api_error"."""
+
+WANTED = "Input should be "
+OBJECT = f"{WANTED}an object"
+
+SCALARS = frozenset({"bool", "float", "int", "str"})
+"""Names of alternatives in pydantic's places of errors. Names of classes begin with a capital letter."""
 
 MAX_SHOWN = 1000
 """Limit of characters in a message, and in the name of a field. Both may quote what the client has sent."""
@@ -67,6 +86,13 @@ class ApiError(Exception):
         """The JSON body: `{"error": ...}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The JSON body in the form of Anthropic's API."""
+        otherwise = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = ANTHROPIC_KINDS.get(self.status, otherwise)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
     def renamed(self, names: Mapping[str, str | None]) -> ApiError:
         """The same error with another API's name of the field."""
         before = self.param or ""
@@ -78,8 +104,12 @@ class ApiError(Exception):
         return ApiError(self.status, message, self.code, param=param, headers=self.headers)
 
     def response(self, path: str) -> JSONResponse:
-        """The HTTP response to a request for `path`. Below `/api/` it has the form of Ollama's API."""
-        body = {"error": self.message} if path.startswith("/api/") else self.body
+        """The HTTP response to a request for `path`, in the form of the API that the path belongs to."""
+        body = self.body
+        if path.startswith("/api/"):
+            body = {"error": self.message}
+        elif path.startswith("/v1/messages"):
+            body = self.anthropic_body
         return JSONResponse(body, self.status, self.headers)
 
     @classmethod
@@ -94,14 +124,46 @@ class ApiError(Exception):
     @classmethod
     def from_validation(cls, error: ValidationError) -> ApiError:
         """A body that is not valid. Reports its first error."""
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"] if not str(part).endswith("]"))
-        code = KINDS.get(first["type"], "invalid_value")
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        field, kind, message = _first(errors)
+        code = KINDS.get(kind, "invalid_value")
         if code == "unknown_parameter":
             message = f"{field} is not a parameter that this server knows; leave it out"
-        else:
-            message = f"{field}: {first['msg']}" if field else first["msg"]
+        elif field:
+            message = f"{field}: {message}"
+        elif kind == "model_type":
+            message = "give a JSON object: {...}"
         return cls(400, message, code, param=field or None)
+
+
+def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:
+    """The field, the kind and the message of the first error.
+
+    A field that may have several forms has an error for each. Those that got furthest into the value count.
+    If they are about the same place, the message names all of their forms.
+    """
+    first = _field(errors[0])
+    own = [one for one in errors if _field(one) == first or _field(one).startswith(f"{first}.")]
+    field = max(map(_field, own), key=lambda name: name.count("."))
+    same = [one for one in own if _field(one) == field]
+    messages = [OBJECT if one["type"] == "model_type" else one["msg"] for one in same]
+    told, *more = dict.fromkeys(messages)
+    if all(message.startswith(WANTED) for message in (told, *more)):
+        told = " or ".join([told, *(message.removeprefix(WANTED) for message in more)])
+    return field, same[0]["type"], told
+
+
+def _field(error: ErrorDetails) -> str:
+    """The place of an error in the body, without the names of alternatives and their classes."""
+    *parts, last = map(str, error["loc"]) if error["loc"] else ("",)
+    told = [part for part in parts if not _is_alternative(part)]
+    if error["type"] == "extra_forbidden" or not _is_alternative(last):
+        told.append(last)
+    return ".".join(told)
+
+
+def _is_alternative(part: str) -> bool:
+    return part.endswith("]") or part in SCALARS or part[:1].isupper()
 
 
 def _shown(text: str) -> str:

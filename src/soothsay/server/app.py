@@ -13,12 +13,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from soothsay import __version__
 from soothsay.core.params import SamplingParams
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.accounts import Account, Charge
+from soothsay.server.anthropic_api import ANTHROPIC_BODIES, anthropic_routes
 from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import KeyRing
 from soothsay.server.bodies import BodyReader
@@ -32,6 +33,7 @@ from soothsay.server.health_routes import health_routes
 from soothsay.server.jobs import Job
 from soothsay.server.llama_api import LLAMA_BODIES, SLOTS, llama_routes
 from soothsay.server.metrics import CONTENT_TYPE, Metrics
+from soothsay.server.missing_routes import missing_routes, no_such_path
 from soothsay.server.model_routes import model_routes
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
 from soothsay.server.openapi import describe
@@ -53,16 +55,17 @@ from soothsay.server.tools import ToolFormat
 from soothsay.server.unknown_fields import HEADER, ignored_fields
 from soothsay.server.web_page import page_routes
 
-EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
-"""Paths at which clients look for embeddings. They say that there are none."""
+CHATS = ("/v1/chat/completions", "/chat/completions")
+"""Paths of chats: OpenAI's, and the one that llama.cpp's server has too."""
 
 BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatRequest,
+    **dict.fromkeys(CHATS, ChatRequest),
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     **REPLICAS_BODIES,
     **RESPONSES_BODIES,
+    **ANTHROPIC_BODIES,
     **OLLAMA_BODIES,
     **LLAMA_BODIES,
 }
@@ -102,13 +105,14 @@ class Server:
         self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
         pages = page_routes()
         routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            *(Route(path, self._chat, methods=["POST"]) for path in CHATS),
             Route("/v1/completions", self._complete, methods=["POST"]),
             *replica_routes(fleet, bodies),
             *responses_routes(self),
+            *anthropic_routes(self),
             *ollama_routes(self),
             *llama_routes(self, lambda: self.loop.in_flight),
-            *(Route(path, _no_embeddings, methods=["POST"]) for path in EMBEDDINGS),
+            *missing_routes(),
             *model_routes(self, self._drafters),
             *token_routes(self),
             *(health := health_routes(fleet, self.watch, keys)),
@@ -117,7 +121,7 @@ class Server:
             Route("/openapi.json", self._openapi),
             *pages,
         ]
-        router = Router(routes, redirect_slashes=False, default=_not_found, lifespan=self.lifespan)
+        router = Router(routes, redirect_slashes=False, default=no_such_path, lifespan=self.lifespan)
         paths = frozenset(route.path for route in routes)
         keyless = frozenset(route.path for route in (*health, *pages))
         self.app: ASGIApp = Gate(
@@ -313,17 +317,8 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     return [part for part in prompt if not isinstance(part, int)]
 
 
-async def _no_embeddings(_: Request) -> Response:
-    raise ApiError(404, "this server offers no embeddings; it only generates text", "not_found")
-
-
 async def _tidy() -> None:
     """Return freed memory to the system, now and then, until cancelled."""
     while True:
         await asyncio.sleep(TIDY_INTERVAL)
         await asyncio.to_thread(return_freed_memory)
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http":
-        raise ApiError(404, "this path does not exist", "not_found")

@@ -20,8 +20,8 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.bodies import parse
 from soothsay.server.server_config import ServerConfig
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-"""What a line may ask for. The server itself refuses embeddings."""
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""What a line may ask for. The server itself refuses embeddings, and says why."""
 
 MAX_LINE = ServerConfig.max_body + 2**16
 """Limit of bytes in a line: the largest body, and what stands around it."""
@@ -148,7 +148,7 @@ def _problem(fields: _Fields) -> ApiError | None:
     """What is wrong with a line, apart from its body, which the server checks."""
     if fields.method != "POST":
         return ApiError(405, "method must be POST", "not_possible", param="method")
-    if fields.url not in URLS:
+    if fields.url not in (*URLS, "/v1/embeddings"):
         return ApiError(404, f"url must be one of {', '.join(URLS)}", "not_found", param="url")
     if fields.body is None:
         return ApiError(400, "body: Field required", "missing_required_parameter", param="body")

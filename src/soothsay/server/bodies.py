@@ -42,6 +42,9 @@ class BodyReader:
         """
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
+        if (encoding := http.headers.get("content-encoding", "identity").lower()) != "identity":
+            message = f"send the body as it is: Content-Encoding: {encoding[:32]} is not supported"
+            raise ApiError(415, message, "unsupported_media_type")
         parts: list[bytes] = []
         size = 0
         try:

@@ -49,8 +49,13 @@ class EngineLoop:
     async def stop(self) -> None:
         """End the engines. Jobs that have not ended fail."""
         await self._fleet.stop()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End all jobs that have not ended. They fail."""
         failure = ApiError(503, "the server is shutting down", "shutting_down")
         for job in list(self._jobs.values()):
+            self._fleet.jobs.cancel(job.number)
             self._finish(job, failure)
 
     async def submit(self, job: Job, replica: Replica | None = None) -> None:

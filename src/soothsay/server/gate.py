@@ -25,7 +25,9 @@ log = logging.getLogger("soothsay.server")
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
 
-WITHOUT_ANSWERS = frozenset({"/apply-template", "/detokenize", "/replicas", "/tokenize"})
+WITHOUT_ANSWERS = frozenset(
+    {"/apply-template", "/detokenize", "/replicas", "/tokenize", "/v1/messages/count_tokens"}
+)
 """Paths of requests that have a body and ask for no answer of the model."""
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -120,7 +122,7 @@ class Gate:
                 "host_not_allowed",
             )
         if self._keys is not None and scope["path"] not in self._keyless:
-            account = self._account(scope, headers.get(b"authorization", b"").decode("latin-1"), self._keys)
+            account = self._account(scope, headers, self._keys)
             scope["state"]["account"] = account
             scope["state"]["record"]["key"] = account.key.name
             if scope["path"] in self._operator and not account.key.operator:
@@ -135,24 +137,26 @@ class Gate:
         scope["app"] = self._app  # the router then raises an error for a path that it does not have
         await self._app(scope, self._limited(receive), send)
 
-    def _account(self, scope: Scope, header: str, keys: KeyRing) -> Account:
-        """The account of the key in an Authorization header. Raises `ApiError` if there is none.
+    def _account(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> Account:
+        """The account of a request's key. Raises `ApiError` if there is none.
 
-        An address with too many wrong keys may still use a right one: clients share addresses behind proxies,
+        The key is in the header Authorization, or in X-Api-Key, where Anthropic's clients have it. An address
+        with too many wrong keys may still use a right one: clients share addresses behind proxies,
         and nobody finds a key by trying.
         """
-        kind, _, secret = header.partition(" ")
+        kind, _, bearer = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        given = bearer if kind.lower() == "bearer" else headers.get(b"x-api-key", b"").decode("latin-1")
         try:
-            account = keys.find(secret.strip() if kind.lower() == "bearer" else "")
+            account = keys.find(given.strip())
         except KeyFileError:
             message = "the server cannot read its API keys"
             raise ApiError(503, message, "keys_unreadable", headers={"Retry-After": "5"}) from None
         if account is None:
-            if header:
+            if kind or given:
                 self._failed_keys.count((scope.get("client") or ("",))[0])
             raise ApiError(
                 401,
-                "give a valid API key: Authorization: Bearer KEY",
+                "give a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY",
                 "invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -213,7 +217,9 @@ def _host(headers: Mapping[bytes, bytes]) -> str:
 
 def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, error.detail, "not_possible", headers=error.headers)
+        taken = set((error.headers or {}).get("Allow", "").split(", ")) - {"", "HEAD"}
+        message = f"{error.detail}: this path takes {', '.join(sorted(taken))}" if taken else error.detail
+        return ApiError(error.status_code, message, "not_possible", headers=error.headers)
     return error if isinstance(error, ApiError) else internal_error()
 
 

@@ -12,7 +12,7 @@ from soothsay.server.jobs import Job
 from soothsay.server.llama_bodies import LlamaRequest
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.protocol import GenerationRequest
-from soothsay.server.reply_format import Json, ReplyFormat, TokenTexts
+from soothsay.server.reply_format import Json, ReplyFormat, TokenTexts, stopping_word
 from soothsay.server.reports import timings, usage
 
 NO_SLOT = -1
@@ -100,7 +100,7 @@ class LlamaFormat(ReplyFormat):
     def _whole(self, job: Job, index: int, answer: _Answer, *, last: bool = False) -> Json:
         """A whole reply. `last`: its text was sent before."""
         progress, content = job.answers[index], "".join(answer.texts)
-        word = self._stopping_word(job, answer, content)
+        word = self._stopping_word(job, answer)
         kinds = {FinishReason.STOP: "word" if word else "eos", FinishReason.LENGTH: "limit"}
         limited = answer.reason is FinishReason.LENGTH
         made: Json = {
@@ -126,13 +126,11 @@ class LlamaFormat(ReplyFormat):
             made["completion_probabilities"] = answer.probabilities
         return made
 
-    def _stopping_word(self, job: Job, answer: _Answer, content: str) -> str:
+    def _stopping_word(self, job: Job, answer: _Answer) -> str:
         """The stop string that ended an answer; empty: none did."""
         if answer.reason is not FinishReason.STOP or not job.params.stop:
             return ""
-        said = self._decode(answer.ids)  # with the stop string, which the text does not have
-        places = {word: place for word in job.params.stop if (place := said.find(word)) >= 0}
-        return min(places, key=lambda word: places[word], default="")
+        return stopping_word(job.params.stop, self._decode(answer.ids))
 
     def _settings(self, job: Job, seed: int) -> Json:
         """The parameters of the answer, by llama.cpp's names."""

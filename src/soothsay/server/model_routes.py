@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -24,12 +25,17 @@ def model_routes(service: Service, drafters: Sequence[str]) -> list[Route]:
             "object": "model",
             "created": started,
             "owned_by": "soothsay",
+            "type": "model",  # Anthropic's field, like the next two
+            "display_name": service.config.name,
+            "created_at": datetime.fromtimestamp(started, UTC).isoformat().replace("+00:00", "Z"),
             "max_model_len": service.model.max_context,
             "drafters": list(drafters),
         }
 
     async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [card()]})
+        name = service.config.name
+        ends = {"has_more": False, "first_id": name, "last_id": name}  # for Anthropic's clients
+        return JSONResponse({"object": "list", "data": [card()], **ends})
 
     async def model(http: Request) -> Response:
         service.check_model(http.path_params["name"])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
 
 from soothsay.core.answer import FinishReason
 from soothsay.server.api_errors import ApiError
-from soothsay.server.events import LINES, to_line
+from soothsay.server.events import LINES
 from soothsay.server.jobs import Job
 from soothsay.server.protocol import GenerationRequest
 from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
 from soothsay.server.reports import usage
-from soothsay.server.tool_calls import ParsedPart, ToolCall
+from soothsay.server.tool_calls import ParsedPart
 
 
 class OllamaFormat(ReplyFormat):
@@ -89,7 +87,7 @@ class OllamaChatFormat(OllamaFormat):
         message: Json = {"role": "assistant", "content": part.content, **_thinking(part)}
         if part.calls:
             message["tool_calls"] = [
-                {"id": call.id, "function": {"name": call.name, "arguments": _arguments(call)}}
+                {"id": call.id, "function": {"name": call.name, "arguments": call.values}}
                 for call in part.calls
             ]
         return {"message": message}
@@ -110,16 +108,6 @@ def _thinking(part: ParsedPart) -> Json:
 def timestamp() -> str:
     """The time now, as Ollama writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call as an object. What is none, or cannot be sent, becomes its field `value`."""
-    try:
-        value = json.loads(call.arguments)
-        to_line(value).encode()
-    except (ValueError, RecursionError):
-        value = call.arguments
-    return value if isinstance(value, dict) else {"value": value}
 
 
 def _nanoseconds(seconds: float) -> int:

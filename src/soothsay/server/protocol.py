@@ -210,10 +210,14 @@ class ChatMessage(Body):
         return message
 
 
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+"""The name of a tool, of the length that the APIs of OpenAI and Anthropic allow between them."""
+
+
 class Function(Body):
     """A function that the model may call. `parameters` is a JSON schema."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # forced calls always follow it, as `strict` asks
 

@@ -83,6 +83,17 @@ def join(parts: Sequence[ParsedPart]) -> ParsedPart:
     )
 
 
+def stopping_word(stops: Sequence[str], said: str) -> str:
+    """The stop string that ended an answer; empty: none did.
+
+    Args:
+        stops: the stop strings.
+        said: the answer with the stop string, which the text of a reply does not have.
+    """
+    places = {word: place for word in stops if (place := said.find(word)) >= 0}
+    return min(places, key=lambda word: places[word], default="")
+
+
 def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[Json]:
     """The log-probabilities of tokens, as chats list them. A part of a character has no `bytes`."""
 

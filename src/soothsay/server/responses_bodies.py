@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, Tag
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.protocol import ChatRequest
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
+from soothsay.server.unions import TEXT_OR_MORE, LenientBody, by_type, only, refuse
 
 STATELESS = "this server stores nothing; send the whole conversation as input"
 
@@ -46,40 +47,10 @@ RENAMED = {
 """Fields of chats that this API has under another name, or not at all."""
 
 
-def _only(noun: str, *kinds: str, otherwise: str | None = None) -> BeforeValidator:
-    """Checks the field `type` of an object, so that an error names what is not supported.
-
-    Args:
-        noun: what the object is, in the error.
-        kinds: the supported types.
-        otherwise: the type if the object does not say.
-    """
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        kind = value.get("type", otherwise)
-        if kind in kinds:
-            return value
-        name = str(kind)[:64]
-        hint = UNSUPPORTED.get(name, f"supported are: {', '.join(kinds)}")
-        facts = {"noun": noun, "name": name, "hint": hint}
-        raise PydanticCustomError("unsupported", "{noun} of type {name} are not supported: {hint}", facts)
-
-    return BeforeValidator(check)
+_only = partial(only, hints=UNSUPPORTED)
 
 
-# Errors leave out the names of branches that end with a bracket.
-_text_or_more = Discriminator(lambda value: "[text]" if isinstance(value, str) else "[more]")
-
-
-class _Part(BaseModel):
-    """A part of a body. Fields that the server does not read are ignored: clients send back what they got."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-
-class TextContent(_Part):
+class TextContent(LenientBody):
     """A text in a message: of the user, of the model, or its refusal."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -93,12 +64,12 @@ Content = Annotated[
         Field(fail_fast=True),
         Tag("[more]"),
     ],
-    _text_or_more,
+    TEXT_OR_MORE,
 ]
 """A text, whole or in parts."""
 
 
-class InputMessage(_Part):
+class InputMessage(LenientBody):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
@@ -106,7 +77,7 @@ class InputMessage(_Part):
     content: Content
 
 
-class InputCall(_Part):
+class InputCall(LenientBody):
     """A call of a function in an earlier answer. `arguments` is JSON text."""
 
     type: Literal["function_call"]
@@ -115,7 +86,7 @@ class InputCall(_Part):
     arguments: str = "{}"
 
 
-class InputCallOutput(_Part):
+class InputCallOutput(LenientBody):
     """What a called function returned."""
 
     type: Literal["function_call_output"]
@@ -123,7 +94,7 @@ class InputCallOutput(_Part):
     output: Content
 
 
-class InputReasoning(_Part):
+class InputReasoning(LenientBody):
     """Thoughts of the model in an earlier answer. Those without a text are dropped."""
 
     type: Literal["reasoning"]
@@ -136,19 +107,20 @@ class InputReasoning(_Part):
         return "".join(text for text in texts if isinstance(text, str))
 
 
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+"""Types of the items of a conversation."""
+
 InputItem = Annotated[
     Annotated[InputMessage, Tag("[message]")]
     | Annotated[InputCall, Tag("[function_call]")]
     | Annotated[InputCallOutput, Tag("[function_call_output]")]
     | Annotated[InputReasoning, Tag("[reasoning]")],
-    Discriminator(
-        lambda item: f"[{item.get('type', 'message') if isinstance(item, Mapping) else 'message'}]"
-    ),
-    _only("items", "message", "function_call", "function_call_output", "reasoning", otherwise="message"),
+    by_type(otherwise="message"),
+    _only("items", *ITEMS, otherwise="message"),
 ]
 
 
-class FunctionTool(_Part):
+class FunctionTool(LenientBody):
     """A function that the model may call. `parameters` is a JSON schema."""
 
     type: Literal["function"]
@@ -158,14 +130,14 @@ class FunctionTool(_Part):
     strict: bool | None = None  # no effect: a forced call always follows the schema
 
 
-class FunctionChoice(_Part):
+class FunctionChoice(LenientBody):
     """Names the function that the model must call."""
 
     type: Literal["function"]
     name: str
 
 
-class TextFormat(_Part):
+class TextFormat(LenientBody):
     """The form of an answer: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -174,19 +146,19 @@ class TextFormat(_Part):
     schema_: Annotated[Json | None, Field(alias="schema")] = None
 
 
-class TextSettings(_Part):
+class TextSettings(LenientBody):
     """Settings of the answer's text."""
 
     format: TextFormat | None = None
 
 
-class ReasoningSettings(_Part):
+class ReasoningSettings(LenientBody):
     """How much the model shall think: a variable of the chat template."""
 
     effort: str | None = None
 
 
-class ResponsesRequest(_Part):
+class ResponsesRequest(LenientBody):
     """The body of `POST /v1/responses`. Fields that are not listed here are those of chats."""
 
     model_config = ConfigDict(extra="allow")
@@ -195,7 +167,7 @@ class ResponsesRequest(_Part):
     input: Annotated[
         Annotated[str, Tag("[text]")]
         | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("[more]")],
-        _text_or_more,
+        TEXT_OR_MORE,
     ]
     instructions: str | None = None
     stream: bool | None = None
@@ -211,7 +183,7 @@ class ResponsesRequest(_Part):
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("[text]")]
             | Annotated[FunctionChoice, _only("choices of tools", "function"), Tag("[more]")],
-            _text_or_more,
+            TEXT_OR_MORE,
         ]
         | None
     ) = None
@@ -223,13 +195,7 @@ class ResponsesRequest(_Part):
 
     def check(self) -> None:
         """Raise `ApiError` for fields that this server, or this API, does not have."""
-        for name, value in (self.model_extra or {}).items():
-            if name in REFUSED and value not in (None, False):
-                raise ApiError(400, f"{name}: {REFUSED[name]}", "unsupported", param=name)
-            if name in RENAMED:
-                hint = f"; use {RENAMED[name]}" if RENAMED[name] else ""
-                message = f"{name} is not a parameter of this path{hint}"
-                raise ApiError(400, message, "unknown_parameter", param=name)
+        refuse(self.model_extra, REFUSED, RENAMED)
 
     def chat(self) -> ChatRequest:
         """The chat that this request asks for. Raises `ApiError`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import os
 import socket
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -13,8 +16,13 @@ import uvicorn
 from soothsay.server.app import Server
 from soothsay.server.connections import ACCEPTED, ClientConnection, Connections
 
+log = logging.getLogger("soothsay.server")
+
 MAX_HEADERS = 32_768
 """Limit of bytes in a request's headers."""
+
+LAST_WORDS = 2
+"""Seconds in which answers that are given up at the end can tell their clients so."""
 
 WAITING = 1024
 """Limit of connections that the operating system holds until they are accepted."""
@@ -27,6 +35,7 @@ def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
     """
     config = server.config
     return _Runner(
+        server,
         uvicorn.Config(
             server.app,
             host=host,
@@ -39,18 +48,44 @@ def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
             server_header=False,
             backlog=ACCEPTED,
             timeout_keep_alive=math.ceil(config.client_timeout),
-            timeout_graceful_shutdown=math.ceil(config.drain),
+            timeout_graceful_shutdown=math.ceil(config.drain) + LAST_WORDS,
             h11_max_incomplete_event_size=MAX_HEADERS,
-        )
+        ),
     )
 
 
 class _Runner(uvicorn.Server):
-    """Lets more connections wait than are accepted at once. Uvicorn has one number for both."""
+    """Lets more connections wait than are accepted at once, and tells clients why answers are cut short.
+
+    Uvicorn has one number for both kinds of connections, and closes them without a word.
+    """
+
+    def __init__(self, server: Server, config: uvicorn.Config):
+        super().__init__(config)
+        self._server = server
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for bound in sockets or ():  # uvicorn tells only of sockets that it has bound itself
+            host, port = bound.getsockname()[:2]
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            log.info("listening", extra={"address": address})
         for server in self.servers:
             for listening in server.sockets:
                 with socket.socket(fileno=os.dup(listening.fileno())) as same:
                     same.listen(WAITING)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        server = self._server
+        late = asyncio.get_running_loop().call_later(server.config.drain, server.loop.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+        if self.force_exit:  # uvicorn then leaves all tasks as they are, and each would end with a traceback
+            server.loop.give_up()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS):
+                    while self.server_state.tasks:
+                        await asyncio.sleep(0.01)
+                    await self.lifespan.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,16 @@ class ToolCall:
     name: str
     arguments: str
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments as an object. What is none, or cannot be sent, becomes its field `value`."""
+        try:
+            value = json.loads(self.arguments)
+            json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            value = self.arguments
+        return value if isinstance(value, dict) else {"value": value}
 
 
 @dataclass(frozen=True, slots=True)

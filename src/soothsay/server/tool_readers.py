@@ -10,14 +10,63 @@ from soothsay.server.framed_parser import CLOSE, MAX_NAME, OPEN, FramedParser, a
 from soothsay.server.tool_arguments import first_json, parsed_json
 from soothsay.server.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools
 
+FENCE = "```json"
+"""A line of Markdown before JSON. Three backquotes end it."""
+
+MAX_BEGINNING = 512
+"""Limit of the characters that tell whether an answer begins like a call without tags."""
+
 
 class HermesParser(FramedParser):
     """Finds calls of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    Hermes, Qwen 2.5 and 3, and many others write them.
+    Hermes, Qwen 2.5 and 3, and many others write them. Qwen2.5-Coder leaves out the tags, and may write a
+    fence of Markdown in their place. This counts as calls if the answer consists of calls of the request's
+    tools, and of nothing else.
     """
 
     frames = ((OPEN, CLOSE),)
+
+    def __init__(self, tools: Tools = ()) -> None:
+        super().__init__(tools)
+        self._names = {tool["function"]["name"] for tool in tools}
+        self._beginnings = [f'{fence}{{"name":"{name}"' for fence in ("", FENCE) for name in self._names]
+        self._bare = ""  # the answer so far, while it may consist of calls without tags
+        self._may_be_bare = True
+
+    def push(self, text: str) -> ParsedPart:
+        """Hold the answer back while it may consist of calls without tags."""
+        if not self._may_be_bare:
+            return super().push(text)
+        self._bare += text
+        start = "".join(self._bare[:MAX_BEGINNING].split())
+        if any(one.startswith(start) or start.startswith(one) for one in self._beginnings):
+            return ParsedPart()
+        self._may_be_bare = False
+        return super().push(self._bare)
+
+    def end(self) -> ParsedPart:
+        """Return what was held back, or the calls without tags."""
+        if not self._may_be_bare:
+            return super().end()
+        if calls := self._bare_calls():
+            return ParsedPart("", calls)
+        part = super().push(self._bare)
+        rest = super().end()
+        return ParsedPart(part.content + rest.content, [*part.calls, *rest.calls])
+
+    def _bare_calls(self) -> Sequence[ToolCall]:
+        """The calls that the whole answer consists of; none if there is anything else."""
+        rest = self._bare.strip().removeprefix(FENCE).removesuffix("```").removesuffix(CLOSE).strip()
+        calls = []
+        while rest:
+            value, end = first_json(rest)
+            call = as_call(value, "arguments")
+            if call is None or call.name not in self._names or "arguments" not in value:
+                return []
+            calls.append(call)
+            rest = rest[end:].lstrip()
+        return calls
 
 
 class AprielParser(FramedParser):

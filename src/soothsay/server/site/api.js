@@ -1,4 +1,4 @@
-/** Calls the server that serves this page. */
+/** Calls the server that serves this page, by paths that are relative: a proxy may put all of them below another one. */
 
 /** An error that the server returned, or a failure to reach the server. */
 export class ApiError extends Error {
@@ -14,7 +14,7 @@ export class Api {
 
   /** The description of the server's model: `id`, `drafters`, `max_model_len`. */
   async model() {
-    return (await (await this.#fetch("/v1/models")).json()).data[0];
+    return (await (await this.#fetch("v1/models")).json()).data[0];
   }
 
   #untraced = null; // the key that may not ask for traces
@@ -22,7 +22,7 @@ export class Api {
   /** The metrics, in the text format of Prometheus; null if the key may not read them. */
   async metrics() {
     try {
-      return await (await this.#fetch("/metrics")).text();
+      return await (await this.#fetch("metrics")).text();
     } catch (error) {
       if (error.code === "not_allowed") return null;
       throw error;
@@ -32,7 +32,7 @@ export class Api {
   /** The state of the engine: "ok", or a description. */
   async health() {
     try {
-      return (await (await fetch("/health")).json()).status;
+      return (await (await fetch("health")).json()).status;
     } catch {
       throw new ApiError("the server does not answer");
     }
@@ -56,7 +56,7 @@ export class Api {
     };
     let done = false;
     try {
-      for await (const data of events(await this.#fetch("/v1/chat/completions", request))) {
+      for await (const data of events(await this.#fetch("v1/chat/completions", request))) {
         if (done || data === "[DONE]") {
           done = true; // read on to the end of the body, or the browser reports an aborted request
           continue;
