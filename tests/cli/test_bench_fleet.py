@@ -20,7 +20,7 @@ LINE = json.dumps({"session": "a", "arrival": 1, "prompt": [["x", 41]], "answer"
 def times(tmp_path: Path) -> str:
     """A file of times: n answers take 0.9 + 0.1 n seconds, and m rows of prompts 0.9 + 0.1 m."""
     decoding, reading = PassTimes([1, 11], [1], [[1.0, 2.0]]), PassTimes([1, 101], [1], [[1.0, 11.0]])
-    StepTimes(decoding, reading).save(tmp_path / "times.json")
+    StepTimes(decoding, decoding, reading).save(tmp_path / "times.json")
     return str(tmp_path / "times.json")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
@@ -22,6 +21,7 @@ from soothsay.server.messages import (
     AnswerUpdate,
     Cancel,
     EngineUpdate,
+    Loaded,
     LoadedModel,
     Ping,
     Pong,
@@ -32,7 +32,7 @@ from soothsay.server.parameters import RequestOptions
 from soothsay.server.server_config import ServerConfig
 
 NUMERICS = Numerics("native, avx2", 100, "0123")
-MODEL = LoadedModel(None, 100, 100, 8, 16, 50, "none", ("none",), {}, NUMERICS)
+MODEL = LoadedModel(None, 100, 100, 8, 16, 50, "none", ("none",))
 
 
 def token(job: Job, index: int, position: int) -> int:
@@ -70,8 +70,8 @@ class FakeEngine:
             raise OSError("no room")
         self.starts += 1
 
-    def wait(self) -> LoadedModel:
-        return MODEL
+    def wait(self) -> Loaded:
+        return Loaded.of(MODEL, NUMERICS)
 
     def listen(self, receive: Callable[[Any], None]) -> None:
         self.tell = receive
@@ -107,7 +107,7 @@ class FakeEngine:
         self.tell(None)
 
     def load(self, numerics: Numerics = NUMERICS) -> None:
-        self.tell(replace(MODEL, numerics=numerics))
+        self.tell(Loaded(numerics, b"nobody reads it"))
 
     def admit(self, job: Job) -> None:
         submit = self.submit_of(job)

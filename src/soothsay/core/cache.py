@@ -146,6 +146,10 @@ class BlockAllocator:
         """The digest under which a block is registered; None if it is not."""
         return self._digests[block]
 
+    def num_references(self, block: int) -> int:
+        """How many requests have a block."""
+        return self._references[block]
+
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each. Raises `MemoryError` if fewer are free."""
         if count > self.num_free:

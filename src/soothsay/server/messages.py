@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.load import EngineLoad
-from soothsay.core.numerics import UNKNOWN, Numerics
+from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.parameters import RequestOptions
@@ -58,7 +60,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Says that the engine is loaded, and what the server must know about the model."""
+    """What the server must know about the model."""
 
     tokenizer: Tokenizer | None
     vocab_size: int
@@ -69,7 +71,26 @@ class LoadedModel:
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names of all drafters in the registry
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
-    numerics: Numerics = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Says that the engine has loaded the model."""
+
+    numerics: Numerics
+    packed: bytes  # the `LoadedModel`, pickled
+
+    @classmethod
+    def of(cls, model: LoadedModel, numerics: Numerics) -> Self:
+        """Pack the model."""
+        return cls(numerics, pickle.dumps(model))
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model. Only the first engine's is unpacked: unpickling a tokenizer holds the interpreter's lock
+        for 0.1 s or more, and no answer flows meanwhile."""
+        model: LoadedModel = pickle.loads(self.packed)
+        return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +135,5 @@ class EngineUpdate:
 Incoming = Submit | Cancel | Ping
 """Messages to the engine."""
 
-Outgoing = LoadedModel | Admitted | EngineUpdate | Pong
+Outgoing = Loaded | Admitted | EngineUpdate | Pong
 """Messages from the engine."""

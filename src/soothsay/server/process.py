@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soothsay.errors import SoothsayError
 from soothsay.processors import claim_cores
 from soothsay.server.fleet.engine import Received
-from soothsay.server.messages import Incoming, LoadedModel
+from soothsay.server.messages import Incoming, Loaded
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
@@ -132,7 +132,7 @@ class EngineProcess:
             thread.join()
         self._pipe.close()
 
-    def wait(self) -> LoadedModel:
+    def wait(self) -> Loaded:
         """Wait until the model is loaded. Call it before `listen`, or not at all. Raises `SoothsayError`."""
         try:
             received = self._pipe.recv()
@@ -148,8 +148,8 @@ class EngineProcess:
             ) from None
         if isinstance(received, SoothsayError):
             raise received
-        model: LoadedModel = received
-        return model
+        loaded: Loaded = received
+        return loaded
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, name=target.__name__, daemon=True)

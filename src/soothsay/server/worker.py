@@ -31,6 +31,7 @@ from soothsay.server.messages import (
     Cancel,
     EngineUpdate,
     Incoming,
+    Loaded,
     LoadedModel,
     Outgoing,
     Ping,
@@ -60,7 +61,7 @@ LAST_SAVE = 4.0
 def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
     """Load a model and step its engine, until the server sends None or closes its end of the pipe.
 
-    The first message to the server is a `LoadedModel`, or the `SoothsayError` that says why there is none.
+    The first message to the server is `Loaded`, or the `SoothsayError` that says why there is none.
     """
     log_to_stderr()
     inbox: Inbox = SimpleQueue()
@@ -72,7 +73,7 @@ def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
         pipe.send(error)
         return
     try:
-        pipe.send(_model(llm))
+        pipe.send(Loaded.of(_model(llm), numerics(llm)))
         if llm.engine.kept is not None:
             saves.set()
         Worker(llm, pipe.send, inbox).run()
@@ -112,7 +113,6 @@ def _model(llm: LLM) -> LoadedModel:
         drafter=str(llm.drafter),
         drafters=tuple(REGISTRY),
         sampling_defaults=llm.sampling_defaults,
-        numerics=numerics(llm),
     )
 
 

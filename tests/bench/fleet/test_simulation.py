@@ -21,7 +21,9 @@ from soothsay.server.fleet.router import Router
 
 RULES = {"router": Router[int], **OTHERS}
 
-FLAT = StepTimes(PassTimes([1, 11], [1], [[1.0, 2.0]]), PassTimes([1, 101], [1], [[1.0, 11.0]]))
+ANSWERS = PassTimes([1, 11], [1], [[1.0, 2.0]])
+
+FLAT = StepTimes(ANSWERS, ANSWERS, PassTimes([1, 101], [1], [[1.0, 11.0]]))
 """n answers take 0.9 + 0.1 n seconds, and m rows of prompts 0.9 + 0.1 m, 0.1 m beside answers."""
 
 CONFIG = EngineConfig(kv_tokens=4096)
@@ -59,6 +61,25 @@ def test_two_requests_share_steps() -> None:
     """b comes in a's first step (1 to 6 s). Then 21 rows and one answer take 3.1 s, and two answers 1.1 s."""
     outcome = run([asked("a", 1.0, [("x", 41)], 3), asked("b", 1.5, [("y", 21)], 2)])
     assert times(outcome) == {"a": (6.0, 10.2), "b": (9.1, 10.2)}
+
+
+def test_answers_with_a_common_prefix_take_less_time() -> None:
+    """Each token of context of n answers takes n ms, and 0.4 n ms if others have it too.
+
+    b waits for the prefix that a reads. Of its 41 tokens, 32 are in blocks that both have.
+    """
+    contexts, answers = [1, 101], [1, 11]
+    alone = PassTimes(answers, contexts, [[1.0 + n * c / 1000 for n in answers] for c in contexts])
+    together = PassTimes(answers, contexts, [[1.0 + n * c / 2500 for n in answers] for c in contexts])
+    times = StepTimes(alone, together, FLAT.reading)
+    assert times(2, 100, 50, 0, 0) == pytest.approx(1.0 + 2 * (50 + 0.4 * 50) / 1000)
+    trace = [asked(session, 0.0, [("x", 41)], 3) for session in "ab"]
+    ends = {}
+    for name, steps in (("none", StepTimes(alone, alone, FLAT.reading)), ("shared", times)):
+        outcome = simulate(trace, 1, RULES["router"], steps, CONFIG)
+        ends[name] = max(one.end for one in outcome.requests)
+    # a decodes while b reads its last tokens, and then with b; at last b is alone
+    assert ends["none"] - ends["shared"] == pytest.approx(0.6 * (1 + 2) * 32 / 1000)
 
 
 def test_a_prefix_is_read_once_by_each_engine() -> None:
@@ -206,16 +227,16 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
 def test_times_are_kept(tmp_path: Path) -> None:
     FLAT.save(tmp_path / "times.json")
     read = StepTimes.read(tmp_path / "times.json")
-    for step in ((1, 0, 0, 0), (5, 100, 0, 0), (0, 0, 50, 9), (3, 9, 70, 9)):
+    for step in ((1, 0, 0, 0, 0), (5, 100, 64, 0, 0), (0, 0, 0, 50, 9), (3, 9, 0, 70, 9)):
         assert read(*step) == FLAT(*step)
-    assert FLAT(3, 0, 11, 0) == pytest.approx(1.2 + 1.1)
+    assert FLAT(3, 0, 0, 11, 0) == pytest.approx(1.2 + 1.1)
 
 
 @pytest.mark.slow
 def test_steps_are_measured() -> None:
     llm = LLM("sibyl", drafter="none", kv_tokens=1 << 16)
     times = measure_steps(llm)
-    assert 0 < times(1, 128, 0, 0) < times(32, 128, 0, 0) < times(32, 1024, 256, 128)
+    assert 0 < times(1, 128, 0, 0, 0) < times(32, 128, 0, 0, 0) < times(32, 1024, 0, 256, 128)
     assert not llm.engine.has_work
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
@@ -77,6 +78,7 @@ class SimulatedEngine:
         self._times, self._speculation, self._clock = times, speculation, clock
         blocks = (config.kv_tokens or 0) // config.block_size
         allocator = BlockAllocator(blocks, config.block_size, share=config.prefix_caching)
+        self._allocator = allocator
         self._scheduler = Scheduler(config, allocator, clock=clock)
         self._requests: dict[Request, SimulatedRequest] = {}
         self._turns: list[Turn] = []
@@ -107,10 +109,11 @@ class SimulatedEngine:
         ones = [turn for turn in self._turns if turn.num_tokens == 1]
         chunks = [turn for turn in self._turns if turn.num_tokens > 1]
         decoded = sum(turn.request.cached for turn in ones) / max(len(ones), 1)
+        shared = sum(self._num_shared(turn.request) for turn in ones) / max(len(ones), 1)
         rows = sum(turn.num_tokens for turn in chunks)
         read = sum(turn.num_tokens * turn.request.cached for turn in chunks) / max(rows, 1)
         nodes = sum(max(turn.num_nodes - 1, 0) for turn in self._turns)
-        return self._times(len(ones), decoded, rows + nodes, read if chunks else decoded)
+        return self._times(len(ones), decoded, shared, rows + nodes, read if chunks else decoded)
 
     def end_step(self) -> list[SimulatedRequest]:
         """Take in the step that began last, at its end. Returns the requests that have ended."""
@@ -127,6 +130,12 @@ class SimulatedEngine:
                 simulated.end = self._clock()
                 ended.append(self._requests.pop(request))
         return ended
+
+    def _num_shared(self, request: Request) -> int:
+        """Number of leading tokens whose KV blocks other running requests have too."""
+        references = self._allocator.num_references
+        count = bisect_left(request.blocks, True, key=lambda block: references(block) == 1)
+        return count * request.block_size
 
     def _speculate(self, turn: Turn, simulated: SimulatedRequest) -> None:
         """Give a turn a tree whose first nodes are right, and what the target says of it.

@@ -36,6 +36,9 @@ ROOM = (ANSWERS[-1] + 4) * (CONTEXTS[-1] + 512)
 STEPS = 6
 """Steps of each kind. The first one does not count."""
 
+TABLES = ("decoding", "sharing", "reading")
+"""Names of the tables in a file of times."""
+
 MAX_FILE = 1 << 16
 """Limit of bytes in a file of times."""
 
@@ -45,31 +48,35 @@ class StepTimes:
     """The seconds of a step, by what is in it.
 
     Rows of a prompt beside answers cost what they cost beside a single row: the weights are read once. A
-    draft tree's nodes cost what rows of a prompt cost.
+    draft tree's nodes cost what rows of a prompt cost. Answers with a common context take less time than
+    others, because its keys and values are in the processor's cache after the first one.
     """
 
     decoding: PassTimes  # of n answers with one row each, by the context of each
+    sharing: PassTimes  # the same, of answers with the same context
     reading: PassTimes  # of m rows of one prompt, by the context before them
 
-    def __call__(self, answers: int, decoded: float, rows: int, read: float) -> float:
+    def __call__(self, answers: int, decoded: float, shared: float, rows: int, read: float) -> float:
         """Seconds of a step.
 
         Args:
             answers: answers that get a token.
             decoded: their mean context, in tokens.
+            shared: how much of it others have too, in tokens.
             rows: rows of prompts, and nodes of draft trees below their roots.
             read: the mean context of the prompts' rows.
         """
-        if not rows:
-            return self.decoding(answers, decoded)
         if not answers:
             return self.reading(rows, read)
-        further = self.reading(rows + 1, read) - self.reading(1, read)
-        return self.decoding(answers, decoded) + max(further, 0.0)
+        seconds = self.decoding(answers, decoded)
+        if shared:
+            seconds -= max(self.decoding(answers, shared) - self.sharing(answers, shared), 0.0)
+        further = self.reading(rows + 1, read) - self.reading(1, read) if rows else 0.0
+        return seconds + max(further, 0.0)
 
     def save(self, path: Path) -> None:
         """Write the times as JSON."""
-        tables = {"decoding": self.decoding, "reading": self.reading}
+        tables = {name: getattr(self, name) for name in TABLES}
         content = {name: measurements_as_json([table]) for name, table in tables.items()}
         path.write_text(json.dumps(content) + "\n", "utf-8")
 
@@ -79,12 +86,12 @@ class StepTimes:
         try:
             with path.open("rb") as file:
                 content: Any = json.loads(file.read(MAX_FILE))
-            (decoding,), (reading,) = (parse_measurements(content[name]) for name in ("decoding", "reading"))
+            ((decoding,), (sharing,), (reading,)) = (parse_measurements(content[name]) for name in TABLES)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RequestError(
                 f"{path} has no times of steps: {error!r}. Write it with --save-times"
             ) from None
-        return cls(decoding, reading)
+        return cls(decoding, sharing, reading)
 
 
 def measure_steps(llm: LLM) -> StepTimes:
@@ -92,16 +99,24 @@ def measure_steps(llm: LLM) -> StepTimes:
     The engine needs a KV pool of `ROOM` tokens and a context of `2 * CONTEXTS[-1]`.
     """
     reading = [[_reading(llm, context, rows) for rows in CHUNKS] for context in CONTEXTS]
-    decoding = [_decoding(llm, context) for context in CONTEXTS]
-    return StepTimes(PassTimes(ANSWERS, CONTEXTS, decoding), PassTimes(CHUNKS, CONTEXTS, reading))
+    decoding = [_decoding(llm, context, shared=False) for context in CONTEXTS]
+    sharing = [_decoding(llm, context, shared=True) for context in CONTEXTS]
+    return StepTimes(
+        PassTimes(ANSWERS, CONTEXTS, decoding),
+        PassTimes(ANSWERS, CONTEXTS, sharing),
+        PassTimes(CHUNKS, CONTEXTS, reading),
+    )
 
 
-def _decoding(llm: LLM, context: int) -> list[float]:
-    """Seconds of steps with `ANSWERS` answers, whose contexts are about `context` tokens long."""
+def _decoding(llm: LLM, context: int, *, shared: bool) -> list[float]:
+    """Seconds of steps with `ANSWERS` answers, whose contexts are about `context` tokens long, and alike if
+    `shared`."""
+    common = _text(llm, context)
     seconds: list[float] = []
     requests: list[Request] = []
     for count in ANSWERS:
-        new = [_request(llm, _text(llm, context), context) for _ in range(count - len(requests))]
+        texts = [common if shared else _text(llm, context) for _ in range(count - len(requests))]
+        new = [_request(llm, text, context) for text in texts]
         requests += new
         while any(request.num_output == 0 for request in new):
             llm.engine.step()

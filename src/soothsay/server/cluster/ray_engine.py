@@ -25,7 +25,7 @@ from soothsay.errors import SoothsayError
 from soothsay.processors import granted_processors
 from soothsay.server.cluster.switchboard import Number, Switchboard, call
 from soothsay.server.fleet.engine import Received
-from soothsay.server.messages import EngineUpdate, Incoming, LoadedModel
+from soothsay.server.messages import EngineUpdate, Incoming, Loaded
 from soothsay.server.process import read_messages, write_messages
 
 if TYPE_CHECKING:
@@ -131,13 +131,13 @@ class RayEngine:
         self._actor = actor.remote()
         self._run = self._actor.run.remote(cluster.factory, self._number)
 
-    def wait(self) -> LoadedModel:
+    def wait(self) -> Loaded:
         """See `Engine`."""
         pipe = self._connected()
         received: Any = None
         with suppress(EOFError, OSError):
             received = None if pipe is None else pipe.recv()
-        if isinstance(received, LoadedModel):
+        if isinstance(received, Loaded):
             return received
         raise received or SoothsayError(f"the engine's actor ended while it was loading: {self._reason()}")
 

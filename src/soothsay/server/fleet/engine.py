@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from soothsay.errors import SoothsayError
-from soothsay.server.messages import Incoming, LoadedModel, Outgoing
+from soothsay.server.messages import Incoming, Loaded, Outgoing
 
 Received = Outgoing | SoothsayError | None
 """What an engine sends. An error says why the model could not be loaded; None is the end."""
@@ -33,7 +33,7 @@ class Engine(Protocol):
     def start(self) -> None:
         """Begin to load the model. Raises `OSError` if that cannot be tried now."""
 
-    def wait(self) -> LoadedModel:
+    def wait(self) -> Loaded:
         """Wait until the model is loaded. Call it before `listen`, or not at all. Raises `SoothsayError`."""
 
     def listen(self, receive: Callable[[Received], None]) -> None:

@@ -14,7 +14,7 @@ from soothsay.server.fleet.dispatcher import Dispatcher, Told
 from soothsay.server.fleet.engine import Engine, Received
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler
-from soothsay.server.messages import Admitted, EngineUpdate, LoadedModel
+from soothsay.server.messages import Admitted, EngineUpdate, Loaded, LoadedModel
 from soothsay.server.server_config import ServerConfig
 
 log = logging.getLogger("soothsay.server")
@@ -55,6 +55,7 @@ class Fleet:
         self._engines: list[Engine] = []
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._first: Loaded
         self._config: ServerConfig
         self._restarted: Callable[[], None]
 
@@ -62,7 +63,8 @@ class Fleet:
         try:
             for _ in range(self.scaler.bounds.least):
                 self._start_engine()
-            self.model = self._engines[0].wait()
+            self._first = self._engines[0].wait()
+            self.model = self._first.model
         except BaseException:
             self._end_all()
             raise
@@ -104,7 +106,7 @@ class Fleet:
         self._config, self._restarted = config, restarted
         self.jobs = Dispatcher(self.replicas, self.model, tell)
         for engine in self._engines:
-            self._join(engine, None if self.replicas else self.model)
+            self._join(engine, None if self.replicas else self._first)
         self._started = True
         self._spawn(self._look_after())
 
@@ -175,10 +177,10 @@ class Fleet:
         self._engines.append(engine)
         return engine
 
-    def _join(self, engine: Engine, model: LoadedModel | None) -> None:
+    def _join(self, engine: Engine, loaded: Loaded | None) -> None:
         replica = Replica(next(self._numbers), engine, self._config, self._hear, self._count_restart)
         self.replicas.append(replica)
-        replica.listen(model)
+        replica.listen(loaded)
 
     def _count_restart(self) -> None:
         self.restarts += 1
@@ -190,7 +192,7 @@ class Fleet:
                 self.jobs.deliver(replica, received)
             case Admitted():
                 self.jobs.admitted(replica, received)
-            case LoadedModel():
+            case Loaded():
                 log.info("engine started", extra={"replica": replica.number, "engine_pid": replica.pid})
                 self.jobs.welcome(replica)
             case SoothsayError():

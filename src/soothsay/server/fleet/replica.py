@@ -13,7 +13,7 @@ from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.server.backoff import Backoff
 from soothsay.server.fleet.engine import Engine, Received
-from soothsay.server.messages import EngineUpdate, Incoming, LoadedModel, Ping
+from soothsay.server.messages import EngineUpdate, Incoming, Loaded, Ping
 from soothsay.server.server_config import ServerConfig
 
 log = logging.getLogger("soothsay.server")
@@ -93,10 +93,10 @@ class Replica:
         """Whether its silence is longer than this, and than three times its longest recent silence."""
         return self.silence > max(seconds, 3 * self._longest_silence)
 
-    def listen(self, model: LoadedModel | None = None) -> None:
-        """Begin to listen to the engine. `model`: it has loaded this."""
-        if model is not None:
-            self._begin_service(model)
+    def listen(self, loaded: Loaded | None = None) -> None:
+        """Begin to listen to the engine. `loaded`: it has said this already."""
+        if loaded is not None:
+            self._begin_service(loaded)
         self.engine.listen(self._pass_on)
 
     def send(self, message: Incoming) -> None:
@@ -133,7 +133,7 @@ class Replica:
             self._longest_silence = max(self.silence, MEMORY * self._longest_silence)
             self.pinged_at = None
         match received:
-            case LoadedModel():
+            case Loaded():
                 self._begin_service(received)
             case EngineUpdate():
                 self.load = received.load
@@ -143,9 +143,9 @@ class Replica:
                 self._begin_restart()
         self._hear(self, received)
 
-    def _begin_service(self, model: LoadedModel) -> None:
+    def _begin_service(self, loaded: Loaded) -> None:
         self.state, self._loaded_at = EngineState.OK, time.monotonic()
-        self.numerics = model.numerics
+        self.numerics = loaded.numerics
 
     def _begin_restart(self) -> None:
         """The engine has died. Start another one, at once if it was sound, and later if it died young."""
