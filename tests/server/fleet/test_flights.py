@@ -74,41 +74,6 @@ def test_a_drained_engine_keeps_an_answer_until_another_one_has_its_next_token()
     run(test)
 
 
-def test_an_engine_that_takes_over_reads_what_was_said_meanwhile() -> None:
-    async def test() -> None:
-        one = Fixture(2)
-        await one.ready()
-        each = job()
-        engine = await one.begin(each)
-        engine.say(each, 2)
-        await until(lambda: each.num_output == 2)
-        one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
-        (other,) = [each for each in one.engines if each is not engine]
-        await until(lambda: other.submits)
-        engine.say(each, 20)  # while the other one reads
-        await until(lambda: each.num_output == 22)
-        other.say(each, 1)
-        await until(lambda: len(other.submits) == 2)
-        assert other.submits[1].said[0].tokens == tokens(each, 22), "it need not decode these again"
-        assert engine.has(each), "the client does not wait for the other one"
-        engine.say(each, 3)
-        await until(lambda: each.num_output == 25)
-        other.say(each, 1)
-        await until(lambda: len(other.submits) == 3)
-        engine.say(each, 2)
-        await until(lambda: each.num_output == 27)
-        other.say(each, 1)
-        await until(lambda: not engine.has(each))
-        assert len(other.submits) == 3, "it would never lack less"
-        other.say(each, 2, end=True)
-        known, said = (await heard(each))[0]
-        assert known == tokens(each, 28)
-        assert said == text(known)
-        assert one.fleet.jobs.moved == 1
-
-    run(test)
-
-
 def test_answers_of_an_engine_that_is_silent_go_on_at_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "LATE", 0.05)
 

@@ -113,10 +113,6 @@ class Dispatcher:
             if flight is None:
                 continue  # it was cancelled or moved while the message was on its way
             if flight.successor is replica and flight.runner is not None:
-                if flight.catches_up(change):
-                    self._leave(flight, replica)
-                    self._call(flight, replica)
-                    continue
                 self._leave(flight, flight.runner)
             if (new := flight.take(replica, change)) is not None:
                 flight.numerics = replica.numerics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -66,7 +65,6 @@ class Flight(Generic[E]):
         self.successor: E | None = None
         self.losses = 0  # engines that died under it
         self.idle_losses = 0  # the same, since its last new token
-        self.lag = math.inf  # tokens that the successor lacked when it last spoke; infinite: it has not
         self.num_calls = 0  # how often an engine got it
         self.calls: dict[E, int] = {}  # the job's number at each engine that has it
         self._answers = [_Answer() for _ in submit.prompts for _ in range(params.n)]
@@ -127,17 +125,6 @@ class Flight(Generic[E]):
             self.successor = None
         elif engine == self.runner:
             self.runner, self.successor = self.successor, None
-            self.lag = math.inf
-
-    def catches_up(self, update: AnswerUpdate) -> bool:
-        """Whether the successor should get the job anew, with what the runner has said meanwhile.
-
-        Else it would decode these tokens again, and the client would wait. It reads them in one step. It is
-        worth it as long as the successor then lacks less than half as many.
-        """
-        lag, before = self._answers[update.index].num_output - update.num_output, self.lag
-        self.lag = lag
-        return 1 < lag < before / 2
 
     def lose(self, engine: E) -> None:
         """Note that an engine has died."""
