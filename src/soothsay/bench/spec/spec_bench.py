@@ -21,7 +21,7 @@ from soothsay.bench.texts import QUESTION
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling import derive_seed
-from soothsay.drafters.registry import REGISTRY, DrafterSpec, build_drafter
+from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
 from soothsay.drafters.spec import Composed, Named, parse
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
@@ -313,8 +313,8 @@ def _check_names(spec: Named | Composed) -> None:
     if isinstance(spec, Composed):
         for part in spec.parts:
             _check_names(part)
-    elif spec.name not in REGISTRY:
-        raise DrafterError(f"drafter {spec.name!r} is unknown; choose from {', '.join(REGISTRY)}")
+    else:
+        named_drafter(spec.name)
 
 
 def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]]:
