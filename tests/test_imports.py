@@ -43,7 +43,7 @@ STRANGERS = {("bench", "server"), ("bench", "train"), ("train", "server")}
 """Pairs of layers that are side by side: the first must not import the second, although it is above."""
 
 WINGS = (
-    ("watch", "spec", "base", "places", "proxy", "learned"),
+    ("watch", "spec", "base", "places", "proxy", "learned", "from_file"),
     ("trees",),
     ("lookup", "heads", "models"),
     ("control",),

@@ -203,6 +203,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
+        traced: bool = False,
     ) -> Result: ...
 
     @overload
@@ -212,6 +213,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
+        traced: bool = False,
     ) -> list[Result]: ...
 
     def generate(
@@ -220,6 +222,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
+        traced: bool = False,
     ) -> Result | list[Result]:
         """Answer one prompt, or many together.
 
@@ -229,6 +232,7 @@ class LLM:
                 `default_sampling_params`. Given parameters are used as they are: the model's defaults fill
                 nothing in.
             drafter: the drafter for all prompts, or a list with one for each. Default: that of the `LLM`.
+            traced: whether choices have a `StepTrace` of each step in their `traces`.
 
         Returns:
             A `Result` for one prompt, a list of them for a list. In a list, a request that cannot be served
@@ -247,7 +251,7 @@ class LLM:
         try:
             for prompt, own, own_drafter in zip(many, own_params, own_drafters, strict=True):
                 try:
-                    answers.append(self._submit(prompt, own, own_drafter))
+                    answers.append(self._submit(prompt, own, own_drafter, traced))
                 except RequestError as error:
                     if alone:
                         raise
@@ -269,6 +273,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
+        traced: bool = False,
         **variables: Any,
     ) -> Result:
         """Answer a conversation, in the layout of the model's chat template.
@@ -278,14 +283,20 @@ class LLM:
                 which is one message of a user.
             params: see `generate`.
             drafter: see `generate`.
+            traced: see `generate`.
             variables: variables of the chat template, such as `tools=[...]` or `enable_thinking=False`.
 
         Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
         """
-        return self.generate(self.chat_prompt(messages, **variables), params, drafter=drafter)
+        return self.generate(self.chat_prompt(messages, **variables), params, drafter=drafter, traced=traced)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: DrafterSpec | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        drafter: DrafterSpec | None = None,
+        traced: bool = False,
     ) -> Stream:
         """Answer one prompt piece by piece. The stream works with `for` and with `async for`.
 
@@ -297,7 +308,7 @@ class LLM:
             raise RequestError(
                 f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
             )
-        return self._submit(prompt, params, drafter).streams[0]
+        return self._submit(prompt, params, drafter, traced).streams[0]
 
     def chat_prompt(self, messages: str | Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
@@ -384,9 +395,11 @@ class LLM:
         check_params(given)
         return given
 
-    def _submit(self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None) -> _Submitted:
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None, traced: bool
+    ) -> _Submitted:
         """Check a prompt and add its `n` requests to the engine."""
-        requests = self.requests(prompt, params, drafter=drafter)
+        requests = self.requests(prompt, params, drafter=drafter, traced=traced)
         for request in requests:
             self.engine.add(request)
         ids = requests[0].tokens[: requests[0].num_prompt].tolist()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import finalize
 
-from soothsay.core.answer import FinishReason, Piece, SpeculationStats, TokenLogprobs
+from soothsay.core.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.request import Request
 from soothsay.engine.engine import Engine
 from soothsay.errors import StepError
@@ -37,6 +37,8 @@ class Choice:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    traces: list[StepTrace] | None = field(default=None, repr=False)
+    """Each step's draft tree and what was accepted of it; None if the call did not have `traced=True`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,11 @@ class Result:
     def stats(self) -> SpeculationStats:
         """Counts of draft tokens and steps of the first choice."""
         return self.choices[0].stats
+
+    @property
+    def traces(self) -> list[StepTrace] | None:
+        """Each step of the first choice; None if the call did not have `traced=True`."""
+        return self.choices[0].traces
 
     @property
     def error(self) -> str | None:
@@ -148,6 +155,7 @@ class Stream:
             logprobs=self._logprobs if request.params.logprobs is not None else None,
             prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
             error=error,
+            traces=None if request.traces is None else [*request.traces],
         )
 
     def _next(self) -> Piece | None:

@@ -412,6 +412,20 @@ def test_the_command_finds_one_bit_of_one_logit(monkeypatch: pytest.MonkeyPatch,
     assert re.search(r"prompt-lookup\(min_ngram=1\) +logits +\d+ ", result.stdout), result.stdout
 
 
+@pytest.mark.parametrize("method", ["propose", "observe"])
+def test_a_drafter_that_fails_is_not_a_difference(tmp_path: Path, method: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from soothsay.drafters.base import NoDrafter\n\n\n"
+        f"class Mine(NoDrafter):\n    def {method}(self, given):\n        return given[0].nothing\n"
+    )
+    result = verify("-d", f"{file}:Mine", "-n", "4", "--limit", "1")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f"error: drafter {file}:Mine: the engine failed")
+    assert "'nothing'" in result.stderr
+    assert "DIFFERENT" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

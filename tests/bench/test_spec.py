@@ -373,6 +373,26 @@ def test_theory_is_right_where_its_model_holds(
         assert steps + sum(run.accepted_ranks) == run.tokens - run.ahead
 
 
+def test_verifiers_and_trees(llm: LLM) -> None:
+    plan = SpecPlan(
+        {"x": "prompt-lookup(min_ngram=1)"},
+        temperatures=[0.0, 1.0],
+        max_tokens=12,
+        verifiers=["match", "block"],
+        trees=True,
+    )
+    results = SpecBench(llm, QUESTIONS, plan).run()
+    found = {(row.name, row.temperature): row.overall.different for row in results.rows()}
+    assert found[("x", 0.0)] == found[("x, block", 0.0)] == found[("x", 1.0)] == 0
+    assert found[("x, block", 1.0)] is None  # its tokens may be others
+    for entry in results.journal.entries:
+        run = entry["runs"]["x"]
+        assert len(run["trees"]) == run["steps"] - run["answers"]
+        assert run["tokens"] - run["ahead"] == sum(1 + len(tree["accepted"]) for tree in run["trees"])
+    with pytest.raises(RequestError, match="verifier='blck' is not known"):
+        SpecBench(llm, QUESTIONS, replace(plan, verifiers=["blck"]))
+
+
 def test_names_are_checked_before_anything_runs(llm: LLM) -> None:
     built: list[str] = []
 

@@ -149,3 +149,21 @@ def test_guesses_thought_impossible_are_legal_and_go_first() -> None:
     tree.extend([3, 4], log_prob=-1.0)
     assert tree.prune(3, 9).tokens == [0, 3, 4]
     assert tree.prune(4, 9).prune(3, 9).tokens == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents"), [([1, 2], [0, 2]), ([1, 2], [-1, 0]), ([1, 2], [1, 0]), ([1, 1], [0, 0])]
+)
+def test_nodes_in_bulk_that_are_no_tree(tokens: list[int], parents: list[int]) -> None:
+    with pytest.raises(ValueError, match="a parent comes before its child, from 0 on, and siblings"):
+        DraftTree(7).hang(tokens, parents, [0.0, 0.0])
+
+
+def test_a_probability_that_is_not_a_number_counts_as_impossible() -> None:
+    tree = DraftTree(7)
+    for token in range(6):
+        tree.add(tree.add(0, token, math.nan), 9, -1.0)
+    best = tree.add(0, 8, -1.0)
+    assert tree.prune(max_nodes=2, max_depth=2).tokens == [7, 8]
+    assert set(tree.scores) == {0.0, tree.scores[best], -math.inf}
+    assert len(tree.prune(max_nodes=6, max_depth=2)) == 6

@@ -108,6 +108,25 @@ def test_a_guess_is_its_drafter_s_and_the_bonus_nobody_s(llm: LLM, answer: list[
     first = (request.traces or [])[0]
     assert (first.tokens, first.parents) == ([5, *answer[:2], wrong(answer, 1)], [-1, 0, 1, 0])
     assert (first.authors, first.path, first.bonus) == ([None, "a", "a", "a"], [1, 2], answer[2])
+    assert first.scores == pytest.approx([0, -0.1, -0.2, -0.1])
+
+
+def test_answers_have_their_traces(llm: LLM, answer: list[int]) -> None:
+    drafter = Knowing("a", answer, 2)
+    expected = list(run(llm, drafter, traced=True).traces or ())
+    result = llm.generate(PROMPT, PARAMS, drafter=drafter, traced=True)
+    assert result.traces == expected
+    assert llm.stream(PROMPT, PARAMS, drafter=drafter, traced=True).result.traces == expected
+    both = llm.generate([PROMPT, PROMPT], PARAMS, drafter=[drafter, "none"], traced=True)
+    assert both[0].traces == expected
+    assert [len(trace.tokens) for trace in both[1].traces or ()] == [1] * 30
+    assert llm.generate(PROMPT, PARAMS, drafter=drafter).traces is None
+    assert "StepTrace" not in repr(result)
+
+
+def test_a_chat_has_its_traces(sibyl: LLM) -> None:
+    result = sibyl.chat("Hello!", SamplingParams(temperature=0, max_tokens=4), traced=True)
+    assert len(result.traces or ()) == result.stats.steps > 0
 
 
 def test_nothing_is_traced_unless_it_is_asked_for(llm: LLM, answer: list[int]) -> None:

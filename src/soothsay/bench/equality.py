@@ -17,7 +17,7 @@ from soothsay.core.sampling import Nodes, perturb
 from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.drafters.registry import DrafterSpec, build_drafter
-from soothsay.errors import RequestError
+from soothsay.errors import RequestError, StepError
 from soothsay.llm import LLM
 from soothsay.model.kernels import Kernels
 from soothsay.result import Result
@@ -122,6 +122,7 @@ def compare(
     Raises:
         RequestError: a prompt or a parameter is invalid, or no prompt fits.
         DrafterError: a drafter is unknown or does not fit the model.
+        StepError: a drafter failed.
     """
     witnesses = {
         name: _Witness(build_drafter(spec, llm.engine.target), advance, llm.engine.model.kernels)
@@ -241,6 +242,8 @@ def _answer_mixed(
     )
     by_drafter: dict[str, dict[int, Result]] = {name: {} for name in names}
     for (i, name), result in zip(order, results, strict=True):
+        if result.error is not None:  # an answer that was cut off would look like a difference
+            raise StepError(f"drafter {name}: {result.error}")
         by_drafter[name][i] = result
     return by_drafter
 

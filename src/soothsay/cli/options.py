@@ -40,8 +40,8 @@ DrafterOption = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="What proposes draft tokens: a name, name(key=value, ...), or several with >, + or | between. "
-        "'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
+        help="What proposes draft tokens: a name, name(key=value, ...), FILE.py:CLASS, or several with |, > "
+        "or + between. 'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
         "'soothsay inspect' lists those that fit.",
     ),
 ]

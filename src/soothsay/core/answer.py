@@ -54,6 +54,7 @@ class StepTrace:
 
     tokens: list[int]
     parents: list[int]  # -1 for the root; else a smaller number
+    scores: list[float]  # the drafter's log P(the path to the node is accepted); 0 for the root
     authors: list[str | None]  # names of drafters; None for the root
     path: list[int]  # accepted nodes below the root, in order
     bonus: int  # the token that the target added itself

@@ -82,6 +82,8 @@ class Request:
         )
         self._tokens = np.empty(limit, dtype=np.int64)
         self._tokens[: self.num_prompt] = prompt
+        self._readable = self._tokens.view()  # what drafters see cannot be written
+        self._readable.flags.writeable = False
         self._length = self.num_prompt
         self._digests: list[bytes] = []
         self.cached = 0
@@ -105,8 +107,8 @@ class Request:
 
     @property
     def tokens(self) -> IntArray:
-        """Committed tokens: the prompt, then the answer so far. A view, so copy what is to be kept."""
-        return self._tokens[: self._length]
+        """Committed tokens: the prompt, then the answer so far. A read-only view: copy what is to be kept."""
+        return self._readable[: self._length]
 
     @property
     def num_pending(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from soothsay.core.arrays import FloatArray
 
@@ -71,8 +72,11 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, log_prob: float = 0.0) -> int:
-        """The child of `parent` with this token, added if missing. `log_prob` is given the parent."""
-        score = self.scores[parent] + min(log_prob, 0.0)
+        """The child of `parent` with this token, added if missing. `log_prob` is given the parent.
+
+        What is above 0 counts as 0, and NaN as minus infinity.
+        """
+        score = self.scores[parent] + (min(log_prob, 0.0) if log_prob == log_prob else -inf)
         node = self.children[parent].get(token)
         if node is not None:
             self.scores[node] = max(self.scores[node], score)
@@ -93,13 +97,20 @@ class DraftTree:
         return parent
 
     def hang(self, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float]) -> None:
-        """Append nodes in bulk to a tree that has only its root. Arguments obey the class invariants."""
+        """Append nodes in bulk to a tree that has only its root. Scores obey the class invariants.
+
+        Raises `ValueError` if a parent does not come before its child, or siblings have equal tokens.
+        """
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
         self.children += [{} for _ in tokens]
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
-            self.children[parent][token] = node
+            if not 0 <= parent < node or self.children[parent].setdefault(token, node) != node:
+                raise ValueError(
+                    f"node {node} cannot have token {token} below node {parent}: a parent comes before its "
+                    "child, from 0 on, and siblings have distinct tokens"
+                )
             self.depths.append(self.depths[parent] + 1)
 
     def path(self, node: int) -> list[int]:

@@ -6,11 +6,13 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.learning import Learning, can_learn
+from soothsay.drafters.from_file import drafter_in_file
 from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.dflash import DFlash
@@ -38,6 +40,7 @@ DrafterSpec = str | Callable[[Target], Drafter] | Drafter
 """What a user may give as a drafter:
 
 - a name in the registry, with options: `"prompt-lookup"`, `"draft-model(model=path, depth=4)"`;
+- a class in a Python file, with options: `"path/to/file.py:Class(size=2)"`;
 - a composition: `"a > b"` asks b where a finds little, `"a + b"` merges the drafts of both, `"a | b"` lets a
   controller choose;
 - a function or a class that makes a drafter for a target;
@@ -133,6 +136,27 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
 
     Raises `DrafterError` if a name or an option is unknown, or the drafter does not fit the target.
     """
+    drafter = _made(spec, target)
+    _check_members(drafter, target)
+    return drafter
+
+
+def _check_members(drafter: Drafter, target: Target) -> None:
+    """Raise `DrafterError` for a `max_nodes` or `taps` that the engine could not use."""
+    if not isinstance(drafter.max_nodes, Integral):
+        raise DrafterError(f"drafter {drafter.name!r}: max_nodes={drafter.max_nodes!r} must be an integer")
+    taps = drafter.taps
+    if isinstance(taps, Sequence) and not taps:
+        return
+    layers = target.model.config.num_layers
+    if not isinstance(taps, Sequence) or any(tap not in range(layers + 1) for tap in taps):
+        raise DrafterError(
+            f"drafter {drafter.name!r}: taps={taps!r} must be a tuple of layers of the target, 0 to "
+            f"{layers - 1}, or {layers} for the last layer's output"
+        )
+
+
+def _made(spec: DrafterSpec, target: Target) -> Drafter:
     if isinstance(spec, Drafter):
         return spec
     if isinstance(spec, str):
@@ -148,6 +172,19 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
     return made
 
 
+def named_drafter(name: str) -> Callable[..., Drafter]:
+    """What makes the drafter of this name: in the registry, or `FILE.py:CLASS`.
+
+    Raises `DrafterError` if the name is unknown, or the file cannot be used.
+    """
+    if ":" in name:
+        return drafter_in_file(name)
+    if name not in REGISTRY:
+        meant = "".join(f". Did you mean {one}?" for one in get_close_matches(name, REGISTRY, n=1))
+        raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}{meant}")
+    return REGISTRY[name]
+
+
 def _build(spec: Named | Composed, target: Target) -> Drafter:
     if isinstance(spec, Composed):
         parts = [_build(part, target) for part in spec.parts]
@@ -155,10 +192,8 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         drafter.name = f" {spec.operator} ".join(part.name for part in parts)
         return drafter
     name, options = spec.name, spec.options
-    if name not in REGISTRY:
-        meant = "".join(f". Did you mean {one}?" for one in get_close_matches(name, REGISTRY, n=1))
-        raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}{meant}")
-    known = [p for p in inspect.signature(REGISTRY[name]).parameters.values() if p.name != "target"]
+    make = named_drafter(name)
+    known = [p for p in inspect.signature(make).parameters.values() if p.name != "target"]
     names = [p.name for p in known]
     for option in options:
         if option not in names:
@@ -171,9 +206,12 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         value = options.get(p.name, 0)
         if p.annotation in ("int", int, "int | None") and not isinstance(value, int):
             raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
-    drafter = REGISTRY[name](target, **options)
-    drafter.name = name
+    drafter = make(target, **options)
+    if not isinstance(drafter, Drafter):
+        raise DrafterError(f"drafter {name!r} gave a {type(drafter).__name__}, which is no Drafter")
+    own_name = name.rpartition(":")[2]
+    drafter.name = own_name
     if target.config.learn and drafter.trained:
         drafter = Learning(target, drafter)
-        drafter.name = name
+        drafter.name = own_name
     return drafter

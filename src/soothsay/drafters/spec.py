@@ -1,5 +1,5 @@
 """Parses specifications of drafters: `"eagle3"`, `"draft-model(model=path, depth=4)"`, `"suffix > eagle3"`,
-`"suffix + mtp"`, `"suffix | mtp"`.
+`"suffix + mtp"`, `"suffix | mtp"`, `"path/to/file.py:Class(size=2)"`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ OPERATORS = ("|", ">", "+")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One drafter of the registry, with its options."""
+    """One drafter, with its options."""
 
-    name: str
+    name: str  # in the registry, or FILE.py:CLASS
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -45,11 +45,11 @@ def parse(spec: str) -> Named | Composed:
 
 def _named(spec: str) -> Named:
     """Parse `name(key=value, ...)`. A value that is no Python literal is plain text, such as a path."""
-    matched = re.fullmatch(r"\s*+([\w-]++)\s*+(?:\((.*)\)\s*+)?", spec, re.DOTALL)
+    matched = re.fullmatch(r"\s*+((?:[^():]+\.py:)?[\w-]++)\s*+(?:\((.*)\)\s*+)?", spec, re.DOTALL)
     if matched is None:
         raise DrafterError(
             f"drafter {spec!r} is not of the form name or name(key=value, ...), or several of them with |, > "
-            "or + between"
+            "or + between; a class of your own is FILE.py:CLASS"
         )
     name, inside = matched.groups()
     options: dict[str, Any] = {}

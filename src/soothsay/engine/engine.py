@@ -211,7 +211,8 @@ class Engine:
         """Set the draft trees of the turns that reach their request's end. Each drafter is asked once."""
         for drafter, own in _by_drafter(turn for turn in turns if turn.reaches_end).items():
             proposed = drafter.propose([turn.request for turn in own])
-            trees = check_drafts(drafter, proposed, len(own), self.model.config.vocab_size)
+            roots = [int(turn.request.tokens[-1]) for turn in own]
+            trees = check_drafts(drafter, proposed, roots, self.model.config.vocab_size)
             for turn, tree in zip(own, trees, strict=True):
                 turn.tree = _fitted(turn.request, tree)
 

@@ -289,6 +289,7 @@ def _receive(turn: Turn) -> None:
             trace = StepTrace(
                 tokens=[*tree.tokens],
                 parents=[*tree.parents],
+                scores=[*tree.scores],
                 authors=[turn.authors.get(node) for node in range(len(tree))],
                 path=[*verdict.path],
                 bonus=verdict.tokens[-1],

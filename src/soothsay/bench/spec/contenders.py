@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from soothsay.bench.spec.theory import TreeCounts, added
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Promise
 from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.llm import LLM
@@ -57,6 +58,8 @@ class RunTimes:
     context: float = 0.0  # tokens before the tree, mean over steps
     tree_sizes: list[float] = field(default_factory=list)  # see `TreeCounts`
     accepted_ranks: list[float] = field(default_factory=list)  # see `TreeCounts`
+    # if trees are kept: each tree after prefill, as `SeenTree.record` says, in order
+    trees: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Contender(Protocol):
@@ -83,11 +86,26 @@ class SeenTree:
     num_output: int  # of the request, before the step
     tree: DraftTree
     path: list[int]  # accepted nodes
+    draft: float  # seconds of `propose`, for all requests of the step
+    verify: float  # seconds from there to the verdict, for all requests of the step
 
     @property
     def accepted(self) -> list[int]:
         """Accepted nodes without those after the answer's end. Right once the request has ended."""
         return self.path[: self.request.num_output - self.num_output - 1]
+
+    def record(self, answer: int) -> dict[str, Any]:
+        """The tree as JSON values. `answer` is the number of its answer in the batch."""
+        return {
+            "answer": answer,
+            "said": self.num_output,
+            "tokens": self.tree.tokens,
+            "parents": self.tree.parents,
+            "scores": [round(score, 4) for score in self.tree.scores],
+            "accepted": self.accepted,
+            "draft": self.draft,
+            "verify": self.verify,
+        }
 
 
 class TimedDrafter(DrafterProxy):
@@ -110,25 +128,35 @@ class TimedDrafter(DrafterProxy):
         self.passes = 0
         self.seen: list[SeenTree] = []
         self._proposed: float | None = None
+        self._drafting = 0.0
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Draft, and take the time."""
         begin = time.perf_counter()
         trees = self.drafter.propose(requests)
         self._proposed = time.perf_counter()
-        self.draft += self._proposed - begin
+        self._drafting = self._proposed - begin
+        self.draft += self._drafting
         return trees
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Let the drafter learn, and take the time."""
         begin = time.perf_counter()
-        if self._proposed is not None:  # None: the step was a prompt chunk, without a draft
-            self.verify += begin - self._proposed
+        # None: the step was a prompt chunk, without a draft
+        verifying = 0.0 if self._proposed is None else begin - self._proposed
+        self.verify += verifying
         self._proposed = None
         self.drafter.observe(observations)
         self.draft += time.perf_counter() - begin
         seen = [
-            SeenTree(one.request, one.request.num_output, one.tree, one.verdict.path)
+            SeenTree(
+                one.request,
+                one.request.num_output,
+                one.tree,
+                one.verdict.path,
+                self._drafting,
+                verifying,
+            )
             for one in observations
             if one.tree is not None and one.verdict is not None
         ]
@@ -149,20 +177,31 @@ class DrafterContender:
         name: the drafter's name in reports.
         llm: the target's engine, without other requests.
         drafter: a drafter built for that target.
+        verifier: by name; see `SamplingParams`.
+        keep_trees: whether runs have their `trees`.
     """
 
-    def __init__(self, name: str, llm: LLM, drafter: Drafter):
+    def __init__(
+        self, name: str, llm: LLM, drafter: Drafter, verifier: str = "match", keep_trees: bool = False
+    ):
         self.name, self._llm, self._timed = name, llm, TimedDrafter(drafter)
+        self._verifier, self._keep_trees = verifier, keep_trees
 
     def reset(self) -> None:
         """Forget everything learnt from earlier questions."""
         self._timed.reset()
 
     def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
-        """Answer the turns in one batch; see `Contender`."""
+        """Answer the turns in one batch; see `Contender`.
+
+        Answers are comparable if the verifier keeps the tokens.
+        """
         engine, timed = self._llm.engine, self._timed
+        params = [replace(one.params, verifier=self._verifier) for one in asked]
         begin, cpu = time.perf_counter(), time.thread_time()
-        streams = [self._llm.stream(one.prompt, one.params, drafter=timed) for one in asked]
+        streams = [
+            self._llm.stream(one.prompt, own, drafter=timed) for one, own in zip(asked, params, strict=True)
+        ]
         requests = [*engine.scheduler.waiting]
         try:
             while engine.has_work and not all(request.num_output for request in requests):
@@ -199,6 +238,14 @@ class DrafterContender:
             context=before / len(timed.seen) if timed.seen else 0.0,
             tree_sizes=trees.sizes,
             accepted_ranks=trees.ranks,
+            trees=self._records(requests) if self._keep_trees else [],
         )
         choices = [stream.choice for stream in streams]
+        if any(own.rule.promise is not Promise.TOKENS for own in params):
+            return run, None
         return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
+
+    def _records(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """The trees since prefill, as JSON values."""
+        number = {request: place for place, request in enumerate(requests)}
+        return [seen.record(number[seen.request]) for seen in self._timed.seen]

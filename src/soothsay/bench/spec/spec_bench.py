@@ -21,7 +21,7 @@ from soothsay.bench.texts import QUESTION
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling import derive_seed
-from soothsay.drafters.registry import REGISTRY, DrafterSpec, build_drafter
+from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
 from soothsay.drafters.spec import Composed, Named, parse
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
@@ -47,6 +47,8 @@ class SpecPlan:
         max_tokens: largest number of tokens of an answer.
         seed: the answers' seeds are derived from it.
         carry: whether drafters keep what they learn from one question to the next, within a round.
+        verifiers: by name, as in `SamplingParams`. Each drafter is measured with each of them.
+        trees: whether results have the tree of each step.
     """
 
     drafters: Mapping[str, DrafterSpec]
@@ -56,6 +58,8 @@ class SpecPlan:
     max_tokens: int = 128
     seed: int = 0
     carry: bool = False
+    verifiers: Sequence[str] = ("match",)
+    trees: bool = False
 
 
 def serving(batch: int, max_tree: int, max_context: int | None = None) -> EngineConfig:
@@ -92,8 +96,8 @@ class SpecBench:
 
     Raises:
         DrafterError: a drafter's name is unknown or malformed, or no drafter can be built.
-        RequestError: the engine has prefix caching, or takes fewer requests than the largest batch; or two
-            questions have the same number.
+        RequestError: the engine has prefix caching, or takes fewer requests than the largest batch; two
+            questions have the same number; or a verifier is unknown.
         SoothsayError: the file has other conditions.
     """
 
@@ -116,7 +120,7 @@ class SpecBench:
         if llm.config.max_requests < max(plan.batches):
             raise RequestError(f"build the LLM with max_requests={max(plan.batches)}, the largest batch")
         self.llm, self.questions, self.plan = llm, questions, plan
-        drafted, left_out = _build(llm, {PLAIN: PLAIN, **plan.drafters})
+        drafted, left_out = _build(llm, plan)
         self.contenders: list[Contender] = [*drafted, *others]
         self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
         self._times = times
@@ -153,6 +157,8 @@ class SpecBench:
             "max_tokens": self.plan.max_tokens,
             "seed": self.plan.seed,
             "carry": self.plan.carry,
+            "verifiers": [*self.plan.verifiers],
+            "trees": self.plan.trees,
             "nodes": self.llm.config.max_tree,
             "max_context": self.llm.config.max_context,
             "threads": torch.get_num_threads(),
@@ -289,21 +295,28 @@ class _AnswerMeter:
         self.progress(self.done, self.total, self.tokens)
 
 
-def _build(llm: LLM, specs: Mapping[str, DrafterSpec]) -> tuple[list[DrafterContender], dict[str, str]]:
-    """Build drafters. Returns contenders, and the reasons why other drafters cannot be built.
+def _build(llm: LLM, plan: SpecPlan) -> tuple[list[DrafterContender], dict[str, str]]:
+    """Build plain decoding and the drafters, each once for each verifier.
 
-    Raises `DrafterError` for unknown names, before anything is built, and if only plain decoding can be
-    built although other drafters were named.
+    Returns contenders, and the reasons why other drafters cannot be built. Raises `DrafterError` for unknown
+    names, before anything is built, and if only plain decoding can be built although drafters were named.
     """
-    for spec in specs.values():
+    for spec in plan.drafters.values():
         if isinstance(spec, str):
             _check_names(parse(spec))
-    built, left_out = list[DrafterContender](), dict[str, str]()
-    for name, spec in specs.items():
-        try:
-            built.append(DrafterContender(name, llm, build_drafter(spec, llm.engine.target)))
-        except SoothsayError as error:
-            left_out[name] = str(error)
+    for verifier in plan.verifiers:
+        SamplingParams(verifier=verifier)
+    target = llm.engine.target
+    built, left_out = [DrafterContender(PLAIN, llm, build_drafter(PLAIN, target))], dict[str, str]()
+    for name, spec in plan.drafters.items():
+        for verifier in plan.verifiers:
+            full_name = name if verifier == "match" else f"{name}, {verifier}"
+            try:
+                drafter = build_drafter(spec, target)
+            except SoothsayError as error:
+                left_out[name] = str(error)
+                break
+            built.append(DrafterContender(full_name, llm, drafter, verifier, plan.trees))
     if len(built) == 1 and left_out:
         raise DrafterError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
     return built, left_out
@@ -313,8 +326,8 @@ def _check_names(spec: Named | Composed) -> None:
     if isinstance(spec, Composed):
         for part in spec.parts:
             _check_names(part)
-    elif spec.name not in REGISTRY:
-        raise DrafterError(f"drafter {spec.name!r} is unknown; choose from {', '.join(REGISTRY)}")
+    else:
+        named_drafter(spec.name)
 
 
 def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]]:

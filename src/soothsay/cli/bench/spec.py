@@ -111,6 +111,17 @@ def spec(
     nodes: NodesOption = EngineConfig.max_tree,
     max_tokens: AnswerTokensOption = 128,
     seed: AnswerSeedOption = 0,
+    verifier: Annotated[
+        list[str] | None,
+        typer.Option(
+            show_default="match",
+            help="How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
+            "block, traversal or typical; may be repeated, for a comparison.",
+        ),
+    ] = None,
+    trees: Annotated[
+        bool, typer.Option("--trees", help="Write the draft tree of each step to the file of --json too.")
+    ] = False,
     carry: Annotated[
         bool, typer.Option("--carry", help="Let drafters keep what they learn from other questions.")
     ] = False,
@@ -132,6 +143,10 @@ def spec(
     servers = others.servers()
     if not drafter and not servers:
         raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
+    if verifier and not any(temperature or ()):
+        raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
+    if trees and to_json is None:
+        raise typer.BadParameter("--trees needs --json FILE, where the trees go")
     check_charts(html)
     batches = batch or [1]
     with notice(f"loading {model} ..."):
@@ -150,6 +165,8 @@ def spec(
             max_tokens=max_tokens,
             seed=seed,
             carry=carry,
+            verifiers=verifier or ["match"],
+            trees=trees,
         )
         found = str(llm.model.dtype).removeprefix("torch.")
         about = {"model": model, "dtype": f"auto ({found})" if dtype == "auto" else dtype}
