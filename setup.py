@@ -5,12 +5,14 @@ They link only the C library and have threads of their own. Without them, stock 
 With SOOTHSAY_KERNELS=native, only the fastest that this machine can run is compiled.
 """
 
+import copy
 import os
 import platform
 import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 FLAGS = [
     "-std=c++17",
@@ -52,6 +54,20 @@ def fastest() -> str:
 if os.environ.get("SOOTHSAY_KERNELS") == "native":
     VARIANTS = {name: VARIANTS[name] for name in (fastest(),)}
 
+
+class BuildKernels(build_ext):
+    """Compiles several variants at once, each in a folder of its own: their object files have the same names."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
+    def build_extension(self, ext):
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        super(BuildKernels, own).build_extension(ext)
+
+
 setup(
     ext_modules=[
         Extension(
@@ -66,5 +82,6 @@ setup(
         )
         for name, flags in VARIANTS.items()
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}, "build_ext": {"parallel": os.cpu_count()}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    cmdclass={"build_ext": BuildKernels},
 )
