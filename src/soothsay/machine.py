@@ -63,8 +63,8 @@ class LargePages:
     to the system; the last mapping lives as long as this object.
     """
 
-    SHARED = 2**25
-    """Bytes of a mapping, unless one tensor is larger."""
+    SHARED = 2**28
+    """Bytes of a mapping, unless one tensor is larger. The end of each is a large page that is not full."""
 
     PAGE = 2**21
     """Bytes of a large page."""

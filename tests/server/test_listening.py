@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+from contextlib import AbstractContextManager
 
 import pytest
 from typer.testing import CliRunner
@@ -13,24 +15,28 @@ from soothsay.server.listening import bind
 
 
 def test_a_bound_port_is_taken_and_refuses_clients() -> None:
-    (bound,) = bind("127.0.0.1", 0)
-    with bound:
+    with bind("127.0.0.1", 0) as (bound,):
         port = bound.getsockname()[1]
         bound.listen()  # until then, a second program may bind it too
-        with pytest.raises(SoothsayError, match=f"port {port} of 127.0.0.1 .*another with --port"):
-            bind("127.0.0.1", port)
-    (again,) = bind("127.0.0.1", port)
-    again.close()
+        with (
+            pytest.raises(SoothsayError, match=f"port {port} of 127.0.0.1 .*another with --port"),
+            again(port),
+        ):
+            pass
+    with again(port):  # the socket was closed
+        pass
+
+
+def again(port: int) -> AbstractContextManager[list[socket.socket]]:
+    return bind("127.0.0.1", port)
 
 
 def test_a_name_may_have_several_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     found = [(*kind, ("127.0.0.1", 0)), (*kind, ("127.0.0.2", 0)), (*kind, ("127.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    both = bind("both", 0)
-    assert [one.getsockname()[0] for one in both] == ["127.0.0.1", "127.0.0.2"]
-    for one in both:
-        one.close()
+    with bind("both", 0) as both:
+        assert [one.getsockname()[0] for one in both] == ["127.0.0.1", "127.0.0.2"]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +47,15 @@ def test_a_name_may_have_several_addresses(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_an_address_of_another_machine_is_refused(host: str, words: str) -> None:
-    with pytest.raises(SoothsayError, match=words):
-        bind(host, 0)
+    with pytest.raises(SoothsayError, match=words), bind(host, 0):
+        pass
+
+
+def test_the_command_closes_its_sockets_if_the_model_cannot_be_loaded() -> None:
+    told = CliRunner().invoke(app, ["serve", "/no/such/model", "--port", "0"])
+    assert told.exit_code == 2
+    del told
+    gc.collect()  # a socket that is open would be a warning now, which is an error
 
 
 def test_the_command_says_so_before_it_loads_a_model() -> None:

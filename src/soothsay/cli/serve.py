@@ -96,9 +96,8 @@ def serve(
     from soothsay.server.listening import bind
 
     keys = None if api_keys is None else KeyRing(api_keys)
-    sockets = bind(host, port)
     arguments = {**engine.for_llm(), "max_stall": max_stall, "learn_for_tenants": learn_for_tenants}
-    with _fleet(model, placement, arguments) as fleet:
+    with bind(host, port) as sockets, _fleet(model, placement, arguments) as fleet:
         from soothsay.server.app import Server
         from soothsay.server.log import log_to_stderr
         from soothsay.server.runner import make_runner

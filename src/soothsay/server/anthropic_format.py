@@ -50,7 +50,8 @@ class AnthropicFormat(ReplyFormat):
 
     async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
         """The events of a stream. The last but one has the reason of the end and the usage."""
-        yield {"type": "message_start", "message": self._message(_usage(job), None, None)}
+        begun = {**_usage(job), "output_tokens": 0}  # the engine may be ahead of this stream
+        yield {"type": "message_start", "message": self._message(begun, None, None)}
         reason = None
         async for update in job:
             reason = update.finish_reason

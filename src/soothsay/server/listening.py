@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from soothsay.errors import SoothsayError
 
@@ -16,8 +18,11 @@ HINTS = {
 """What to do, by the error that the system reports."""
 
 
-def bind(host: str, port: int) -> list[socket.socket]:
+@contextmanager
+def bind(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Bind a port of this machine. Clients are refused until somebody listens on the sockets.
+
+    The sockets are closed at the end.
 
     Args:
         host: an address or a name. A name may have several addresses; each has a socket.
@@ -29,17 +34,16 @@ def bind(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise SoothsayError(f"the host {host!r} has no address ({error}); check --host") from None
-    sockets: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sockets.append(bound := socket.socket(family, kind, protocol))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            bound.bind(address)
-    except OSError as error:
-        for one in sockets:
-            one.close()
-        hint = HINTS.get(error.errno or 0, os.strerror(error.errno or 0))
-        raise SoothsayError(f"port {port} of {host} cannot be used: {hint}") from None
-    return sockets
+    with ExitStack() as stack:
+        sockets: list[socket.socket] = []
+        try:
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                sockets.append(bound := stack.enter_context(socket.socket(family, kind, protocol)))
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                bound.bind(address)
+        except OSError as error:
+            hint = HINTS.get(error.errno or 0, os.strerror(error.errno or 0))
+            raise SoothsayError(f"port {port} of {host} cannot be used: {hint}") from None
+        yield sockets
