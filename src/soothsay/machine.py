@@ -44,6 +44,17 @@ def processor_name() -> str:
         return platform.processor()
 
 
+def processor_seconds_of_others() -> float | None:
+    """Processor seconds that other processes of this machine have used so far. None: it does not say."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    except (OSError, ValueError):
+        return None
+    own = os.times()
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
 def mapped_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Allocate zeros in a memory mapping of their own.
 

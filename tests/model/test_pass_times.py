@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import pwd
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +19,7 @@ import torch
 from soothsay.config import ExpertsConfig
 from soothsay.errors import ModelError
 from soothsay.files import user_path
+from soothsay.machine import processor_seconds_of_others
 from soothsay.model import pass_times as timing
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.pass_times import ROWS, PassTimes, parse_measurements
@@ -48,6 +52,14 @@ def test_more_rows_never_seem_to_cost_less_once_times_have_followed_passes() -> 
     one, two, *_ = times.span(1, 3, 0).tolist()
     assert one == pytest.approx(4.0, rel=0.05)
     assert one <= two
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What other processes have used at each question: nothing, unless a test says otherwise."""
+    used = list[float]()
+    monkeypatch.setattr(timing, "processor_seconds_of_others", lambda: used.pop(0) if used else 0.0)
+    return used
 
 
 @pytest.fixture
@@ -126,6 +138,42 @@ def test_the_first_starts_measure_a_small_model_again(
     assert again(128) > 1.5 * again(1), "and what was wrong is outvoted"
     monkeypatch.setattr(timing.PassTimes, "measure", None)
     assert PassTimes.of(model, 512).seconds == again.seconds
+
+
+def test_what_others_disturbed_is_not_kept(
+    tiny: Make, cache: Path, others: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(seconds: float) -> PassTimes:
+        times = PassTimes([*ROWS], [64], [[seconds * rows for rows in ROWS]])
+        monkeypatch.setattr(PassTimes, "measure", lambda *_, **__: times)
+        return PassTimes.of(tiny(), 512)
+
+    others += [7.0, 9.0]  # two seconds of processors, in no time
+    assert measured(1e-3)(1) == pytest.approx(1e-3), "there is no other measurement"
+    assert not list(cache.glob("*.json"))
+    assert measured(1e-5)(1) == pytest.approx(1e-5)
+    (file,) = cache.glob("*.json")
+    others += [9.0, 11.0]
+    assert measured(1e-3)(1) == pytest.approx(1e-5), "the kept one serves"
+    assert len(json.loads(file.read_text())["measured"]) == 1
+
+
+def test_others_are_the_processes_beside_this_one() -> None:
+    before = processor_seconds_of_others()
+    if before is None:
+        pytest.skip("this system does not say how busy its processors are")
+    begin, own = time.perf_counter(), time.process_time()
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while time.perf_counter() - begin < 0.3:
+            pass  # this process computes too, and must not count
+    finally:
+        loop.kill()
+        loop.wait()
+    now, seconds = processor_seconds_of_others(), time.perf_counter() - begin
+    left = (os.cpu_count() or 1) * seconds - (time.process_time() - own)
+    assert now is not None
+    assert 0 < now - before < left + 0.1
 
 
 def test_a_large_model_is_measured_only_once(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import stat
 import time
@@ -25,7 +26,7 @@ from torch import nn
 from soothsay import __version__
 from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.files import write_json
-from soothsay.machine import cache_directory, processor_name
+from soothsay.machine import cache_directory, processor_name, processor_seconds_of_others
 from soothsay.model.expert_rows import ExpertRows
 from soothsay.model.transformer import Transformer
 from soothsay.model.verify_pass import VerifyPass, filled_cache
@@ -62,6 +63,14 @@ REMEASURE_BELOW = 1.0
 KEPT_MEASUREMENTS = 5
 """Measurements that are made and kept on disk, each at a start of the engine. Their median is neither from a
 busy moment nor from a lucky one. Later starts read it, and `PassTimes.follow` finds the machine's speed."""
+
+DISTURBANCE = 0.25
+"""Processors that other processes may use while passes are measured, beyond those that this process leaves
+free. If they use more, the measurement is not kept: while other servers started, 8 rows of a model of 1.5B
+parameters seemed to cost as much as 1.1 rows, and cost as much as 2."""
+
+CLOCK_ERROR = 0.05
+"""Seconds by which the system's account of processor time may be wrong."""
 
 MAX_FILE = 1 << 16
 """Limit of bytes in a file of measurements. It is written with about 4 KB."""
@@ -146,7 +155,8 @@ class PassTimes:
         """The times for this model, dtype, machine and number of threads, from disk or measured now.
 
         Short passes are measured at the first few starts. The result then has the proportions of the median
-        of these starts, and the total of the newest one.
+        of these starts, and the total of the newest one. A measurement that other processes disturbed is not
+        kept; it serves this time if there is no other one.
 
         If the file is damaged, or cannot be read or written, there is a warning, and passes are measured.
 
@@ -166,8 +176,11 @@ class PassTimes:
             problem = error
         if known and (len(known) == KEPT_MEASUREMENTS or known[-1].total >= REMEASURE_BELOW):
             return cls.agreed(known)
+        begin, others = time.perf_counter(), processor_seconds_of_others()
         new = cls.measure(model, context, repeats=1 if known else 2)
         same_points = [times for times in known if (times.rows, times.contexts) == (new.rows, new.contexts)]
+        if _was_disturbed(others, time.perf_counter() - begin):
+            return cls.agreed(same_points or [new])
         known = [*same_points, new]
         try:
             _write(file, known)
@@ -210,6 +223,18 @@ class PassTimes:
             if time.perf_counter() - begin > MEASURING_TIME:
                 break
         return cls(rows, contexts, [[median(times) for times in own] for own in seconds], experts or None)
+
+
+def _was_disturbed(others: float | None, seconds: float) -> bool:
+    """Whether other processes used much of the processors in the last `seconds`.
+
+    `others` is what `processor_seconds_of_others` said before.
+    """
+    now = processor_seconds_of_others()
+    if others is None or now is None:
+        return False
+    free = (os.cpu_count() or 1) - granted_processors()
+    return now - others > (free + DISTURBANCE) * seconds + CLOCK_ERROR
 
 
 def _rising(times: Sequence[float]) -> list[float]:
