@@ -70,7 +70,7 @@ async def bench_busy(
 
     Args:
         targets: servers on this machine, with names of their own. The one that starts rotates.
-        loops: numbers of busy processes. None is always measured first in a round.
+        loops: numbers of busy processes. A round begins with 0, and goes on in rising order.
         rounds: each round measures every server beside every number.
         tokens: tokens of an answer.
         progress: called with the answers done, their final number, and the tokens so far.
@@ -80,7 +80,7 @@ async def bench_busy(
     for target in targets:
         await target.client.choose_model(target.name)
         await _stream(target, tokens)
-    numbers = [0, *(count for count in loops if count)]
+    numbers = sorted({0, *loops})
     found: dict[tuple[str, int], list[Stream]] = {(t.name, n): [] for n in numbers for t in targets}
     total = rounds * len(found)
     progress(0, total, 0)
