@@ -13,6 +13,7 @@ from places import ROOT, find_shared
 from tiny import TINY
 
 from soothsay import LLM
+from soothsay.model import pass_times
 from soothsay.model.transformer import Transformer
 
 pytest_plugins = ["skips"]
@@ -28,6 +29,12 @@ def _one_thread() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give tests a cache of their own: their measurements must not reach the user's cache."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tests_beside_are_no_disturbance() -> None:
+    """Keep times of passes that were measured while another worker tested. Else each start measures them."""
+    pass_times.processor_seconds_of_others = lambda: None
 
 
 @pytest.fixture(scope="session")
