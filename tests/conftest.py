@@ -13,7 +13,7 @@ from places import ROOT, find_shared
 from tiny import TINY
 
 from soothsay import LLM
-from soothsay.model import pass_times
+from soothsay.model import pass_measuring
 from soothsay.model.transformer import Transformer
 
 pytest_plugins = ["skips"]
@@ -34,7 +34,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _tests_beside_are_no_disturbance() -> None:
     """Keep times of passes that were measured while another worker tested. Else each start measures them."""
-    pass_times.processor_seconds_of_others = lambda: None
+    pass_measuring.processor_seconds_of_others = lambda: None
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,12 @@ from soothsay.config import ExpertsConfig
 from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.machine import processor_seconds_of_others
-from soothsay.model import pass_times as timing
+from soothsay.model import pass_measuring as timing
+from soothsay.model import pass_times_file
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.pass_times import ROWS, TRIES, PassTimes, parse_measurements
+from soothsay.model.pass_measuring import ROWS, TRIES, known_or_measured, measure_passes
+from soothsay.model.pass_times import PassTimes
+from soothsay.model.pass_times_file import KEPT_MEASUREMENTS, parse_measurements
 from soothsay.model.transformer import Transformer
 from soothsay.model.verify_pass import VerifyPass
 
@@ -72,23 +75,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements take no time."""
     times = PassTimes([*ROWS], [64], [[1e-3 * rows for rows in ROWS]])
-    monkeypatch.setattr(PassTimes, "measure", lambda *_, **__: times)
+    monkeypatch.setattr(timing, "measure_passes", lambda *_, **__: times)
 
 
 def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> None:
     model = tiny()
-    first = PassTimes.of(model, 512)
+    first = known_or_measured(model, 512)
     assert first.rows == list(ROWS)
     (file,) = cache.glob("*.json")
     (measured,) = json.loads(file.read_text())["measured"]
     assert measured == [pytest.approx(times) for times in first.seconds]
-    PassTimes.of(tiny(num_layers=1, windows=(None,)), 512)
+    known_or_measured(tiny(num_layers=1, windows=(None,)), 512)
     assert len(list(cache.glob("*.json"))) == 2
 
 
 def test_measured_passes_count_the_experts_that_they_run(tiny: Make, cache: Path) -> None:
     model = tiny(experts=ExpertsConfig(16, 2, 32, layers=(0, 1)))
-    first = PassTimes.of(model, 512)
+    first = known_or_measured(model, 512)
     assert first.experts is not None
     assert first.experts.experts[0] == 2
     assert 4 < first.experts.experts[3] <= first.experts.experts[-1] <= 16
@@ -127,17 +130,17 @@ def test_the_first_starts_measure_a_small_model_again(
 ) -> None:
     monkeypatch.setattr(timing, "_seconds_of", lambda run, _: 1e-3 * (1 + len(run.rows.tree) / 32))
     model = tiny()
-    times = PassTimes.of(model, 512)
+    times = known_or_measured(model, 512)
     (file,) = cache.glob("*.json")
     flat = [[0.01 for _ in own] for own in times.seconds]
     raw = json.loads(file.read_text())
     file.write_text(json.dumps(raw | {"measured": [flat]}))
-    for starts in range(2, timing.KEPT_MEASUREMENTS + 1):
-        again = PassTimes.of(model, 512)
+    for starts in range(2, KEPT_MEASUREMENTS + 1):
+        again = known_or_measured(model, 512)
         assert len(json.loads(file.read_text())["measured"]) == starts
     assert again(128) > 1.5 * again(1), "and what was wrong is outvoted"
-    monkeypatch.setattr(timing.PassTimes, "measure", None)
-    assert PassTimes.of(model, 512).seconds == again.seconds
+    monkeypatch.setattr(timing, "measure_passes", None)
+    assert known_or_measured(model, 512).seconds == again.seconds
 
 
 def test_what_others_disturbed_is_not_kept(
@@ -145,8 +148,8 @@ def test_what_others_disturbed_is_not_kept(
 ) -> None:
     def measured(*seconds: float) -> PassTimes:
         tries = iter([PassTimes([*ROWS], [64], [[one * rows for rows in ROWS]]) for one in seconds])
-        monkeypatch.setattr(PassTimes, "measure", lambda *_, **__: next(tries))
-        return PassTimes.of(tiny(), 512)
+        monkeypatch.setattr(timing, "measure_passes", lambda *_, **__: next(tries))
+        return known_or_measured(tiny(), 512)
 
     others += [7.0, 9.0] * TRIES  # two seconds of processors, in no time
     assert measured(3e-3, 1e-3, 2e-3)(1) == pytest.approx(1e-3), "the fastest of all"
@@ -181,12 +184,12 @@ def test_a_large_model_is_measured_only_once(
     tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny()
-    times = PassTimes.of(model, 512)
+    times = known_or_measured(model, 512)
     (file,) = cache.glob("*.json")
     slow = [[1.0 for _ in own] for own in times.seconds]
     file.write_text(json.dumps({"rows": times.rows, "contexts": times.contexts, "measured": [slow]}))
-    monkeypatch.setattr(timing.PassTimes, "measure", None)
-    assert PassTimes.of(model, 512).seconds == [pytest.approx(own) for own in slow]
+    monkeypatch.setattr(timing, "measure_passes", None)
+    assert known_or_measured(model, 512).seconds == [pytest.approx(own) for own in slow]
 
 
 ANEW = "the times of passes are measured anew"
@@ -231,21 +234,21 @@ ANEW = "the times of passes are measured anew"
 @pytest.mark.usefixtures("instant")
 def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str | bytes) -> None:
     model = tiny()
-    PassTimes.of(model, 512)
+    known_or_measured(model, 512)
     (file,) = cache.glob("*.json")
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(UserWarning, match=ANEW) as warned:
-        assert PassTimes.of(model, 512).rows == list(ROWS)
+        assert known_or_measured(model, 512).rows == list(ROWS)
     assert len(warned) == 1
     assert json.loads(file.read_text())["rows"] == list(ROWS)
 
 
 def test_a_file_of_another_version_is_measured_anew(tiny: Make, cache: Path) -> None:
     model = tiny()
-    PassTimes.of(model, 512)
+    known_or_measured(model, 512)
     (file,) = cache.glob("*.json")
     file.write_text('{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]]}')
-    assert PassTimes.of(model, 512).rows == list(ROWS)
+    assert known_or_measured(model, 512).rows == list(ROWS)
     assert json.loads(file.read_text())["rows"] == list(ROWS)
 
 
@@ -253,7 +256,7 @@ def test_a_file_of_another_version_is_measured_anew(tiny: Make, cache: Path) -> 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "dangling link"])
 def test_something_else_in_the_file_s_place_is_no_reason_to_stop(tiny: Make, cache: Path, kind: str) -> None:
     model = tiny()
-    PassTimes.of(model, 512)
+    known_or_measured(model, 512)
     (file,) = cache.glob("*.json")
     file.unlink()
     if kind == "folder":
@@ -263,7 +266,7 @@ def test_something_else_in_the_file_s_place_is_no_reason_to_stop(tiny: Make, cac
     else:
         file.symlink_to(file if kind == "loop" else cache / "nowhere" / "at all")
     with pytest.warns(UserWarning, match=ANEW) as warned:
-        assert PassTimes.of(model, 512).rows == list(ROWS)
+        assert known_or_measured(model, 512).rows == list(ROWS)
     assert len(warned) == 1
 
 
@@ -273,7 +276,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match=ANEW) as warned:
-        assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+        assert known_or_measured(tiny(), 512).rows == list(ROWS)
     assert len(warned) == 1
 
 
@@ -281,9 +284,9 @@ def test_a_full_disk_is_no_reason_to_stop(tiny: Make, cache: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(timing, "write_json", full)
+    monkeypatch.setattr(pass_times_file, "write_json", full)
     with pytest.warns(UserWarning, match="No space left"):
-        assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+        assert known_or_measured(tiny(), 512).rows == list(ROWS)
 
 
 def test_a_user_without_home_is_no_reason_to_stop(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,14 +299,14 @@ def test_a_user_without_home_is_no_reason_to_stop(tiny: Make, monkeypatch: pytes
     with pytest.raises(RuntimeError):
         Path.home()
     with pytest.warns(UserWarning, match="no home directory"):
-        assert PassTimes.of(tiny(), 512).rows == list(ROWS)
+        assert known_or_measured(tiny(), 512).rows == list(ROWS)
     assert user_path("~/x") == Path("~/x")
     with pytest.raises(ModelError, match="~/nowhere"):
         open_checkpoint("~/nowhere")
 
 
 def test_a_short_context_has_a_short_curve(tiny: Make) -> None:
-    assert PassTimes.measure(tiny(), 20, repeats=1).rows == [1, 2, 4, 8, 16]
+    assert measure_passes(tiny(), 20, repeats=1).rows == [1, 2, 4, 8, 16]
 
 
 def test_times_follow_the_passes_that_run() -> None:
@@ -348,7 +351,7 @@ def test_short_passes_count_when_they_have_settled(tiny: Make, monkeypatch: pyte
         return 0.002 if runs[rows] > timing.SETTLING else 0.004
 
     monkeypatch.setattr(timing, "_seconds_of", seconds_of)
-    times = PassTimes.measure(tiny(), 20, repeats=1)
+    times = measure_passes(tiny(), 20, repeats=1)
     assert times.rows == [1, 2, 4, 8, 16]
     assert times.seconds == [[0.002, 0.002, 0.002, 0.5, 0.5]]
     assert runs == {1: 7, 2: 7, 4: 7, 8: 1, 16: 1}

@@ -32,7 +32,7 @@ from soothsay.engine.sizing import num_snapshots
 from soothsay.engine.snapshots import Snapshots
 from soothsay.engine.verification import verify
 from soothsay.errors import RequestError, StageError
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.pass_measuring import known_or_measured
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 
@@ -83,7 +83,7 @@ class Engine:
             snapshots=num_snapshots(config, model),
             nodes=config.max_tree,
         )
-        times = cache(partial(PassTimes.of, model, config.max_context))
+        times = cache(partial(known_or_measured, model, config.max_context))
         self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
         snapshots = Snapshots(self.cache.states, config.block_size, partial(model.copy_state, self.cache))
         self.scheduler = Scheduler(config, self.allocator, snapshots)

@@ -1,51 +1,18 @@
-"""T(rows, context): the seconds that one pass of the target takes, measured on the machine where it runs.
+"""T(rows, context): the seconds that one pass of the target takes, as a curve that follows the machine.
 
 Speculation pays because a pass of 16 rows costs little more than a pass of one row. How much more depends on
-the model, the number format and the machine. So it is measured, and remembered on disk.
+the model, the number format and the machine. So it is measured (`pass_measuring`), and remembered on disk
+(`pass_times_file`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-import stat
-import time
-import warnings
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-from statistics import median
-from typing import Any, TypeGuard
 
 import numpy as np
-import torch
-from torch import nn
 
-from soothsay import __version__
 from soothsay.core.arrays import FloatArray, IntArray
-from soothsay.files import write_json
-from soothsay.machine import cache_directory, processor_name, processor_seconds_of_others
 from soothsay.model.expert_rows import ExpertRows
-from soothsay.model.transformer import Transformer
-from soothsay.model.verify_pass import VerifyPass, filled_cache
-from soothsay.processors import granted_processors
-
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Numbers of rows at which T is measured. Between and beyond them it is a straight line."""
-
-CONTEXTS = (64, 1024)
-"""Numbers of context tokens at which T is measured. Between and beyond them it is a straight line."""
-
-MEASURING_TIME = 3.0
-"""Seconds of measuring after which nothing is repeated. Passes of a large model are long, so one run measures
-them well."""
-
-SHORT, SETTLING, COUNTED = 0.02, 4, 3
-"""Seconds below which a pass is run several times in a row, as steps are; the first runs then, which do not
-count; and the runs that count. Caches and threads need some passes of one size: with SmolLM2, one row takes
-4.5 ms right after 128 rows, 3.6 ms then, and 3.2 ms from the fourth pass on."""
 
 SCALE_WEIGHT = 0.15
 """Weight of a pass that was run, for the scale of all sizes. The speed of a machine changes with time."""
@@ -56,33 +23,6 @@ sizes that were not run recently would keep the scale of an earlier speed of the
 
 MAX_JUMP = 2.0
 """One pass changes a scale as if it took at most this many times the known time, or at least its inverse."""
-
-REMEASURE_BELOW = 1.0
-"""Seconds of all passes together below which the first few starts of the engine measure them again."""
-
-KEPT_MEASUREMENTS = 5
-"""Measurements that are made and kept on disk, each at a start of the engine. Their median is neither from a
-busy moment nor from a lucky one. Later starts read it, and `PassTimes.follow` finds the machine's speed."""
-
-DISTURBANCE = 0.25
-"""Processors that other processes may use while passes are measured, beyond those that this process leaves
-free. If they use more, the measurement is not kept: while other servers started, 8 rows of a model of 1.5B
-parameters seemed to cost as much as 1.1 rows, and cost as much as 2."""
-
-TRIES = 3
-"""Measurements at one start, at most, until one is not disturbed. None begins after `MEASURING_TIME`."""
-
-CLOCK_ERROR = 0.05
-"""Seconds by which the system's account of processor time may be wrong."""
-
-MAX_FILE = 1 << 16
-"""Limit of bytes in a file of measurements. It is written with about 4 KB."""
-
-MAX_SECONDS = 3600.0
-"""Limit of a time in a file. A pass that takes longer serves nobody."""
-
-MAX_NUMBER = 1 << 30
-"""Limit of rows and of context tokens in a file."""
 
 MIN_SECONDS = 1e-9
 """The shortest time of a pass, so that nothing divides by zero."""
@@ -154,62 +94,6 @@ class PassTimes:
         self._scales *= 1 + weights * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
 
     @classmethod
-    def of(cls, model: Transformer, context: int) -> PassTimes:
-        """The times for this model, dtype, machine and number of threads, from disk or measured now.
-
-        Short passes are measured at the first few starts. The result then has the proportions of the median
-        of these starts, and the total of the newest one. A measurement that other processes disturbed is not
-        kept. If there is no other one, passes are measured again, and if that is disturbed too, the fastest
-        measurement serves this time.
-
-        If the file is damaged, or cannot be read or written, there is a warning, and passes are measured.
-
-        Args:
-            model: the model, on the device where it will run.
-            context: the longest context that a request may have.
-        """
-        directory = cache_directory()
-        if directory is None:
-            _warn("there is no home directory to keep them in")
-            return cls.measure(model, context)
-        file, problem = directory / "step-times" / f"{_identity(model, context)}.json", None
-        known: list[PassTimes] = []
-        try:
-            known = _read(file)
-        except (OSError, ValueError, RecursionError) as error:
-            problem = error
-        if known and (len(known) == KEPT_MEASUREMENTS or known[-1].total >= REMEASURE_BELOW):
-            return cls.agreed(known)
-        new, is_quiet = cls._measured_now(model, context, *((1, 1) if known else (2, TRIES)))
-        same_points = [old for old in known if (old.rows, old.contexts) == (new.rows, new.contexts)]
-        if not is_quiet:
-            return cls.agreed(same_points or [new])
-        known = [*same_points, new]
-        try:
-            _write(file, known)
-        except OSError as error:
-            problem = error
-        if problem is not None:
-            _warn(f"{file}: {problem}")
-        return cls.agreed(known)
-
-    @classmethod
-    def _measured_now(
-        cls, model: Transformer, context: int, repeats: int, tries: int
-    ) -> tuple[PassTimes, bool]:
-        """A measurement that nothing disturbed, and True; or the fastest of several others, and False."""
-        start = time.perf_counter()
-        disturbed: list[PassTimes] = []
-        while True:
-            begin, others = time.perf_counter(), processor_seconds_of_others()
-            new = cls.measure(model, context, repeats)
-            if not _was_disturbed(others, time.perf_counter() - begin):
-                return new, True
-            disturbed.append(new)
-            if len(disturbed) == tries or time.perf_counter() - start > MEASURING_TIME:
-                return min(disturbed, key=lambda times: times.total), False
-
-    @classmethod
     def agreed(cls, several: Sequence[PassTimes]) -> PassTimes:
         """Combine several measurements of the same passes, the newest last. See `of`."""
         seconds = np.stack([times._known for times in several])  # [measurement, context, rows]
@@ -218,42 +102,6 @@ class PassTimes:
         newest = several[-1]
         experts = None if newest.experts is None else newest.experts.experts
         return cls(newest.rows, newest.contexts, median.tolist(), experts)
-
-    @classmethod
-    def measure(cls, model: Transformer, context: int, repeats: int = 2) -> PassTimes:
-        """Measure passes. The sizes are run in turns, `repeats` times; a size's median counts."""
-        contexts = [c for c in CONTEXTS if c + ROWS[-1] <= context] or [1]
-        rows = [r for r in ROWS if r + contexts[-1] <= context] or [1]
-        cache = filled_cache(model, contexts[-1], rows[-1])
-        passes = [[VerifyPass(model, cache, r, c) for r in rows] for c in contexts]
-        seconds: list[list[list[float]]] = [[[] for _ in rows] for _ in contexts]
-        experts: list[float] = []
-        for run in passes[0]:  # the first passes set up memory and kernels, which is not part of their time
-            run()
-            if model.experts_run is not None:
-                experts.append(model.experts_run)
-            else:
-                break
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            for own, known in zip(passes, seconds, strict=True):
-                for run, times in zip(own, known, strict=True):
-                    times += _measured(run, model.device)
-            if time.perf_counter() - begin > MEASURING_TIME:
-                break
-        return cls(rows, contexts, [[median(times) for times in own] for own in seconds], experts or None)
-
-
-def _was_disturbed(others: float | None, seconds: float) -> bool:
-    """Whether other processes used much of the processors in the last `seconds`.
-
-    `others` is what `processor_seconds_of_others` said before.
-    """
-    now = processor_seconds_of_others()
-    if others is None or now is None:
-        return False
-    free = (os.cpu_count() or 1) - granted_processors()
-    return now - others > (free + DISTURBANCE) * seconds + CLOCK_ERROR
 
 
 def _rising(times: Sequence[float]) -> list[float]:
@@ -273,116 +121,3 @@ def _interpolate(xs: IntArray, ys: FloatArray, x: FloatArray) -> FloatArray:
     if x[-1] > xs[-1]:
         line += (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) * np.maximum(x - xs[-1], 0)
     return line
-
-
-def _measured(run: VerifyPass, device: torch.device) -> list[float]:
-    """Seconds of a pass: of one run, or of some of several in a row."""
-    first = _seconds_of(run, device)
-    if first >= SHORT:
-        return [first]
-    return [_seconds_of(run, device) for _ in range(SETTLING - 1 + COUNTED)][-COUNTED:]
-
-
-def _seconds_of(run: VerifyPass, device: torch.device) -> float:
-    """Run a pass, and return the seconds that it takes."""
-    begin = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
-
-
-def _identity(model: Transformer, context: int) -> str:
-    """A file name that is a digest of everything that T depends on."""
-    kinds = sorted({f"{type(module).__name__} {_kind(module)}" for module in model.modules()})
-    facts = [
-        model.config,
-        model.dtype,
-        model.kv_dtype,
-        model.device,
-        kinds,
-        model.kernels.name,
-        min(context, CONTEXTS[-1] + ROWS[-1]),
-        platform.node(),
-        processor_name(),
-        granted_processors(),
-        torch.get_num_threads(),
-        __version__,
-        torch.__version__,
-    ]
-    return hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=12).hexdigest()
-
-
-def _kind(module: nn.Module) -> str:
-    return str(getattr(module, "name", ""))
-
-
-def _read(file: Path) -> list[PassTimes]:
-    """The measurements in a file, the newest last; none if there is no file.
-
-    Raises `OSError`, `ValueError` or `RecursionError` if the file cannot be read, or is damaged.
-    """
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return []
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:  # a pipe would keep its reader waiting
-        raise ValueError(f"it is not a file of at most {MAX_FILE} bytes")
-    return parse_measurements(json.loads(file.read_text("utf-8")))
-
-
-def measurements_as_json(measured: Sequence[PassTimes]) -> dict[str, Any]:
-    """Several measurements of the same passes, at least one, as a value for JSON."""
-    newest = measured[-1]
-    seconds = [times.seconds for times in measured]
-    content = {"rows": newest.rows, "contexts": newest.contexts, "measured": seconds}
-    return content if newest.experts is None else {**content, "experts": newest.experts.experts}
-
-
-def parse_measurements(content: object) -> list[PassTimes]:
-    """The inverse of `measurements_as_json`. Raises `ValueError` if the value has another form."""
-    fields = content if isinstance(content, dict) else {}
-    rows, contexts, measured = (fields.get(name) for name in ("rows", "contexts", "measured"))
-    if not _is_rising(rows) or not _is_rising(contexts) or not isinstance(measured, list) or not measured:
-        raise ValueError("it has no measurements")
-    shape = (len(measured), len(contexts), len(rows))
-    times = [_seconds(one, shape[1:]) for one in measured[-KEPT_MEASUREMENTS:]]
-    experts = fields.get("experts")
-    if experts is not None and not (_are_counts(experts) and len(experts) == len(rows)):
-        raise ValueError(f"it has not {len(rows)} numbers of experts")
-    return [PassTimes(rows, contexts, seconds, experts) for seconds in times]
-
-
-def _are_counts(numbers: object) -> TypeGuard[list[float]]:
-    """Whether something is a list of numbers from 1 on."""
-    return isinstance(numbers, list) and all(type(n) is float and 1 <= n <= MAX_NUMBER for n in numbers)
-
-
-def _is_rising(numbers: object) -> TypeGuard[list[int]]:
-    """Whether something is a list of rising positive integers, at least one."""
-    if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
-        return False
-    return all(low < high for low, high in pairwise([0, *numbers])) and numbers[-1] <= MAX_NUMBER
-
-
-def _seconds(table: object, shape: tuple[int, ...]) -> list[list[float]]:
-    """A table of positive seconds of a shape. Raises `ValueError` if it is not one."""
-    rows = table if isinstance(table, list) else []
-    if len(rows) != shape[0] or not all(isinstance(row, list) and len(row) == shape[1] for row in rows):
-        raise ValueError(f"a measurement has not the shape {shape}")
-    numbers = [number for row in rows for number in row]
-    if not all(isinstance(number, float) and 0 < number <= MAX_SECONDS for number in numbers):
-        raise ValueError(f"a time is not a number above 0 and at most {MAX_SECONDS}")
-    return rows
-
-
-def _write(file: Path, measured: Sequence[PassTimes]) -> None:
-    """Keep measurements on disk for the next start. Raises `OSError` if the disk cannot be written."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and not file.is_file():  # a pipe would keep its writer waiting
-        raise OSError("it is not a file")
-    write_json(file, measurements_as_json(measured))
-
-
-def _warn(reason: str) -> None:
-    warnings.warn(f"the times of passes are measured anew ({reason})", stacklevel=3)

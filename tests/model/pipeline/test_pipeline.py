@@ -22,7 +22,7 @@ from soothsay import LLM, DrafterError, ModelError, SamplingParams
 from soothsay.core.batch import Rows
 from soothsay.errors import StageError
 from soothsay.handshake import call
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.pass_measuring import measure_passes
 from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key
 from soothsay.model.pipeline.remote_stage import RemoteStage
 
@@ -108,7 +108,7 @@ def test_a_pass_within_itself_and_taps_of_all_layers() -> None:
 
 
 def test_pass_times_are_of_all_stages() -> None:
-    times = PassTimes.measure(piped().model, 256, repeats=1)
+    times = measure_passes(piped().model, 256, repeats=1)
     assert times(64) > 0
 
 

@@ -16,7 +16,8 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.drafters.base import NoDrafter
 from soothsay.errors import RequestError
-from soothsay.model.pass_times import PassTimes, measurements_as_json, parse_measurements
+from soothsay.model.pass_times import PassTimes
+from soothsay.model.pass_times_file import measurements_as_json, parse_measurements
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM

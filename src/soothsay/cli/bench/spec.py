@@ -153,7 +153,7 @@ def spec(
         from soothsay import LLM
         from soothsay.bench.spec.questions import read_questions
         from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
-        from soothsay.model.pass_times import PassTimes
+        from soothsay.model.pass_measuring import measure_passes
 
         questions = read_questions(spec_bench, per_task)
         llm = LLM(model, drafter="none", dtype=dtype, config=serving(max(batches), nodes, max_context))
@@ -171,7 +171,7 @@ def spec(
         found = str(llm.model.dtype).removeprefix("torch.")
         about = {"model": model, "dtype": f"auto ({found})" if dtype == "auto" else dtype}
     with progress_bar("answering") as progress:
-        times = partial(PassTimes.measure, llm.model, llm.config.max_context or 0)
+        times = partial(measure_passes, llm.model, llm.config.max_context or 0)
         bench = SpecBench(
             *(llm, questions, plan), others=servers, about=about, path=to_json, progress=progress, times=times
         )

@@ -1,0 +1,192 @@
+"""Measuring the passes of a model on the machine where it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+import warnings
+from statistics import median
+
+import torch
+from torch import nn
+
+from soothsay import __version__
+from soothsay.machine import cache_directory, processor_name, processor_seconds_of_others
+from soothsay.model.pass_times import PassTimes
+from soothsay.model.pass_times_file import KEPT_MEASUREMENTS, read_measurements, write_measurements
+from soothsay.model.transformer import Transformer
+from soothsay.model.verify_pass import VerifyPass, filled_cache
+from soothsay.processors import granted_processors
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of rows at which T is measured. Between and beyond them it is a straight line."""
+
+CONTEXTS = (64, 1024)
+"""Numbers of context tokens at which T is measured. Between and beyond them it is a straight line."""
+
+MEASURING_TIME = 3.0
+"""Seconds of measuring after which nothing is repeated. Passes of a large model are long, so one run measures
+them well."""
+
+SHORT, SETTLING, COUNTED = 0.02, 4, 3
+"""Seconds below which a pass is run several times in a row, as steps are; the first runs then, which do not
+count; and the runs that count. Caches and threads need some passes of one size: with SmolLM2, one row takes
+4.5 ms right after 128 rows, 3.6 ms then, and 3.2 ms from the fourth pass on."""
+
+REMEASURE_BELOW = 1.0
+"""Seconds of all passes together below which the first few starts of the engine measure them again."""
+
+DISTURBANCE = 0.25
+"""Processors that other processes may use while passes are measured, beyond those that this process leaves
+free. If they use more, the measurement is not kept: while other servers started, 8 rows of a model of 1.5B
+parameters seemed to cost as much as 1.1 rows, and cost as much as 2."""
+
+TRIES = 3
+"""Measurements at one start, at most, until one is not disturbed. None begins after `MEASURING_TIME`."""
+
+CLOCK_ERROR = 0.05
+"""Seconds by which the system's account of processor time may be wrong."""
+
+
+def known_or_measured(model: Transformer, context: int) -> PassTimes:
+    """The times for this model, dtype, machine and number of threads, from disk or measured now.
+
+    Short passes are measured at the first few starts. The result then has the proportions of the median
+    of these starts, and the total of the newest one. A measurement that other processes disturbed is not
+    kept. If there is no other one, passes are measured again, and if that is disturbed too, the fastest
+    measurement serves this time.
+
+    If the file is damaged, or cannot be read or written, there is a warning, and passes are measured.
+
+    Args:
+        model: the model, on the device where it will run.
+        context: the longest context that a request may have.
+    """
+    directory = cache_directory()
+    if directory is None:
+        _warn("there is no home directory to keep them in")
+        return measure_passes(model, context)
+    file, problem = directory / "step-times" / f"{_identity(model, context)}.json", None
+    known: list[PassTimes] = []
+    try:
+        known = read_measurements(file)
+    except (OSError, ValueError, RecursionError) as error:
+        problem = error
+    if known and (len(known) == KEPT_MEASUREMENTS or known[-1].total >= REMEASURE_BELOW):
+        return PassTimes.agreed(known)
+    new, is_quiet = _measured_now(model, context, *((1, 1) if known else (2, TRIES)))
+    same_points = [old for old in known if (old.rows, old.contexts) == (new.rows, new.contexts)]
+    if not is_quiet:
+        return PassTimes.agreed(same_points or [new])
+    known = [*same_points, new]
+    try:
+        write_measurements(file, known)
+    except OSError as error:
+        problem = error
+    if problem is not None:
+        _warn(f"{file}: {problem}")
+    return PassTimes.agreed(known)
+
+
+def measure_passes(model: Transformer, context: int, repeats: int = 2) -> PassTimes:
+    """Measure passes. The sizes are run in turns; a size's median counts.
+
+    Args:
+        model: the model, on the device where it will run.
+        context: the longest context that a request may have. Longer passes are not measured.
+        repeats: number of turns.
+    """
+    contexts = [c for c in CONTEXTS if c + ROWS[-1] <= context] or [1]
+    rows = [r for r in ROWS if r + contexts[-1] <= context] or [1]
+    cache = filled_cache(model, contexts[-1], rows[-1])
+    passes = [[VerifyPass(model, cache, r, c) for r in rows] for c in contexts]
+    seconds: list[list[list[float]]] = [[[] for _ in rows] for _ in contexts]
+    experts: list[float] = []
+    for run in passes[0]:  # the first passes set up memory and kernels, which is not part of their time
+        run()
+        if model.experts_run is not None:
+            experts.append(model.experts_run)
+        else:
+            break
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        for own, known in zip(passes, seconds, strict=True):
+            for run, times in zip(own, known, strict=True):
+                times += _measured(run, model.device)
+        if time.perf_counter() - begin > MEASURING_TIME:
+            break
+    return PassTimes(rows, contexts, [[median(times) for times in own] for own in seconds], experts or None)
+
+
+def _measured_now(model: Transformer, context: int, repeats: int, tries: int) -> tuple[PassTimes, bool]:
+    """A measurement that nothing disturbed, and True; or the fastest of several others, and False."""
+    start = time.perf_counter()
+    disturbed: list[PassTimes] = []
+    while True:
+        begin, others = time.perf_counter(), processor_seconds_of_others()
+        new = measure_passes(model, context, repeats)
+        if not _was_disturbed(others, time.perf_counter() - begin):
+            return new, True
+        disturbed.append(new)
+        if len(disturbed) == tries or time.perf_counter() - start > MEASURING_TIME:
+            return min(disturbed, key=lambda times: times.total), False
+
+
+def _was_disturbed(others: float | None, seconds: float) -> bool:
+    """Whether other processes used much of the processors in the last `seconds`.
+
+    `others` is what `processor_seconds_of_others` said before.
+    """
+    now = processor_seconds_of_others()
+    if others is None or now is None:
+        return False
+    free = (os.cpu_count() or 1) - granted_processors()
+    return now - others > (free + DISTURBANCE) * seconds + CLOCK_ERROR
+
+
+def _measured(run: VerifyPass, device: torch.device) -> list[float]:
+    """Seconds of a pass: of one run, or of some of several in a row."""
+    first = _seconds_of(run, device)
+    if first >= SHORT:
+        return [first]
+    return [_seconds_of(run, device) for _ in range(SETTLING - 1 + COUNTED)][-COUNTED:]
+
+
+def _seconds_of(run: VerifyPass, device: torch.device) -> float:
+    """Run a pass, and return the seconds that it takes."""
+    begin = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _identity(model: Transformer, context: int) -> str:
+    """A file name that is a digest of everything that T depends on."""
+    kinds = sorted({f"{type(module).__name__} {_kind(module)}" for module in model.modules()})
+    facts = [
+        model.config,
+        model.dtype,
+        model.kv_dtype,
+        model.device,
+        kinds,
+        model.kernels.name,
+        min(context, CONTEXTS[-1] + ROWS[-1]),
+        platform.node(),
+        processor_name(),
+        granted_processors(),
+        torch.get_num_threads(),
+        __version__,
+        torch.__version__,
+    ]
+    return hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=12).hexdigest()
+
+
+def _kind(module: nn.Module) -> str:
+    return str(getattr(module, "name", ""))
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"the times of passes are measured anew ({reason})", stacklevel=3)
