@@ -191,7 +191,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_class_in_a_file(llm: LLM, mine: Path, spec: str) -> None:
     result = llm.generate(PROMPT, GREEDY, drafter=spec.format(mine))
     assert result.token_ids == llm.generate(PROMPT, GREEDY).token_ids
-    assert result.stats.drafted > 0
+    assert result.stats.drafted > 0 or "|" in spec  # a controller goes by the clock
     drafter = llm._drafter(f"{mine}:Again")  # type: ignore[attr-defined]
     assert (drafter.name, drafter.count) == ("Again", 2)
 

@@ -16,7 +16,7 @@ import torch
 from every_drafter import DRAFTERS, resolve
 from families import random_oracle
 from stages import KEY, stage_here
-from test_guarantee import GREEDY, MIXED, SAMPLED, all_same, plain, prompts, same, watch
+from test_guarantee import GREEDY, MIXED, SAMPLED, all_same, plain, preempt_often, prompts, same, watch
 
 from soothsay import LLM, DrafterError, ModelError, SamplingParams
 from soothsay.core.batch import Rows
@@ -41,6 +41,7 @@ def llm() -> Iterator[LLM]:
     """An engine whose pool is too small for all requests together."""
     longest = max(map(len, prompts())) + (GREEDY.max_tokens or 0)
     made = piped(kv_tokens=longest + 100, block_size=8)
+    preempt_often(made)
     yield made
     made.model.rest[0].close()
 
