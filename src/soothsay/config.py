@@ -138,6 +138,7 @@ class ModelConfig:
     layer_scalars: bool = False  # Gemma 4: each layer's output is multiplied by a number
     centred_norms: bool = False  # Cohere: a norm subtracts the mean first
     parallel: bool = False  # Cohere: attention and the feed-forward part read the same normed stream
+    mlp_multipliers: tuple[float, float] | None = None  # Falcon-H1: of gates, and of the part's outputs
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
     pre_norms: bool = True  # a norm before attention and before the feed-forward part
     post_norms: bool = False  # a norm after attention and after the feed-forward part
@@ -159,7 +160,7 @@ class ModelConfig:
 
     @property
     def states(self) -> StatesConfig | None:
-        """The layers that keep a state instead of keys and values."""
+        """The layers that keep a state instead of keys and values, or beside them."""
         return self.delta or self.convolution or self.state_space
 
     @cached_property
@@ -208,7 +209,7 @@ class ModelConfig:
         special = (
             *(self.qk_norm_over_heads, self.centred_norms, self.parallel, self.value_norm),
             *(self.layer_scalars, self.layer_embedding_size, self.num_shared_kv_layers),
-            *(self.query_growth, self.latent, self.global_heads),
+            *(self.query_growth, self.latent, self.global_heads, self.mlp_multipliers),
         )
         return self.pre_norms and not any(special)
 
@@ -228,16 +229,25 @@ class ModelConfig:
         return total
 
     def attention_parameters(self, layer: int) -> int:
-        """Weights of a layer's attention, or of what takes its place, in matrices."""
-        if self.delta is not None and self.is_recurrent(layer):
+        """Weights of a layer's attention, and of what stands beside it or takes its place, in matrices."""
+        kept = self._state_parameters if self.keeps_state(layer) else 0
+        return kept if self.is_recurrent(layer) else kept + self._key_parameters(layer)
+
+    @property
+    def _state_parameters(self) -> int:
+        """Weights in matrices of what keeps a state in a layer."""
+        if self.delta is not None:
             d = self.delta
             products = self.hidden_size * (d.channels + 2 * d.values + 2 * d.value_heads)
             return products + d.taps * d.channels
-        if self.convolution is not None and self.is_recurrent(layer):
+        if self.convolution is not None:
             return (4 * self.hidden_size + self.convolution.taps) * self.convolution.channels
-        if self.state_space is not None and self.is_recurrent(layer):
-            m = self.state_space
-            return self.hidden_size * (2 * m.size + m.channels + m.heads) + m.taps * m.channels
+        m = self.state_space
+        assert m is not None
+        return self.hidden_size * (2 * m.size + m.channels + m.heads) + m.taps * m.channels
+
+    def _key_parameters(self, layer: int) -> int:
+        """Weights of a layer's attention in matrices."""
         c = self.latent
         if c is None:
             own = self.heads(layer)
@@ -260,9 +270,14 @@ class ModelConfig:
         heads = ((0 if self.is_recurrent(layer) else 2, self.heads(layer)) for layer in own)
         return tuple((parts * own.count, own.size) for parts, own in heads)
 
+    def keeps_state(self, layer: int) -> bool:
+        """Whether a layer keeps a state."""
+        return self.states is not None and layer in self.states.layers
+
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state instead of keys and values."""
-        return self.states is not None and layer in self.states.layers
+        has_both = self.state_space is not None and self.state_space.beside is not None
+        return self.keeps_state(layer) and not has_both
 
     def is_unrotated(self, layer: int) -> bool:
         """Whether a layer's queries and keys do not rotate."""

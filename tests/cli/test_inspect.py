@@ -98,6 +98,9 @@ def test_layers_that_keep_a_state(tmp_path: Path) -> None:
     random_oracle("granite4_hybrid").save_pretrained(tmp_path)
     told = facts(inspect(str(tmp_path)))
     assert told["recurrent"] == "3 of 5 layers of Mamba-2, 4 heads with states of 32 x 16"
+    random_oracle("falcon_h1").save_pretrained(tmp_path / "falcon")
+    told = facts(inspect(str(tmp_path / "falcon")))
+    assert told["recurrent"] == "3 of 3 layers of Mamba-2 beside attention, 4 heads with states of 24 x 16"
 
 
 def test_a_configuration_alone(tmp_path: Path) -> None:

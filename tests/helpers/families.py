@@ -87,6 +87,17 @@ GRANITE_HYBRID = {
     "attention_multiplier": 0.3,
     "logits_scaling": 0.6,
 }
+FALCON_H1 = {
+    "num_attention_heads": 2,  # of 32, which native kernels need
+    "num_key_value_heads": 1,
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": 24,
+}
 SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
 KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -230,6 +241,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "shared_intermediate_size": 32,
         },
     ),
+    "falcon_h1": (
+        "FalconH1",
+        {
+            **FALCON_H1,
+            "embedding_multiplier": 3.7,
+            "lm_head_multiplier": 0.7,
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.7,
+            "ssm_in_multiplier": 1.4,
+            "ssm_out_multiplier": 0.8,
+            "ssm_multipliers": [0.6, 1.5, 1.7, 1.2, 0.5],
+            "mlp_multipliers": [1.6, 0.55],
+        },
+    ),
+    "falcon_h1_normed": ("FalconH1", {**FALCON_H1, "mamba_d_conv": 3, "mamba_rms_norm": True}),
     "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOss", {"head_dim": 32, "pad_token_id": None}),
     "exaone4": (

@@ -47,6 +47,7 @@ from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
 from soothsay.model.load import load_model
+from soothsay.model.norm import Multipliers
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
 from soothsay.train.lm import named_tensors
@@ -74,6 +75,7 @@ FURTHER = [
     "llama4",
     "granite4_hybrid",
     "granite4_experts",
+    "falcon_h1",
     "ernie",
     "exaone4",
 ]
@@ -100,8 +102,8 @@ class Pair:
         before: list[Tensor] = []
         decoder = self.oracle.get_decoder()
         inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
-        is_lfm2 = self.oracle.config.model_type.startswith("lfm2")
-        norm = inner.embedding_norm if is_lfm2 else inner.norm
+        names = ("norm", "embedding_norm", "final_layernorm")
+        norm = next(found for name in names if (found := getattr(inner, name, None)) is not None)
         hook = norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
         states = self._oracle(sequences).hidden_states
         hook.remove()
@@ -550,6 +552,22 @@ def without_scales_of_the_norm(model: Transformer) -> None:
         rule.scale.data.fill_(1)
 
 
+def without_multipliers_of_products(model: Transformer) -> None:
+    for part in model.modules():
+        if isinstance(part, Multipliers):
+            part.row.fill_(1)
+
+
+def without_multipliers_of_outputs(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.multipliers = 1.0, 1.0  # type: ignore[union-attr, assignment]
+
+
+def with_the_norm_last(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.config = replace(rule.config, norm_first=False)
+
+
 def without_shared_part(model: Transformer) -> None:
     for block in model.blocks:
         block.mlp.shared.down.weight.data.zero_()  # type: ignore[union-attr, operator]
@@ -605,6 +623,9 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("granite4_hybrid", without_scales_of_the_norm),
         ("granite4_hybrid", without_residual_multiplier),
         ("granite4_experts", without_shared_part),
+        ("falcon_h1", without_multipliers_of_products),
+        ("falcon_h1", without_multipliers_of_outputs),
+        ("falcon_h1_normed", with_the_norm_last),
     ],
 )
 def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
@@ -637,6 +658,23 @@ def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer
 )
 def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("granite4_hybrid").config.to_dict()
+    assert parse_model_config(config).state_space is not None
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"mlp_multipliers": [1.0]}, "mlp_multipliers"),
+        ({"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"projectors_bias": True}, "projectors_bias"),
+        ({"mamba_d_ssm": 94}, "mamba_n_heads"),
+    ],
+)
+def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
+    config = random_oracle("falcon_h1").config.to_dict()
     assert parse_model_config(config).state_space is not None
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})

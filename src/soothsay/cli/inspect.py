@@ -169,9 +169,10 @@ def _architecture(c: ModelConfig) -> Rows:
         )
     if c.state_space is not None:
         m = c.state_space
+        beside = "" if m.beside is None else " beside attention"
         yield (
             "recurrent",
-            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2, {m.heads} heads with states of "
+            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2{beside}, {m.heads} heads with states of "
             f"{m.head_size} x {m.state_size}",
         )
     if c.convolution is not None:

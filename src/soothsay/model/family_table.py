@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.model import gemma4_fields
+from soothsay.model import falcon_h1_fields, gemma4_fields
 from soothsay.model.family import Family
 from soothsay.model.family_layers import (
     all_but_each,
@@ -199,6 +199,13 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "granitemoe_gguf": _GRANITE_MOE,  # our own: gate and up are matrices of their own
     "granitemoehybrid": _GRANITE_HYBRID,
     "granitemoehybrid_gguf": _GRANITE_HYBRID,
+    "falcon_h1": Family(
+        default_norm_eps=1e-5,
+        has_state_spaces=True,
+        rewritten=falcon_h1_fields.rewritten,
+        finished=falcon_h1_fields.finished,
+        defaults=falcon_h1_fields.DEFAULTS,
+    ),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
     "glm4_moe": Family(
@@ -313,7 +320,6 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
-_PARALLEL = "each of its layers has attention beside a Mamba layer"
 _NORMED_LAST = "its norms of queries and keys come after the rotation"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
@@ -325,7 +331,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
     "ernie4_5_moe": "its experts have not been tried",
     "exaone_moe": "its experts have not been tried",
-    "falcon_h1": _PARALLEL,
     "gemma3n": "its residual stream is predicted and corrected (AltUp)",
     "gemma3n_text": "its residual stream is predicted and corrected (AltUp)",
     "glm_moe_dsa": _SPARSE,

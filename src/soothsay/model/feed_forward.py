@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.model.kernels import FusedExperts, Kernels
 from soothsay.model.linear import Dense
-from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.norm import Multipliers, RMSNorm, Vector
 
 
 class FeedForward(nn.Module):
@@ -20,12 +20,17 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
         self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
+        factors = config.mlp_multipliers  # that of outputs multiplies what they are products of
+        self.multipliers = None if factors is None else Multipliers(factors, (size, size))
         self.activation = config.activation
         self.kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        return cast(Tensor, self.down(self.kernels.gated(self.gate_up(x), self.activation)))
+        gate_up = cast(Tensor, self.gate_up(x))
+        if self.multipliers is not None:
+            gate_up = self.multipliers(gate_up)
+        return cast(Tensor, self.down(self.kernels.gated(gate_up, self.activation)))
 
 
 class Experts(nn.Module):

@@ -1,6 +1,8 @@
-"""The weights of norms."""
+"""The weights of norms, and numbers that multiply rows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,20 @@ class UnitNorm(nn.Module):
         self.register_buffer("weight", torch.ones(size, device="cpu"), persistent=False)
         self.weight: Tensor
         self.eps = eps
+
+
+class Multipliers(nn.Module):
+    """Numbers of the configuration that multiply rows: one for each part of a row, of these sizes."""
+
+    def __init__(self, factors: Sequence[float], sizes: Sequence[int]):
+        super().__init__()
+        row = torch.tensor(factors, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+        self.register_buffer("row", row, persistent=False)
+        self.row: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, size] -> [N, size]`, same dtype."""
+        return (x * self.row).to(x.dtype)
 
 
 class Vector(nn.Module):

@@ -109,6 +109,15 @@ _GRANITE_GGUF_NAMES: Names = {
     "mlp.shared.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
     "mlp.shared.down": ("shared_mlp.down_proj",),
 }
+_FALCON_H1_NAMES: Names = {
+    "norm": ("final_layernorm",),
+    "mlp_norm": ("pre_ff_layernorm",),
+    "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+    "mlp.down": ("feed_forward.down_proj",),
+    "attention.beside.zxbct": ("mamba.in_proj",),
+    "attention.beside.rule": ("mamba",),
+    "attention.beside.o": ("mamba.out_proj",),
+}
 _RULE_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
 _STATE_SPACE_NAMES: Names = {"attention.o": ("mamba.out_proj",)}
 _CONVOLUTION_NAMES: Names = {"attention.o": ("conv.out_proj",)}
@@ -162,6 +171,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     },
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE_NAMES),
     **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE_GGUF_NAMES),
+    "falcon_h1": _FALCON_H1_NAMES,
     "lfm2": _LFM2_NAMES,
     "lfm2_moe": _LFM2_NAMES,
     "exaone4": _OLMO_NAMES,

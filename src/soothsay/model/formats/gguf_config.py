@@ -29,6 +29,7 @@ FAMILIES = {
     "granite": "granite",
     "granitemoe": "granitemoe_gguf",
     "granitehybrid": "granitemoehybrid_gguf",
+    "falcon-h1": "falcon_h1",
     "ernie4_5": "ernie4_5",
     "seed_oss": "seed_oss",
     "exaone4": "exaone4",
