@@ -98,6 +98,19 @@ FALCON_H1 = {
     "mamba_d_state": 16,
     "mamba_d_head": 24,
 }
+NEMOTRON_H = {
+    **{key: value for key, value in SIZES.items() if key not in ("num_hidden_layers", "rms_norm_eps")},
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "layer_norm_epsilon": 1e-3,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 24,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+}
 SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
 KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -257,6 +270,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
         },
     ),
     "falcon_h1_normed": ("FalconH1", {**FALCON_H1, "mamba_d_conv": 3, "mamba_rms_norm": True}),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "conv_kernel": 3,
+            "mlp_bias": True,
+        },
+    ),
+    "nemotron_h_experts": (
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["moe", "linear_attention", "moe", "full_attention", "mlp"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 80,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOss", {"head_dim": 32, "pad_token_id": None}),
     "exaone4": (
@@ -635,7 +672,8 @@ def random_oracle(name: str, **changes: Any) -> Any:
         family, settings = CASES[name]
         text = family.startswith(("Gemma3", "Gemma4")) or family in ("Llama4", "Qwen3_5", "Qwen3_5Moe")
         suffix = "TextConfig" if text else "Config"
-        config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
+        sizes = {} if family == "NemotronH" else SIZES  # which has other names for some
+        config = getattr(transformers, family + suffix)(**{**sizes, **settings, **changes})
         whole = f"{family}ForCausalLM"
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -42,7 +42,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.feed_forward import Experts
+from soothsay.model.feed_forward import Experts, SquaredReLU
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
@@ -76,6 +76,8 @@ FURTHER = [
     "granite4_hybrid",
     "granite4_experts",
     "falcon_h1",
+    "nemotron_h",
+    "nemotron_h_experts",
     "ernie",
     "exaone4",
 ]
@@ -102,7 +104,7 @@ class Pair:
         before: list[Tensor] = []
         decoder = self.oracle.get_decoder()
         inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
-        names = ("norm", "embedding_norm", "final_layernorm")
+        names = ("norm", "embedding_norm", "final_layernorm", "norm_f")
         norm = next(found for name in names if (found := getattr(inner, name, None)) is not None)
         hook = norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
         states = self._oracle(sequences).hidden_states
@@ -112,7 +114,7 @@ class Pair:
 
     def _oracle(self, sequences: Sequence[Sequence[int]]) -> Any:
         length = max(len(sequence) for sequence in sequences)
-        rope = self.oracle.config.get_text_config().rope_parameters
+        rope = getattr(self.oracle.config.get_text_config(), "rope_parameters", {})
         if (
             rope.get("rope_type") == "longrope"
         ):  # its factors depend on the length there; make them the long ones
@@ -436,7 +438,9 @@ def test_sharded_checkpoint(pairs: Pairs, name: str, tmp_path: Path) -> None:
     assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "gemma4" not in name])  # which is newer
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if not name.startswith(("gemma4", "nemotron"))]
+)  # the first is newer, the second does not rotate
 def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_path: Path) -> None:
     newer = read_config(pairs(name).directory)
     rope = newer["rope_parameters"]
@@ -569,8 +573,23 @@ def with_the_norm_last(model: Transformer) -> None:
 
 
 def without_shared_part(model: Transformer) -> None:
-    for block in model.blocks:
-        block.mlp.shared.down.weight.data.zero_()  # type: ignore[union-attr, operator]
+    for mixture in mixtures(model):
+        mixture.shared.down.weight.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def mixtures(model: Transformer) -> list[Experts]:
+    return [part for part in model.modules() if isinstance(part, Experts)]
+
+
+def without_latent_states(model: Transformer) -> None:
+    for mixture in mixtures(model):
+        mixture.latent_out.weight.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def with_a_plain_relu(model: Transformer) -> None:
+    for part in model.modules():
+        if isinstance(part, SquaredReLU):
+            part.up.register_forward_hook(lambda _, __, out: out.relu().sqrt())
 
 
 def without_residual_multiplier(model: Transformer) -> None:
@@ -626,6 +645,9 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("falcon_h1", without_multipliers_of_products),
         ("falcon_h1", without_multipliers_of_outputs),
         ("falcon_h1_normed", with_the_norm_last),
+        ("nemotron_h_experts", without_shared_part),
+        ("nemotron_h_experts", without_latent_states),
+        ("nemotron_h", with_a_plain_relu),
     ],
 )
 def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
@@ -678,6 +700,38 @@ def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> N
     assert parse_model_config(config).state_space is not None
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"layers_block_type": ["linear_attention", "conv"]}, "'conv'"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M*X"}, "'X'"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M-"}, "without attention"),
+        ({"layers_block_type": None}, "hybrid_override_pattern"),
+        ({"mlp_hidden_act": "silu"}, "relu2"),
+        ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_bias": True}, "mamba_proj_bias"),
+        ({"n_group": 3}, "n_group"),
+    ],
+)
+def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
+    config = random_oracle("nemotron_h_experts").config.to_dict()
+    assert parse_model_config(config).feed_forward_layers == (0, 2, 4)
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+def test_nemotron_has_older_names_of_kinds_of_layers() -> None:
+    config = random_oracle("nemotron_h_experts").config.to_dict()
+    for older in (
+        {"hybrid_override_pattern": "EME*-"},
+        {"layers_block_type": ["moe", "mamba", "moe", "attention", "mlp"]},
+    ):
+        assert parse_model_config({**config, "layers_block_type": None, **older}) == parse_model_config(
+            config
+        )
 
 
 def test_granite_has_older_names_of_kinds_of_layers() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.model import falcon_h1_fields, gemma4_fields
+from soothsay.model import falcon_h1_fields, gemma4_fields, nemotron_h_fields
 from soothsay.model.family import Family
 from soothsay.model.family_layers import (
     all_but_each,
+    all_layers,
     all_or_none,
     even_layers,
     every_layer,
@@ -206,6 +207,19 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         finished=falcon_h1_fields.finished,
         defaults=falcon_h1_fields.DEFAULTS,
     ),
+    "nemotron_h": Family(
+        activation_key="mlp_hidden_act",
+        default_activation="relu2",
+        norm_eps_key="layer_norm_epsilon",
+        default_norm_eps=1e-5,
+        has_state_spaces=True,
+        has_experts=True,
+        routes_by_sigmoid=True,
+        unrotated=all_layers,
+        rewritten=nemotron_h_fields.rewritten,
+        finished=nemotron_h_fields.finished,
+        defaults=nemotron_h_fields.DEFAULTS,
+    ),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
     "glm4_moe": Family(
@@ -346,7 +360,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "minimax_m3_vl": _BLOCKS,
     "nemotron": "its feed-forward parts have no gate",
     "nemotron-nas": "each of its blocks has a shape of its own",
-    "nemotron_h": "it has Mamba layers, and each of its blocks is a single part",
     "rwkv7": "it has no attention",
     "step3p7": "its attention has a gate for each head",
     "t5": "it has an encoder",

@@ -19,7 +19,7 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
 from soothsay.model.attention_layer import RecurrentLayer
-from soothsay.model.blocks import Block, Blocks
+from soothsay.model.blocks import Block, Blocks, block_of
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, StockKernels
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
         layers = range(config.num_layers) if layers is None else layers
-        self.blocks = Blocks(Block(config, layer, kernels) for layer in layers)
+        self.blocks = Blocks(block_of(config, layer, kernels) for layer in layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
