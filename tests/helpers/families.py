@@ -678,7 +678,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
-    factors = ("norm.weight", "norm_1.weight", "norm_2.weight", "scale")
+    factors = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "scale")
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if key.endswith(factors):

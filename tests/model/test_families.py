@@ -475,8 +475,20 @@ def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_pat
                 "sliding_window": 1024,
             },
         },
+        {
+            "model_type": "falcon_h1",
+            "vocab_size": 32_784,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 36,
+            "max_position_embeddings": 16_384,
+            "mamba_d_ssm": 1536,
+        },
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"},
     ],
-    ids=["llama1", "gemma3_4b"],
+    ids=["llama1", "gemma3_4b", "falcon_h1", "nemotron_h"],
 )
 def test_what_a_published_configuration_leaves_out(published: dict[str, Any], tmp_path: Path) -> None:
     write_config(tmp_path, published)

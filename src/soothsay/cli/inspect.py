@@ -209,6 +209,9 @@ def _rotary(c: ModelConfig) -> str:
 
 
 def _blocks(c: ModelConfig) -> str:
+    if c.feed_forward_layers is not None:
+        number = len(c.feed_forward_layers)
+        return f"a single part each, the feed-forward part in {number} of {c.num_layers}; a norm before it"
     norms = "around" if c.pre_norms and c.post_norms else "before" if c.pre_norms else "after"
     between = "beside" if c.parallel else "then"
     return f"attention, {between} the feed-forward part; norms {norms} them"

@@ -183,12 +183,13 @@ def mamba2_tensor(full: str, tensor: Tensor, c: Any) -> tuple[str, Tensor]:
     block = f"blk.{full.split('.')[2]}" if ".layers." in full else ""
     if full.endswith("A_log"):
         return f"{block}.ssm_a", -tensor.exp()[:, None]
-    if full.endswith("mamba.D"):
+    if full.endswith(".D"):
         return f"{block}.ssm_d", tensor[:, None]
     if full.endswith("conv1d.weight"):
         return full, tensor[:, 0]
-    if full.endswith("mamba.norm.weight"):
-        return full, tensor.view(c.mamba_n_groups, -1)
+    if full.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        groups = c.n_groups if "mixer" in full else c.mamba_n_groups
+        return full, tensor.view(groups, -1)
     return full.replace("dt_bias", "dt_proj.bias"), tensor
 
 
@@ -218,6 +219,38 @@ def falcon_h1_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
     for full, tensor in tensors.items():
         factor = factors.get(full.removesuffix(".weight").rpartition(".")[2])
         yield mamba2_tensor(full, tensor if factor is None else tensor * factor, c)
+
+
+def nemotron_h(writer: GGUFWriter, c: Any) -> None:
+    c.num_hidden_layers, c.rms_norm_eps = len(c.layers_block_type), c.layer_norm_epsilon
+    common(writer, c)
+    has_experts = "moe" in c.layers_block_type
+    size = c.moe_intermediate_size if has_experts else c.intermediate_size
+    sizes = {"mlp": c.intermediate_size, "moe": size}
+    writer.add_feed_forward_length([sizes.get(kind, 0) for kind in c.layers_block_type])
+    kept = [c.num_key_value_heads * (kind == "full_attention") for kind in c.layers_block_type]
+    writer.add_head_count_kv(kept)
+    writer.add_rope_dimension_count(20)  # of no meaning
+    writer.add_ssm_conv_kernel(c.conv_kernel)
+    writer.add_ssm_state_size(c.ssm_state_size)
+    writer.add_ssm_group_count(c.n_groups)
+    writer.add_ssm_inner_size(c.mamba_num_heads * c.mamba_head_dim)
+    writer.add_ssm_time_step_rank(c.mamba_num_heads)
+    if has_experts:
+        experts(writer, c.n_routed_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(c.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(c.norm_topk_prob)
+        writer.add_expert_weights_scale(c.routed_scaling_factor)
+        writer.add_expert_group_count(c.n_group)
+        writer.add_moe_latent_size(c.moe_latent_size)
+
+
+def nemotron_h_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for name, tensor in stacked(tensors, c):
+        full = name
+        if ".experts." in name:
+            full = f"{name.replace('backbone', 'model').replace('mixer', 'mlp')}"
+        yield mamba2_tensor(full, tensor, c)
 
 
 def close_to_llama(writer: GGUFWriter, c: Any) -> None:
@@ -332,6 +365,11 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
         (gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors),
         {"mamba_norm_before_gate": False},
     ),
+    "nemotron_h": ((gguf.MODEL_ARCH.NEMOTRON_H, nemotron_h, nemotron_h_tensors), {}),
+    "nemotron_h_experts": (
+        (gguf.MODEL_ARCH.NEMOTRON_H_MOE, nemotron_h, nemotron_h_tensors),
+        {"topk_group": 4},  # for which the converter has no key
+    ),
     "lfm2": ((gguf.MODEL_ARCH.LFM2, lfm2, lfm2_tensors), {}),
     "lfm2_moe": (
         (gguf.MODEL_ARCH.LFM2MOE, lfm2, lfm2_tensors),
@@ -386,7 +424,8 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid", "falcon_h1_normed"]
+    "name",
+    ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid", "falcon_h1_normed"],
 )
 def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
     oracle = random_oracle(name, **CASES[name][1])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
-from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent
+from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent, gguf_nemotron_h
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import Change
 
@@ -29,7 +29,10 @@ OUTER_NAMES = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
-FAMILY_OUTER_NAMES = {"falcon_h1": {"output_norm": "model.final_layernorm"}}
+FAMILY_OUTER_NAMES = {
+    "falcon_h1": {"output_norm": "model.final_layernorm"},
+    "nemotron_h": gguf_nemotron_h.OUTER_NAMES,
+}
 """What a family names otherwise outside of its blocks."""
 
 BLOCK_NAMES = {
@@ -69,6 +72,7 @@ _LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]
 CHANGES: dict[str, dict[str, Change]] = {
     "falcon_h1": _MAMBA2_CHANGES,
     "granitemoehybrid_gguf": _MAMBA2_CHANGES,
+    "nemotron_h": _MAMBA2_CHANGES,
     "lfm2": _LFM2_CHANGES,
     "lfm2_moe": _LFM2_CHANGES,
     "qwen3_5_text": _QWEN3_5_CHANGES,
@@ -197,6 +201,7 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
     },
     "gemma4_text": gguf_gemma4.NAMES,
+    "nemotron_h": gguf_nemotron_h.NAMES,
     "glm4_moe": gguf_glm.NAMES,
     "deepseek_v3": gguf_latent.NAMES,
     "llama4_text": {
@@ -241,6 +246,8 @@ def own_config(
     get = header.number
     if header.family == "gemma4_text":
         return gguf_gemma4.own_config(header, config, shapes)
+    if header.family == "nemotron_h":
+        return gguf_nemotron_h.own_config(header, config, shapes)
     if header.family == "glm4_moe":
         return gguf_glm.own_config(header, config, shapes)
     if header.family == "deepseek_v3":
