@@ -103,6 +103,16 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True)
+class AlternatingConfig:
+    """Layers that predict and correct a stream of several parts. See `soothsay.model.alternating`."""
+
+    parts: int  # of the residual stream, each of the hidden size
+    scaled: bool  # what a layer's own embedding is gated by is multiplied by a learned vector
+    laurel_rank: int  # inner size of the learned residual layer
+    sparsity: tuple[float, ...]  # for each layer, the share of gates that become zero
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What one decoder computes."""
 
@@ -136,6 +146,10 @@ class ModelConfig:
     num_shared_kv_layers: int = 0  # Gemma 4: the last layers, which read keys and values of layers before
     wide_shared_kv_layers: bool = False  # the feed-forward parts of these layers have twice the size
     layer_embedding_size: int | None = None  # Gemma 4: each layer reads an embedding of its own
+    layer_vocab_size: int | None = (
+        None  # Gemma 3n: tokens with embeddings for layers; the others have token 0's
+    )
+    alternating: AlternatingConfig | None = None  # Gemma 3n: the residual stream has several parts
     layer_scalars: bool = False  # Gemma 4: each layer's output is multiplied by a number
     centred_norms: bool = False  # Cohere: a norm subtracts the mean first
     parallel: bool = False  # Cohere: attention and the feed-forward part read the same normed stream
@@ -170,6 +184,11 @@ class ModelConfig:
     def group(self) -> int:
         """Query heads that share one key-value head. The greatest common divisor, if layers differ."""
         return math.gcd(*(self.num_heads // self.heads(i).count for i in range(self.num_layers)))
+
+    @property
+    def stream_size(self) -> int:
+        """Size of a row between two blocks."""
+        return self.hidden_size * (1 if self.alternating is None else self.alternating.parts)
 
     def heads(self, layer: int) -> HeadsConfig:
         """The key-value heads that a layer reads."""
@@ -212,7 +231,7 @@ class ModelConfig:
         special = (
             *(self.qk_norm_over_heads, self.centred_norms, self.parallel, self.value_norm),
             *(self.layer_scalars, self.layer_embedding_size, self.num_shared_kv_layers),
-            *(self.query_growth, self.latent, self.global_heads, self.mlp_multipliers),
+            *(self.query_growth, self.latent, self.global_heads, self.mlp_multipliers, self.alternating),
         )
         is_whole = self.feed_forward_layers is None and self.activation != "relu2"
         return self.pre_norms and is_whole and not any(special)
@@ -224,7 +243,12 @@ class ModelConfig:
         total = self.vocab_size * hidden * (1 if self.tie_embeddings else 2)
         total += sum(self.attention_parameters(i) + self.mlp_parameters(i) for i in layers)
         if self.layer_embedding_size is not None:  # a table, its projection, and two matrices in each layer
-            total += (self.vocab_size + 3 * hidden) * self.layer_embedding_size * self.num_layers
+            rows = self.layer_vocab_size or self.vocab_size
+            total += (rows + 3 * hidden) * self.layer_embedding_size * self.num_layers
+        if self.alternating is not None:
+            a = self.alternating
+            own = (2 * a.laurel_rank + a.parts) * hidden + (a.parts + 1) * a.parts**2
+            total += own * self.num_layers + 2 * (a.parts - 1) * hidden**2
         return total
 
     def attention_parameters(self, layer: int) -> int:

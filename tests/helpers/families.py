@@ -113,6 +113,23 @@ NEMOTRON_H = {
 }
 SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
+GEMMA3N = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 32,
+    "sliding_window": 9,
+    "final_logit_softcapping": 6.0,
+    "vocab_size_per_layer_input": 90,  # the other tokens read the embeddings of token 0
+    "hidden_size_per_layer_input": 32,
+    "num_kv_shared_layers": 3,
+    "laurel_rank": 32,
+    "altup_num_inputs": 3,
+    "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.3, 0.0],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}
 KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, its own settings
     "llama1": ("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 2}),
@@ -394,6 +411,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             },
         },
     ),
+    "gemma3n": ("Gemma3n", GEMMA3N),
     "gemma4": ("Gemma4", {**GEMMA4, **SHARED_KV, "hidden_size_per_layer_input": 32}),
     "gemma4_keys_are_values": ("Gemma4", {**GEMMA4, **KEYS_ARE_VALUES}),
     "gemma4_experts": ("Gemma4", {**GEMMA4, **EXPERTS, **KEYS_ARE_VALUES}),
@@ -685,7 +703,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
             zero = family in ("Gemma2", "Gemma3") or (name in HYBRIDS and "linear_attn" not in key)
             centre = 0.0 if zero else 1.0
             value = centre + 0.3 * noise
-            if family.startswith("Gemma4") and key.endswith("q_norm.weight"):
+            if family.startswith(("Gemma3n", "Gemma4")) and key.endswith("q_norm.weight"):
                 value *= 0.3  # nothing else scales its attention, and sharp attention enlarges rounding
         elif parameter.ndim == 1 or key.endswith("_bias"):  # a bias, or a stack of them
             value = 0.5 * noise
@@ -761,7 +779,13 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     rope = config["rope_parameters"]
-    if config["model_type"] not in ("granitemoehybrid", "exaone4", "lfm2", "lfm2_moe"):  # where it always was
+    if config["model_type"] not in (
+        "granitemoehybrid",
+        "exaone4",
+        "lfm2",
+        "lfm2_moe",
+        "gemma3n_text",
+    ):  # where it always was
         older.pop("layer_types", None)
     if "sliding_attention" in rope:
         if "_sliding_window_pattern" in older:  # Gemma 3

@@ -75,6 +75,7 @@ FURTHER = [
     "llama4",
     "granite4_hybrid",
     "granite4_experts",
+    "gemma3n",
     "falcon_h1",
     "nemotron_h",
     "nemotron_h_experts",
@@ -101,15 +102,16 @@ class Pair:
     def expected_states(self, sequences: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Tensor]:
         """The rows of all sequences end to end: each layer's input, then the states before and after the
         last norm."""
-        before: list[Tensor] = []
+        last: list[Tensor] = []
         decoder = self.oracle.get_decoder()
         inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
         names = ("norm", "embedding_norm", "final_layernorm", "norm_f")
         norm = next(found for name in names if (found := getattr(inner, name, None)) is not None)
-        hook = norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+        hook = norm.register_forward_hook(lambda _, args, out: last.extend((args[0], out)))
         states = self._oracle(sequences).hidden_states
         hook.remove()
-        wanted = [*(states[layer] for layer in layers), before[0], states[-1]]
+        inputs = [states[layer] for layer in layers]  # Gemma 3n's have several parts
+        wanted = [*(x[0] if x.ndim == 4 else x for x in inputs), *last]
         return [torch.cat([x[i, : len(s)] for i, s in enumerate(sequences)]) for x in wanted]
 
     def _oracle(self, sequences: Sequence[Sequence[int]]) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
+from soothsay.model.alternating import AlternatingBlock
 from soothsay.model.attention_layer import attention_of
 from soothsay.model.feed_forward import DenseAndExperts, Experts, feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes
@@ -88,8 +89,10 @@ class Block(nn.Module):
         return x if self.scalar is None else x * self.scalar.value
 
 
-def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> Block | SinglePart:
+def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> Block | SinglePart | AlternatingBlock:
     """A layer of a decoder."""
+    if config.alternating is not None:
+        return AlternatingBlock(config, layer, kernels)
     kind = Block if config.feed_forward_layers is None else SinglePart
     return kind(config, layer, kernels)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.model import falcon_h1_fields, gemma4_fields, nemotron_h_fields
+from soothsay.model import falcon_h1_fields, gemma3n_fields, gemma4_fields, nemotron_h_fields
 from soothsay.model.family import Family
 from soothsay.model.family_layers import (
     all_but_each,
@@ -327,6 +327,20 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         states_scaled_context=True,
         defaults=_GEMMA3_DEFAULTS,
     ),
+    "gemma3n_text": Family(
+        activation_key="hidden_activation",
+        default_activation="gelu_pytorch_tanh",
+        default_tied=True,
+        post_norms=True,
+        scaled_embedding=True,
+        qk_norm=True,
+        windowed=all_but_each(5),
+        default_theta=1e6,
+        local_rope=True,
+        rewritten=gemma3n_fields.rewritten,
+        finished=gemma3n_fields.finished,
+        defaults=gemma3n_fields.DEFAULTS,
+    ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(_GEMMA4, defaults=gemma4_fields.UNIFIED_DEFAULTS),
 }
@@ -345,8 +359,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
     "ernie4_5_moe": "its experts have not been tried",
     "exaone_moe": "its experts have not been tried",
-    "gemma3n": "its residual stream is predicted and corrected (AltUp)",
-    "gemma3n_text": "its residual stream is predicted and corrected (AltUp)",
     "glm_moe_dsa": _SPARSE,
     "hunyuan_v1_dense": _NORMED_LAST,
     "hunyuan_v1_moe": _NORMED_LAST,

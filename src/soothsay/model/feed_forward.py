@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 from typing import cast
 
 import torch
@@ -16,10 +17,15 @@ from soothsay.model.norm import Multipliers, RMSNorm, Vector
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
+    """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product.
 
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+    With a sparsity, about this share of gates becomes zero, and the others are lessened (Gemma 3n).
+    """
+
+    def __init__(self, config: ModelConfig, size: int, kernels: Kernels, *, sparsity: float = 0.0):
         super().__init__()
+        self.cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
+        """Standard deviations above the mean up to which gates become zero."""
         self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
         self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
         factors = config.mlp_multipliers  # that of outputs multiplies what they are products of
@@ -32,7 +38,21 @@ class FeedForward(nn.Module):
         gate_up = cast(Tensor, self.gate_up(x))
         if self.multipliers is not None:
             gate_up = self.multipliers(gate_up)
+        if self.cutoff is not None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            mean, deviation = moments(gate.float())
+            gate = F.relu(gate.float() - (mean + deviation * self.cutoff)).to(up.dtype)
+            gate_up = torch.cat([gate, up], -1)
         return cast(Tensor, self.down(self.kernels.gated(gate_up, self.activation)))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each row: `[N, size]` to `[N, 1]` each, float32.
+
+    By the parts of a layer norm, whose bits do not depend on the number of rows.
+    """
+    _, mean, inverse = torch.native_layer_norm(x.contiguous(), x.shape[1:], None, None, 1e-30)
+    return mean, 1 / inverse
 
 
 class SquaredReLU(nn.Module):

@@ -57,14 +57,14 @@ class Multipliers(nn.Module):
 
 
 class Vector(nn.Module):
-    """A learned vector, whose `name` in checkpoints is not `weight`. It has that name here too."""
+    """A learned vector or small matrix, which stays plain. It has the `name` that it has in checkpoints."""
 
-    def __init__(self, name: str, size: int):
+    def __init__(self, name: str, *shape: int):
         super().__init__()
         self.name = name
-        self.register_parameter(name, nn.Parameter(torch.ones(size)))
+        self.register_parameter(name, nn.Parameter(torch.ones(shape)))
 
     @property
     def value(self) -> Tensor:
-        """`[size]` float32."""
+        """Of its shape, float32."""
         return self.get_parameter(self.name)

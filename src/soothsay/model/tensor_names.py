@@ -60,6 +60,20 @@ _GEMMA4_NAMES: Names = {
     "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
     "mlp.mixture.experts.down": ("experts.{}.down_proj",),
 }
+_GEMMA3N_NAMES: Names = {
+    **_GEMMA_NAMES,
+    "layer_input.gate": ("per_layer_input_gate",),
+    "layer_input.projection": ("per_layer_projection",),
+    "layer_input.post_norm": ("post_per_layer_input_norm",),
+    "laurel_in": ("laurel.linear_left",),
+    "laurel_out": ("laurel.linear_right",),
+    "laurel_norm": ("laurel.post_laurel_norm",),
+    "alternate.router": ("altup.modality_router",),
+    "alternate.router_norm": ("altup.router_norm",),
+    "alternate.predictions": ("altup.prediction_coefs",),
+    "alternate.corrections": ("altup.correction_coefs",),
+    "alternate.scale": ("altup",),
+}
 _OLMO_NAMES: Names = {
     "attention_post_norm": ("post_attention_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
@@ -168,6 +182,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
     "gpt_oss": {"mlp.router": ("mlp.router",)},
+    "gemma3n_text": _GEMMA3N_NAMES,
     "gemma4_text": _GEMMA4_NAMES,
     "gemma4_unified_text": _GEMMA4_NAMES,
     "llama4_text": {
@@ -220,6 +235,10 @@ class TensorNames:
             module = "embedding"
         if module in OUTER_NAMES:
             return [f"{self.prefix}{name}" for name in (OUTER_NAMES | self._own)[module]]
+        if module.startswith("alternation."):
+            _, part, number = module.split(".")
+            kind = "altup_projections" if part == "spreading" else "altup_unembed_projections"
+            return [f"{self.prefix}{kind}.{number}"]
         _, block, *rest = module.split(".")
         layer = self.first_layer + int(block)
         names = self._in_block(".".join(rest), layer)
