@@ -30,7 +30,9 @@ MODES = [replace(mode, max_tokens=24) for mode in (GREEDY, SAMPLED, GREEDY, SAMP
 DRAFTERS = ("suffix", "auto", "layer-skip(exit=3)")  # test_every_kind.py has all
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next", "lfm2", "granite4_hybrid"])
+@pytest.fixture(
+    scope="module", params=["qwen3_5", "qwen3_next", "lfm2", "granite4_hybrid", "falcon_h1", "nemotron_h"]
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp(request.param)
     random_oracle(request.param, max_position_embeddings=256).save_pretrained(made)

@@ -99,6 +99,17 @@ class ExpertsConfig:
     shared_gate: bool = False  # the shared part is multiplied by the sigmoid of a score of its own
     scales_inputs: bool = False  # Llama 4: experts read a row times its weight
     beside_dense: bool = False  # Gemma 4: layers have a dense part too, and each of the two norms of its own
+    latent_size: int | None = None  # Nemotron 3 Super: experts read and write states of this size
+
+
+@dataclass(frozen=True)
+class AlternatingConfig:
+    """Layers that predict and correct a stream of several parts. See `soothsay.model.alternating`."""
+
+    parts: int  # of the residual stream, each of the hidden size
+    scaled: bool  # what a layer's own embedding is gated by is multiplied by a learned vector
+    laurel_rank: int  # inner size of the learned residual layer
+    sparsity: tuple[float, ...]  # for each layer, the share of gates that become zero
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ class ModelConfig:
     rotary_dim: int | None = None  # the first dimensions of a head, which rotate; None: all
     rotates_neighbours: bool = False  # as stored, dimensions 2 i and 2 i + 1 of a head rotate together
     norm_eps: float = 1e-6
-    activation: str = "silu"
+    activation: str = "silu"  # "relu2" is a squared ReLU, without a gate
     tie_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -135,9 +146,16 @@ class ModelConfig:
     num_shared_kv_layers: int = 0  # Gemma 4: the last layers, which read keys and values of layers before
     wide_shared_kv_layers: bool = False  # the feed-forward parts of these layers have twice the size
     layer_embedding_size: int | None = None  # Gemma 4: each layer reads an embedding of its own
+    layer_vocab_size: int | None = (
+        None  # Gemma 3n: tokens with embeddings for layers; the others have token 0's
+    )
+    alternating: AlternatingConfig | None = None  # Gemma 3n: the residual stream has several parts
     layer_scalars: bool = False  # Gemma 4: each layer's output is multiplied by a number
     centred_norms: bool = False  # Cohere: a norm subtracts the mean first
     parallel: bool = False  # Cohere: attention and the feed-forward part read the same normed stream
+    # Nemotron-H: each layer is a single part, and these are feed-forward parts; None: each layer has both
+    feed_forward_layers: tuple[int, ...] | None = None
+    mlp_multipliers: tuple[float, float] | None = None  # Falcon-H1: of gates, and of the part's outputs
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
     pre_norms: bool = True  # a norm before attention and before the feed-forward part
     post_norms: bool = False  # a norm after attention and after the feed-forward part
@@ -159,13 +177,18 @@ class ModelConfig:
 
     @property
     def states(self) -> StatesConfig | None:
-        """The layers that keep a state instead of keys and values."""
+        """The layers that keep a state instead of keys and values, or beside them."""
         return self.delta or self.convolution or self.state_space
 
     @cached_property
     def group(self) -> int:
         """Query heads that share one key-value head. The greatest common divisor, if layers differ."""
         return math.gcd(*(self.num_heads // self.heads(i).count for i in range(self.num_layers)))
+
+    @property
+    def stream_size(self) -> int:
+        """Size of a row between two blocks."""
+        return self.hidden_size * (1 if self.alternating is None else self.alternating.parts)
 
     def heads(self, layer: int) -> HeadsConfig:
         """The key-value heads that a layer reads."""
@@ -185,7 +208,7 @@ class ModelConfig:
     def last_kv_layers(self) -> Mapping[bool, int]:
         """The last layers with keys and values of their own. True: without a window. False: with one."""
         own = self.num_layers - self.num_shared_kv_layers
-        layers = [layer for layer in range(own) if not self.is_recurrent(layer)]
+        layers = [layer for layer in range(own) if self.has_keys(layer)]
         return {self.windows[layer] is None: layer for layer in layers}
 
     def shares_kv(self, layer: int) -> bool:
@@ -208,36 +231,60 @@ class ModelConfig:
         special = (
             *(self.qk_norm_over_heads, self.centred_norms, self.parallel, self.value_norm),
             *(self.layer_scalars, self.layer_embedding_size, self.num_shared_kv_layers),
-            *(self.query_growth, self.latent, self.global_heads),
+            *(self.query_growth, self.latent, self.global_heads, self.mlp_multipliers, self.alternating),
         )
-        return self.pre_norms and not any(special)
+        is_whole = self.feed_forward_layers is None and self.activation != "relu2"
+        return self.pre_norms and is_whole and not any(special)
 
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model in matrices. Biases and norms are left out."""
-        hidden, layers, mixture = self.hidden_size, range(self.num_layers), self.experts
+        hidden, layers = self.hidden_size, range(self.num_layers)
         total = self.vocab_size * hidden * (1 if self.tie_embeddings else 2)
-        total += sum(map(self.attention_parameters, layers))
-        if mixture is not None:
-            each = (3 * mixture.size + 1) * mixture.count + 3 * mixture.shared_size + mixture.shared_gate
-            total += each * hidden * len(mixture.layers)
-        dense = [i for i in layers if not self.is_sparse(i) or (mixture is not None and mixture.beside_dense)]
-        total += 3 * hidden * sum(self.mlp_size(layer) for layer in dense)
+        total += sum(self.attention_parameters(i) + self.mlp_parameters(i) for i in layers)
         if self.layer_embedding_size is not None:  # a table, its projection, and two matrices in each layer
-            total += (self.vocab_size + 3 * hidden) * self.layer_embedding_size * self.num_layers
+            rows = self.layer_vocab_size or self.vocab_size
+            total += (rows + 3 * hidden) * self.layer_embedding_size * self.num_layers
+        if self.alternating is not None:
+            a = self.alternating
+            own = (2 * a.laurel_rank + a.parts) * hidden + (a.parts + 1) * a.parts**2
+            total += own * self.num_layers + 2 * (a.parts - 1) * hidden**2
         return total
 
     def attention_parameters(self, layer: int) -> int:
-        """Weights of a layer's attention, or of what takes its place, in matrices."""
-        if self.delta is not None and self.is_recurrent(layer):
+        """Weights of a layer's attention, and of what stands beside it or takes its place, in matrices."""
+        kept = self._state_parameters if self.keeps_state(layer) else 0
+        return kept + (self._key_parameters(layer) if self.has_keys(layer) else 0)
+
+    def mlp_parameters(self, layer: int) -> int:
+        """Weights of a layer's feed-forward part in matrices."""
+        if self.feed_forward_layers is not None and self.has_attention(layer):
+            return 0
+        matrices, hidden, total = 2 if self.activation == "relu2" else 3, self.hidden_size, 0
+        if self.experts is not None and self.is_sparse(layer):
+            e, width = self.experts, self.experts.latent_size or hidden
+            total = e.count * (matrices * e.size * width + hidden)
+            total += (matrices * e.shared_size + e.shared_gate) * hidden
+            total += 0 if e.latent_size is None else 2 * hidden * e.latent_size
+            if not e.beside_dense:
+                return total
+        return total + matrices * hidden * self.mlp_size(layer)
+
+    @property
+    def _state_parameters(self) -> int:
+        """Weights in matrices of what keeps a state in a layer."""
+        if self.delta is not None:
             d = self.delta
             products = self.hidden_size * (d.channels + 2 * d.values + 2 * d.value_heads)
             return products + d.taps * d.channels
-        if self.convolution is not None and self.is_recurrent(layer):
+        if self.convolution is not None:
             return (4 * self.hidden_size + self.convolution.taps) * self.convolution.channels
-        if self.state_space is not None and self.is_recurrent(layer):
-            m = self.state_space
-            return self.hidden_size * (2 * m.size + m.channels + m.heads) + m.taps * m.channels
+        m = self.state_space
+        assert m is not None
+        return self.hidden_size * (2 * m.size + m.channels + m.heads) + m.taps * m.channels
+
+    def _key_parameters(self, layer: int) -> int:
+        """Weights of a layer's attention in matrices."""
         c = self.latent
         if c is None:
             own = self.heads(layer)
@@ -252,17 +299,30 @@ class ModelConfig:
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """For each layer with keys of its own: its heads in the KV pool, keys' and values', and their size.
 
-        The last layers may share the keys of others. Layers that keep a state have no heads.
+        The last layers may share the keys of others. Layers without attention have no heads.
         """
         if self.latent is not None:
             return ((1, self.latent.rank + self.latent.rotated),) * self.num_layers
         own = range(self.num_layers - self.num_shared_kv_layers)
-        heads = ((0 if self.is_recurrent(layer) else 2, self.heads(layer)) for layer in own)
+        heads = ((2 if self.has_keys(layer) else 0, self.heads(layer)) for layer in own)
         return tuple((parts * own.count, own.size) for parts, own in heads)
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has attention, or what takes its place."""
+        return self.feed_forward_layers is None or layer not in self.feed_forward_layers
+
+    def has_keys(self, layer: int) -> bool:
+        """Whether a layer reads keys and values."""
+        return self.has_attention(layer) and not self.is_recurrent(layer)
+
+    def keeps_state(self, layer: int) -> bool:
+        """Whether a layer keeps a state."""
+        return self.states is not None and layer in self.states.layers
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state instead of keys and values."""
-        return self.states is not None and layer in self.states.layers
+        has_both = self.state_space is not None and self.state_space.beside is not None
+        return self.keeps_state(layer) and not has_both
 
     def is_unrotated(self, layer: int) -> bool:
         """Whether a layer's queries and keys do not rotate."""

@@ -71,6 +71,17 @@ class StateSpaceConfig:
     groups: int  # of heads that share B and C
     state_size: int  # dimensions of B and C
     taps: int  # tokens that the convolution reads, its own included
+    normed: bool = True  # outputs are normed
+    norm_first: bool = False  # before they are multiplied by their gates
+    multipliers: tuple[float, ...] = ()  # Falcon-H1: of gates, x, B, C and steps; empty: all are one
+    # Falcon-H1: layers have attention too, and multipliers of the outputs of Mamba-2 and of attention
+    beside: tuple[float, float] | None = None
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Sizes of a token's gates, x, B, C and steps."""
+        shared = self.groups * self.state_size
+        return self.size, self.size, shared, shared, self.heads
 
     @property
     def group(self) -> int:

@@ -98,6 +98,13 @@ def test_layers_that_keep_a_state(tmp_path: Path) -> None:
     random_oracle("granite4_hybrid").save_pretrained(tmp_path)
     told = facts(inspect(str(tmp_path)))
     assert told["recurrent"] == "3 of 5 layers of Mamba-2, 4 heads with states of 32 x 16"
+    random_oracle("falcon_h1").save_pretrained(tmp_path / "falcon")
+    told = facts(inspect(str(tmp_path / "falcon")))
+    assert told["recurrent"] == "3 of 3 layers of Mamba-2 beside attention, 4 heads with states of 24 x 16"
+    random_oracle("nemotron_h").save_pretrained(tmp_path / "nemotron")
+    told = facts(inspect(str(tmp_path / "nemotron")))
+    assert told["recurrent"] == "2 of 5 layers of Mamba-2, 4 heads with states of 24 x 16"
+    assert told["blocks"] == "a single part each, the feed-forward part in 2 of 5; a norm before it"
 
 
 def test_a_configuration_alone(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "hybrid": ("qwen3_5", "bfloat16"),
     "convolutions": ("lfm2", "int8"),
     "state spaces": ("granite4_hybrid", "bfloat16"),
+    "states beside attention": ("falcon_h1", "int8"),
+    "single parts": ("nemotron_h_experts", "bfloat16"),
     "shared KV": ("gemma4", "int8"),
     "sinks": ("gpt_oss", "auto"),
     "latent": ("deepseek_v3", "bfloat16"),
@@ -34,6 +36,8 @@ SIZES = {
         "num_hidden_layers": 8,
         "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"] * 3,
     },
+    "states beside attention": {"num_hidden_layers": 8},
+    "single parts": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
     "convolutions": {"num_hidden_layers": 8, "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
     "experts": {"moe_intermediate_size": 64},  # which native kernels multiply
 }

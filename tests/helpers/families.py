@@ -87,8 +87,49 @@ GRANITE_HYBRID = {
     "attention_multiplier": 0.3,
     "logits_scaling": 0.6,
 }
+FALCON_H1 = {
+    "num_attention_heads": 2,  # of 32, which native kernels need
+    "num_key_value_heads": 1,
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": 24,
+}
+NEMOTRON_H = {
+    **{key: value for key, value in SIZES.items() if key not in ("num_hidden_layers", "rms_norm_eps")},
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "layer_norm_epsilon": 1e-3,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 24,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+}
 SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
+GEMMA3N = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 32,
+    "sliding_window": 9,
+    "final_logit_softcapping": 6.0,
+    "vocab_size_per_layer_input": 90,  # the other tokens read the embeddings of token 0
+    "hidden_size_per_layer_input": 32,
+    "num_kv_shared_layers": 3,
+    "laurel_rank": 32,
+    "altup_num_inputs": 3,
+    "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.3, 0.0],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}
 KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, its own settings
     "llama1": ("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 2}),
@@ -230,6 +271,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "shared_intermediate_size": 32,
         },
     ),
+    "falcon_h1": (
+        "FalconH1",
+        {
+            **FALCON_H1,
+            "embedding_multiplier": 3.7,
+            "lm_head_multiplier": 0.7,
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.7,
+            "ssm_in_multiplier": 1.4,
+            "ssm_out_multiplier": 0.8,
+            "ssm_multipliers": [0.6, 1.5, 1.7, 1.2, 0.5],
+            "mlp_multipliers": [1.6, 0.55],
+        },
+    ),
+    "falcon_h1_normed": ("FalconH1", {**FALCON_H1, "mamba_d_conv": 3, "mamba_rms_norm": True}),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "conv_kernel": 3,
+            "mlp_bias": True,
+        },
+    ),
+    "nemotron_h_experts": (
+        "NemotronH",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["moe", "linear_attention", "moe", "full_attention", "mlp"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 80,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOss", {"head_dim": 32, "pad_token_id": None}),
     "exaone4": (
@@ -330,6 +411,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             },
         },
     ),
+    "gemma3n": ("Gemma3n", GEMMA3N),
     "gemma4": ("Gemma4", {**GEMMA4, **SHARED_KV, "hidden_size_per_layer_input": 32}),
     "gemma4_keys_are_values": ("Gemma4", {**GEMMA4, **KEYS_ARE_VALUES}),
     "gemma4_experts": ("Gemma4", {**GEMMA4, **EXPERTS, **KEYS_ARE_VALUES}),
@@ -608,19 +690,20 @@ def random_oracle(name: str, **changes: Any) -> Any:
         family, settings = CASES[name]
         text = family.startswith(("Gemma3", "Gemma4")) or family in ("Llama4", "Qwen3_5", "Qwen3_5Moe")
         suffix = "TextConfig" if text else "Config"
-        config = getattr(transformers, family + suffix)(**{**SIZES, **settings, **changes})
+        sizes = {} if family == "NemotronH" else SIZES  # which has other names for some
+        config = getattr(transformers, family + suffix)(**{**sizes, **settings, **changes})
         whole = f"{family}ForCausalLM"
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
-    factors = ("norm.weight", "norm_1.weight", "norm_2.weight", "scale")
+    factors = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "scale")
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if key.endswith(factors):
             zero = family in ("Gemma2", "Gemma3") or (name in HYBRIDS and "linear_attn" not in key)
             centre = 0.0 if zero else 1.0
             value = centre + 0.3 * noise
-            if family.startswith("Gemma4") and key.endswith("q_norm.weight"):
+            if family.startswith(("Gemma3n", "Gemma4")) and key.endswith("q_norm.weight"):
                 value *= 0.3  # nothing else scales its attention, and sharp attention enlarges rounding
         elif parameter.ndim == 1 or key.endswith("_bias"):  # a bias, or a stack of them
             value = 0.5 * noise
@@ -696,7 +779,13 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     rope = config["rope_parameters"]
-    if config["model_type"] not in ("granitemoehybrid", "exaone4", "lfm2", "lfm2_moe"):  # where it always was
+    if config["model_type"] not in (
+        "granitemoehybrid",
+        "exaone4",
+        "lfm2",
+        "lfm2_moe",
+        "gemma3n_text",
+    ):  # where it always was
         older.pop("layer_types", None)
     if "sliding_attention" in rope:
         if "_sliding_window_pattern" in older:  # Gemma 3

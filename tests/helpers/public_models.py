@@ -66,7 +66,9 @@ def described(c: ModelConfig) -> str:
         parts = [f"states in {len(c.delta.layers)} of {c.num_layers} layers, attention in the others"]
     if c.state_space is not None:
         number = len(c.state_space.layers)
-        parts = [f"Mamba-2 in {number} of {c.num_layers} layers, attention in the others"]
+        rest = number if c.state_space.beside else sum(map(c.has_keys, range(c.num_layers)))
+        place = "beside it" if c.state_space.beside else f"in {rest}"
+        parts = [f"Mamba-2 in {number} of {c.num_layers} layers, attention {place}"]
     if c.convolution is not None:
         number = len(c.convolution.layers)
         parts = [f"convolutions in {number} of {c.num_layers} layers, attention in the others"]

@@ -42,11 +42,12 @@ from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families import parse_model_config
-from soothsay.model.feed_forward import Experts
+from soothsay.model.feed_forward import Experts, SquaredReLU
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Packed
 from soothsay.model.load import load_model
+from soothsay.model.norm import Multipliers
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
 from soothsay.train.lm import named_tensors
@@ -74,6 +75,10 @@ FURTHER = [
     "llama4",
     "granite4_hybrid",
     "granite4_experts",
+    "gemma3n",
+    "falcon_h1",
+    "nemotron_h",
+    "nemotron_h_experts",
     "ernie",
     "exaone4",
 ]
@@ -97,20 +102,21 @@ class Pair:
     def expected_states(self, sequences: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Tensor]:
         """The rows of all sequences end to end: each layer's input, then the states before and after the
         last norm."""
-        before: list[Tensor] = []
+        last: list[Tensor] = []
         decoder = self.oracle.get_decoder()
         inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
-        is_lfm2 = self.oracle.config.model_type.startswith("lfm2")
-        norm = inner.embedding_norm if is_lfm2 else inner.norm
-        hook = norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+        names = ("norm", "embedding_norm", "final_layernorm", "norm_f")
+        norm = next(found for name in names if (found := getattr(inner, name, None)) is not None)
+        hook = norm.register_forward_hook(lambda _, args, out: last.extend((args[0], out)))
         states = self._oracle(sequences).hidden_states
         hook.remove()
-        wanted = [*(states[layer] for layer in layers), before[0], states[-1]]
+        inputs = [states[layer] for layer in layers]  # Gemma 3n's have several parts
+        wanted = [*(x[0] if x.ndim == 4 else x for x in inputs), *last]
         return [torch.cat([x[i, : len(s)] for i, s in enumerate(sequences)]) for x in wanted]
 
     def _oracle(self, sequences: Sequence[Sequence[int]]) -> Any:
         length = max(len(sequence) for sequence in sequences)
-        rope = self.oracle.config.get_text_config().rope_parameters
+        rope = getattr(self.oracle.config.get_text_config(), "rope_parameters", {})
         if (
             rope.get("rope_type") == "longrope"
         ):  # its factors depend on the length there; make them the long ones
@@ -434,7 +440,9 @@ def test_sharded_checkpoint(pairs: Pairs, name: str, tmp_path: Path) -> None:
     assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "gemma4" not in name])  # which is newer
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if not name.startswith(("gemma4", "nemotron"))]
+)  # the first is newer, the second does not rotate
 def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_path: Path) -> None:
     newer = read_config(pairs(name).directory)
     rope = newer["rope_parameters"]
@@ -469,8 +477,20 @@ def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_pat
                 "sliding_window": 1024,
             },
         },
+        {
+            "model_type": "falcon_h1",
+            "vocab_size": 32_784,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 36,
+            "max_position_embeddings": 16_384,
+            "mamba_d_ssm": 1536,
+        },
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"},
     ],
-    ids=["llama1", "gemma3_4b"],
+    ids=["llama1", "gemma3_4b", "falcon_h1", "nemotron_h"],
 )
 def test_what_a_published_configuration_leaves_out(published: dict[str, Any], tmp_path: Path) -> None:
     write_config(tmp_path, published)
@@ -550,9 +570,40 @@ def without_scales_of_the_norm(model: Transformer) -> None:
         rule.scale.data.fill_(1)
 
 
-def without_shared_part(model: Transformer) -> None:
+def without_multipliers_of_products(model: Transformer) -> None:
+    for part in model.modules():
+        if isinstance(part, Multipliers):
+            part.row.fill_(1)
+
+
+def without_multipliers_of_outputs(model: Transformer) -> None:
     for block in model.blocks:
-        block.mlp.shared.down.weight.data.zero_()  # type: ignore[union-attr, operator]
+        block.attention.multipliers = 1.0, 1.0  # type: ignore[union-attr, assignment]
+
+
+def with_the_norm_last(model: Transformer) -> None:
+    for rule in state_spaces(model):
+        rule.config = replace(rule.config, norm_first=False)
+
+
+def without_shared_part(model: Transformer) -> None:
+    for mixture in mixtures(model):
+        mixture.shared.down.weight.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def mixtures(model: Transformer) -> list[Experts]:
+    return [part for part in model.modules() if isinstance(part, Experts)]
+
+
+def without_latent_states(model: Transformer) -> None:
+    for mixture in mixtures(model):
+        mixture.latent_out.weight.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def with_a_plain_relu(model: Transformer) -> None:
+    for part in model.modules():
+        if isinstance(part, SquaredReLU):
+            part.up.register_forward_hook(lambda _, __, out: out.relu().sqrt())
 
 
 def without_residual_multiplier(model: Transformer) -> None:
@@ -605,6 +656,12 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("granite4_hybrid", without_scales_of_the_norm),
         ("granite4_hybrid", without_residual_multiplier),
         ("granite4_experts", without_shared_part),
+        ("falcon_h1", without_multipliers_of_products),
+        ("falcon_h1", without_multipliers_of_outputs),
+        ("falcon_h1_normed", with_the_norm_last),
+        ("nemotron_h_experts", without_shared_part),
+        ("nemotron_h_experts", without_latent_states),
+        ("nemotron_h", with_a_plain_relu),
     ],
 )
 def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
@@ -640,6 +697,55 @@ def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str)
     assert parse_model_config(config).state_space is not None
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"mlp_multipliers": [1.0]}, "mlp_multipliers"),
+        ({"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"projectors_bias": True}, "projectors_bias"),
+        ({"mamba_d_ssm": 94}, "mamba_n_heads"),
+    ],
+)
+def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
+    config = random_oracle("falcon_h1").config.to_dict()
+    assert parse_model_config(config).state_space is not None
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"layers_block_type": ["linear_attention", "conv"]}, "'conv'"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M*X"}, "'X'"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M-"}, "without attention"),
+        ({"layers_block_type": None}, "hybrid_override_pattern"),
+        ({"mlp_hidden_act": "silu"}, "relu2"),
+        ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_bias": True}, "mamba_proj_bias"),
+        ({"n_group": 3}, "n_group"),
+    ],
+)
+def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
+    config = random_oracle("nemotron_h_experts").config.to_dict()
+    assert parse_model_config(config).feed_forward_layers == (0, 2, 4)
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+def test_nemotron_has_older_names_of_kinds_of_layers() -> None:
+    config = random_oracle("nemotron_h_experts").config.to_dict()
+    for older in (
+        {"hybrid_override_pattern": "EME*-"},
+        {"layers_block_type": ["moe", "mamba", "moe", "attention", "mlp"]},
+    ):
+        assert parse_model_config({**config, "layers_block_type": None, **older}) == parse_model_config(
+            config
+        )
 
 
 def test_granite_has_older_names_of_kinds_of_layers() -> None:

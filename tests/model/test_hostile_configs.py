@@ -156,6 +156,18 @@ def test_every_field_of_every_family_is_parsed_or_refused(family: str, step: int
         good |= {"layer_types": ["mamba", "attention"] * 4, "mamba_n_heads": 4, "mamba_n_groups": 2}
         good |= {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_head": "auto"}
         good |= {"mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": [0, float("inf")]}
+    if family == "falcon_h1":
+        good |= {"mlp_multipliers": [1.0, 0.5], "ssm_multipliers": [0.5] * 5, "key_multiplier": 0.4}
+        good |= {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_rms_norm": True}
+    if family == "nemotron_h":
+        good |= {"hybrid_override_pattern": "MEM*-EME", "mlp_hidden_act": "relu2", "moe_latent_size": 32}
+        good |= {
+            "use_bias": False,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "n_routed_experts": 4,
+        }
     parse_model_config(good)
     number = [*FAMILIES].index(family)
     for place, field in enumerate(good, number):

@@ -169,9 +169,10 @@ def _architecture(c: ModelConfig) -> Rows:
         )
     if c.state_space is not None:
         m = c.state_space
+        beside = "" if m.beside is None else " beside attention"
         yield (
             "recurrent",
-            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2, {m.heads} heads with states of "
+            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2{beside}, {m.heads} heads with states of "
             f"{m.head_size} x {m.state_size}",
         )
     if c.convolution is not None:
@@ -208,6 +209,9 @@ def _rotary(c: ModelConfig) -> str:
 
 
 def _blocks(c: ModelConfig) -> str:
+    if c.feed_forward_layers is not None:
+        number = len(c.feed_forward_layers)
+        return f"a single part each, the feed-forward part in {number} of {c.num_layers}; a norm before it"
     norms = "around" if c.pre_norms and c.post_norms else "before" if c.pre_norms else "after"
     between = "beside" if c.parallel else "then"
     return f"attention, {between} the feed-forward part; norms {norms} them"

@@ -11,6 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import NamedTuple, cast
 
 import torch
 
@@ -20,8 +22,16 @@ from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
 
-LayerMemory = torch.Tensor | LayerStates
-"""What a layer keeps of tokens: keys and values `[heads, slots, row]`, or states."""
+
+class KVAndStates(NamedTuple):
+    """Both, of a layer that has attention beside a state."""
+
+    kv: torch.Tensor
+    states: LayerStates
+
+
+LayerMemory = torch.Tensor | LayerStates | KVAndStates
+"""What a layer keeps of tokens: keys and values `[heads, slots, row]`, states, or both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,7 @@ class KVPool:
         block_size: slots in a block.
         dtype: of the elements; int16: keys are integers.
         device: of the memory.
-        states: of the layers that keep a state; their shapes have no heads.
+        states: of the layers that keep a state. Their shapes have no heads, unless they keep both.
     """
 
     def __init__(
@@ -80,13 +90,23 @@ class KVPool:
         }
         views = {shape: iter(part.unbind(0)) for shape, part in self._parts.items()}
         kept: dict[int, LayerStates] = {} if states is None else states.layers
-        self.layers: tuple[LayerMemory, ...] = tuple(
-            kept[layer] if layer in kept else next(views[shape]) for layer, shape in enumerate(shapes)
-        )
+
+        def memory(layer: int, shape: tuple[int, int]) -> LayerMemory:
+            own = next(views[shape])
+            if layer not in kept:
+                return own
+            return KVAndStates(own, kept[layer]) if shape[0] else kept[layer]
+
+        self.layers: tuple[LayerMemory, ...] = tuple(memory(*each) for each in enumerate(shapes))
+
+    def kv(self, layer: int) -> torch.Tensor:
+        """The keys and values of a layer that has some."""
+        own = self.layers[layer]
+        return cast(torch.Tensor, own.kv if isinstance(own, KVAndStates) else own)
 
     def fill(self) -> None:
         """Fill the memory with noise, as memory in use is."""
-        for layer in self.layers:
+        for layer in chain(*(own if isinstance(own, KVAndStates) else (own,) for own in self.layers)):
             if isinstance(layer, LayerStates):
                 layer.matrices.normal_()
             elif layer.dtype == torch.int16:

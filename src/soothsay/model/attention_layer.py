@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
+from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch
+from soothsay.core.cache import KVAndStates, LayerMemory
+from soothsay.core.states import LayerStates
 from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.kernels import Kernels, Norm
@@ -62,9 +65,9 @@ class Attention(nn.Module):
             return RMSNorm(size, c.norm_eps)
         return UnitNorm(size, c.norm_eps) if c.qk_unit_norm and not c.is_unrotated(layer) else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes its keys and values, if any, to `kv` `[2 * H_kv, S, d]`."""
-        c = self.config
+        c, kv = self.config, cast(Tensor | None, kv)
         qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, self.heads.size)  # [N, H_q + 2 H_kv, d]
         gate = None
         if self.gates:
@@ -98,8 +101,31 @@ class Attention(nn.Module):
         return torch.cat([*parts, v], dim=1)
 
 
-RecurrentLayer = DeltaLayer | ConvolutionLayer | StateSpaceLayer
-"""A layer that keeps a state instead of keys and values."""
+class AttentionBesideStates(Attention):
+    """Attention and Mamba-2 over the same rows. Their outputs are multiplied and added (Falcon-H1, 2025)."""
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
+        super().__init__(config, layer, kernels, in_features)
+        assert config.state_space is not None
+        assert config.state_space.beside is not None
+        self.beside = StateSpaceLayer(config, kernels, in_features)
+        self.multipliers = config.state_space.beside
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
+        """`[N, in] -> [N, hidden]` float32. Writes keys and values, and advances the states in `kv`."""
+        keys, states = (None, None) if kv is None else cast(KVAndStates, kv)
+        of_states, of_keys = self.multipliers
+        read = super().forward(x, rope, batch, keys).float() * of_keys
+        kept = cast(Tensor, self.beside(x, rope, batch, states))
+        return read + kept.float() * of_states
+
+    def commit(self, states: LayerStates, accepted: Accepted) -> None:
+        """Advance states by accepted rows of trees, from the journal."""
+        self.beside.commit(states, accepted)
+
+
+RecurrentLayer = DeltaLayer | ConvolutionLayer | StateSpaceLayer | AttentionBesideStates
+"""A layer that keeps a state, instead of keys and values or beside them."""
 
 
 def attention_of(
@@ -109,5 +135,7 @@ def attention_of(
     if config.is_recurrent(layer):
         kept = ConvolutionLayer if config.convolution else DeltaLayer if config.delta else StateSpaceLayer
         return kept(config, kernels, in_features)
+    if config.keeps_state(layer):
+        return AttentionBesideStates(config, layer, kernels, in_features)
     kind = Attention if config.latent is None else LatentAttention
     return kind(config, layer, kernels, in_features)

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
+from soothsay.model.alternating import AlternatingBlock
 from soothsay.model.attention_layer import attention_of
 from soothsay.model.feed_forward import DenseAndExperts, Experts, feed_forward
 from soothsay.model.kernels import FusedBlocks, Kernels, Ropes
 from soothsay.model.layer_embeddings import LayerInput
 from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.single_part import SinglePart
 
 
 class Block(nn.Module):
@@ -87,6 +89,14 @@ class Block(nn.Module):
         return x if self.scalar is None else x * self.scalar.value
 
 
+def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> Block | SinglePart | AlternatingBlock:
+    """A layer of a decoder."""
+    if config.alternating is not None:
+        return AlternatingBlock(config, layer, kernels)
+    kind = Block if config.feed_forward_layers is None else SinglePart
+    return kind(config, layer, kernels)
+
+
 class Blocks(nn.ModuleList):
     """The blocks of a decoder."""
 
@@ -145,8 +155,8 @@ def fuse(module: nn.Module) -> None:
     """
     for part in module.modules():
         if isinstance(part, Blocks):
-            blocks = [cast(Block, block) for block in part]
-            part.fused = blocks[0].kernels.fuse(blocks)
+            blocks = [block for block in part if isinstance(block, Block)]
+            part.fused = blocks[0].kernels.fuse(blocks) if len(blocks) == len(part) else None
         elif isinstance(part, Block):
             part.fused = part.kernels.fuse([part])
         elif isinstance(part, Experts):

@@ -125,6 +125,26 @@ class Either:
             return self.second.accept(value)
 
 
+@dataclass(frozen=True)
+class Equal:
+    """A value, or a list for the layers in which all are equal. It becomes one value."""
+
+    rule: Rule
+
+    @property
+    def wanted(self) -> str:
+        """See `Rule`."""
+        return f"{self.rule.wanted}, the same for all layers"
+
+    def accept(self, value: Any) -> Any:
+        """See `Rule`."""
+        if not isinstance(value, list):
+            return self.rule.accept(value)
+        if not 1 <= len(value) <= MAX_LAYERS or any(each != value[0] for each in value):
+            raise ValueError
+        return self.rule.accept(value[0])
+
+
 FLAG = OneType(bool, "true or false")
 TEXT = OneType(str, "a text")
 _SIZE = Whole(1, 2**22)
@@ -140,7 +160,7 @@ FIELDS: Mapping[str, Rule] = {
     "hidden_activation": TEXT,
     "vocab_size": Whole(1, 2**24),
     "hidden_size": _SIZE,
-    "intermediate_size": _SIZE,
+    "intermediate_size": Equal(_SIZE),
     "num_hidden_layers": Whole(1, MAX_LAYERS),
     "num_attention_heads": Whole(1, 65_536),
     "num_key_value_heads": Whole(1, 65_536),
@@ -228,10 +248,42 @@ FIELDS: Mapping[str, Rule] = {
     "mamba_d_state": Whole(1, 65_536),
     "mamba_d_conv": Whole(2, 64),
     "mamba_expand": Whole(1, 64),
+    "mamba_d_ssm": _SIZE,
+    "mamba_rms_norm": FLAG,
+    "mamba_norm_before_gate": FLAG,
     "mamba_conv_bias": FLAG,
     "use_bias": FLAG,
     "attention_out_bias": FLAG,
     "mamba_proj_bias": FLAG,
+    # Falcon-H1
+    "projectors_bias": FLAG,
+    "lm_head_multiplier": _POSITIVE,
+    "key_multiplier": _POSITIVE,
+    "attention_in_multiplier": _POSITIVE,
+    "attention_out_multiplier": _POSITIVE,
+    "ssm_in_multiplier": _POSITIVE,
+    "ssm_out_multiplier": _POSITIVE,
+    "ssm_multipliers": Each(_POSITIVE),
+    "mlp_multipliers": Each(_POSITIVE),
+    # Nemotron-H
+    "hybrid_override_pattern": TEXT,
+    "mlp_hidden_act": TEXT,
+    "mamba_hidden_act": TEXT,
+    "layer_norm_epsilon": Real(0, 1),
+    "mamba_num_heads": Whole(1, 65_536),
+    "mamba_head_dim": Whole(1, 65_536),
+    "n_groups": Whole(1, 65_536),
+    "ssm_state_size": Whole(1, 65_536),
+    "conv_kernel": Whole(2, 64),
+    "use_conv_bias": FLAG,
+    "moe_shared_expert_intermediate_size": Whole(0, 2**22),
+    "moe_latent_size": _SIZE,
+    # Gemma 3n
+    "altup_num_inputs": Whole(2, 64),
+    "altup_active_idx": Whole(0, 63),
+    "altup_correct_scale": FLAG,
+    "laurel_rank": _SIZE,
+    "activation_sparsity_pattern": Each(Real(0, 0.9999)),
     # short convolutions
     "conv_bias": FLAG,
     "conv_L_cache": Whole(2, 64),

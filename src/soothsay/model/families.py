@@ -190,9 +190,10 @@ def _activation(family: Family, raw: Raw) -> str:
     name = raw.get(family.activation_key, family.default_activation)
     if family.clipped_swiglu and name == "silu":
         return "clipped_swiglu"
-    if name not in ACTIVATIONS:
-        raise ModelError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    known = {"relu2": "relu2"} if family.default_activation == "relu2" else ACTIVATIONS
+    if name not in known:
+        raise ModelError(f"activation {name!r} is not supported; known: {', '.join(known)}")
+    return known[name]
 
 
 def _experts(family: Family, raw: Raw, layers: int) -> ExpertsConfig:

@@ -62,6 +62,11 @@ def full_layers_beside_windows(raw: Raw, windows: Sequence[int | None]) -> list[
     return [window is None and any(windows) for window in windows]
 
 
+def all_layers(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
+    """No layer rotates."""
+    return [True] * len(windows)
+
+
 def listed_layers(raw: Raw, windows: Sequence[int | None]) -> list[bool]:
     """See `unrotated_layers`."""
     return unrotated_layers(raw, len(windows))

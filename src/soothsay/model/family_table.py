@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.model import gemma4_fields
+from soothsay.model import falcon_h1_fields, gemma3n_fields, gemma4_fields, nemotron_h_fields
 from soothsay.model.family import Family
 from soothsay.model.family_layers import (
     all_but_each,
+    all_layers,
     all_or_none,
     even_layers,
     every_layer,
@@ -199,6 +200,26 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "granitemoe_gguf": _GRANITE_MOE,  # our own: gate and up are matrices of their own
     "granitemoehybrid": _GRANITE_HYBRID,
     "granitemoehybrid_gguf": _GRANITE_HYBRID,
+    "falcon_h1": Family(
+        default_norm_eps=1e-5,
+        has_state_spaces=True,
+        rewritten=falcon_h1_fields.rewritten,
+        finished=falcon_h1_fields.finished,
+        defaults=falcon_h1_fields.DEFAULTS,
+    ),
+    "nemotron_h": Family(
+        activation_key="mlp_hidden_act",
+        default_activation="relu2",
+        norm_eps_key="layer_norm_epsilon",
+        default_norm_eps=1e-5,
+        has_state_spaces=True,
+        has_experts=True,
+        routes_by_sigmoid=True,
+        unrotated=all_layers,
+        rewritten=nemotron_h_fields.rewritten,
+        finished=nemotron_h_fields.finished,
+        defaults=nemotron_h_fields.DEFAULTS,
+    ),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
     "glm4_moe": Family(
@@ -306,6 +327,20 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         states_scaled_context=True,
         defaults=_GEMMA3_DEFAULTS,
     ),
+    "gemma3n_text": Family(
+        activation_key="hidden_activation",
+        default_activation="gelu_pytorch_tanh",
+        default_tied=True,
+        post_norms=True,
+        scaled_embedding=True,
+        qk_norm=True,
+        windowed=all_but_each(5),
+        default_theta=1e6,
+        local_rope=True,
+        rewritten=gemma3n_fields.rewritten,
+        finished=gemma3n_fields.finished,
+        defaults=gemma3n_fields.DEFAULTS,
+    ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(_GEMMA4, defaults=gemma4_fields.UNIFIED_DEFAULTS),
 }
@@ -313,7 +348,6 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
-_PARALLEL = "each of its layers has attention beside a Mamba layer"
 _NORMED_LAST = "its norms of queries and keys come after the rotation"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
@@ -325,9 +359,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
     "ernie4_5_moe": "its experts have not been tried",
     "exaone_moe": "its experts have not been tried",
-    "falcon_h1": _PARALLEL,
-    "gemma3n": "its residual stream is predicted and corrected (AltUp)",
-    "gemma3n_text": "its residual stream is predicted and corrected (AltUp)",
     "glm_moe_dsa": _SPARSE,
     "hunyuan_v1_dense": _NORMED_LAST,
     "hunyuan_v1_moe": _NORMED_LAST,
@@ -341,7 +372,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "minimax_m3_vl": _BLOCKS,
     "nemotron": "its feed-forward parts have no gate",
     "nemotron-nas": "each of its blocks has a shape of its own",
-    "nemotron_h": "it has Mamba layers, and each of its blocks is a single part",
     "rwkv7": "it has no attention",
     "step3p7": "its attention has a gate for each head",
     "t5": "it has an encoder",

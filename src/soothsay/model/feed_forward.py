@@ -2,30 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import NormalDist
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.model.kernels import FusedExperts, Kernels
 from soothsay.model.linear import Dense
-from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.norm import Multipliers, RMSNorm, Vector
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product."""
+    """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product.
 
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+    With a sparsity, about this share of gates becomes zero, and the others are lessened (Gemma 3n).
+    """
+
+    def __init__(self, config: ModelConfig, size: int, kernels: Kernels, *, sparsity: float = 0.0):
         super().__init__()
+        self.cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
+        """Standard deviations above the mean up to which gates become zero."""
         self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
         self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
+        factors = config.mlp_multipliers  # that of outputs multiplies what they are products of
+        self.multipliers = None if factors is None else Multipliers(factors, (size, size))
         self.activation = config.activation
         self.kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        return cast(Tensor, self.down(self.kernels.gated(self.gate_up(x), self.activation)))
+        gate_up = cast(Tensor, self.gate_up(x))
+        if self.multipliers is not None:
+            gate_up = self.multipliers(gate_up)
+        if self.cutoff is not None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            mean, deviation = moments(gate.float())
+            gate = F.relu(gate.float() - (mean + deviation * self.cutoff)).to(up.dtype)
+            gate_up = torch.cat([gate, up], -1)
+        return cast(Tensor, self.down(self.kernels.gated(gate_up, self.activation)))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each row: `[N, size]` to `[N, 1]` each, float32.
+
+    By the parts of a layer norm, whose bits do not depend on the number of rows.
+    """
+    _, mean, inverse = torch.native_layer_norm(x.contiguous(), x.shape[1:], None, None, 1e-30)
+    return mean, 1 / inverse
+
+
+class SquaredReLU(nn.Module):
+    """Feed-forward layer without a gate, with a squared ReLU (So et al. 2021, arXiv 2109.08668)."""
+
+    def __init__(self, config: ModelConfig, size: int):
+        super().__init__()
+        self.up: nn.Module = Dense.random(config.hidden_size, size, bias=config.mlp_bias)
+        self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`."""
+        return cast(Tensor, self.down(F.relu(cast(Tensor, self.up(x))).square()))
+
+
+def dense(config: ModelConfig, size: int, kernels: Kernels) -> FeedForward | SquaredReLU:
+    """A feed-forward layer of one size."""
+    is_gated = config.activation != "relu2"
+    return FeedForward(config, size, kernels) if is_gated else SquaredReLU(config, size)
+
+
+def dtype_of(part: nn.Module) -> torch.dtype:
+    """Element type of the outputs of a dense part, or of a mixture's experts."""
+    one = part.experts[0] if isinstance(part, Experts) else part
+    return cast(torch.dtype, cast(FeedForward, one).down.dtype)
 
 
 class Experts(nn.Module):
@@ -48,8 +100,12 @@ class Experts(nn.Module):
         self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
         self.correction = Vector(experts.correction_name, experts.count) if experts.corrected else None
         """Added to the experts' weights for their choice alone (DeepSeek-V3, arXiv 2412.19437)."""
-        self.experts = nn.ModuleList(FeedForward(config, experts.size, kernels) for _ in range(experts.count))
-        self.shared = FeedForward(config, experts.shared_size, kernels) if experts.shared_size else None
+        latent, hidden = experts.latent_size, config.hidden_size
+        narrow = config if latent is None else replace(config, hidden_size=latent)
+        self.experts = nn.ModuleList(dense(narrow, experts.size, kernels) for _ in range(experts.count))
+        self.latent_in: nn.Module | None = None if latent is None else Dense.random(hidden, latent)
+        self.latent_out: nn.Module | None = None if latent is None else Dense.random(latent, hidden)
+        self.shared = dense(config, experts.shared_size, kernels) if experts.shared_size else None
         gated = self.shared is not None and experts.shared_gate
         self.shared_gate: nn.Module | None = Dense.random(config.hidden_size, 1) if gated else None
 
@@ -71,19 +127,21 @@ class Experts(nn.Module):
         scores = self.router(x) if scores is None else scores
         correction, scales = (None if v is None else v.value for v in (self.correction, self.scales))
         weights, chosen = self.kernels.route(scores, self.config, correction, scales)  # [N, k]
-        dtype = cast(torch.dtype, cast(FeedForward, self.experts[0]).down.dtype)
-        out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype)  # [N, k, hidden]
+        read = x if self.latent_in is None else cast(Tensor, self.latent_in(x))
+        out = read.new_zeros(*chosen.shape, read.shape[-1], dtype=dtype_of(self))  # [N, k, hidden]
         ran = sorted(set(chosen.flatten().tolist()))
         self.ran.fill_(len(ran))
         for index in ran:
             rows, rank = (chosen == index).nonzero(as_tuple=True)
-            own = x[rows] * weights[rows, rank, None] if self.config.scales_inputs else x[rows]
+            own = read[rows] * weights[rows, rank, None] if self.config.scales_inputs else read[rows]
             out[rows, rank] = self.experts[index](own)
         if self.config.scales_inputs:
             weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]
         for rank in range(1, self.config.chosen):
             mixed = mixed + out[:, rank] * weights[:, rank, None]
+        if self.latent_out is not None:
+            mixed = cast(Tensor, self.latent_out(mixed)).float()
         return mixed if self.shared is None or self.shared_gate is not None else mixed + self.shared(x)
 
 
@@ -122,7 +180,7 @@ class DenseAndExperts(nn.Module):
 def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:
     """The feed-forward part of a layer: dense, a mixture of experts, or both."""
     if config.experts is None or not config.is_sparse(layer):
-        return FeedForward(config, config.mlp_size(layer), kernels)
+        return dense(config, config.mlp_size(layer), kernels)
     if config.experts.beside_dense:
         return DenseAndExperts(config, config.experts, layer, kernels)
     return Experts(config, config.experts, kernels)

@@ -57,14 +57,7 @@ def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
 
     Raises `ModelError` if the layers' heads do not fit each other.
     """
-    shared = int(raw.get("num_kv_shared_layers", 0))
-    own = config.windows[: config.num_layers - shared]
-    missing = {window is None for window in config.windows} - {window is None for window in own}
-    if shared >= config.num_layers or missing:
-        raise ModelError(
-            f"config.json: the last {shared} of {config.num_layers} layers share keys and values "
-            "(num_kv_shared_layers), and no layer before them has the same type"
-        )
+    shared = check_shared_layers(raw, config)
     size = int(raw.get("hidden_size_per_layer_input", 0))
     if size and int(raw.get("vocab_size_per_layer_input", config.vocab_size)) != config.vocab_size:
         raise ModelError("config.json: vocab_size_per_layer_input differs from vocab_size")
@@ -78,6 +71,22 @@ def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
         layer_scalars=True,
         experts=_experts(raw, config.num_layers) if raw.get("enable_moe_block") else None,
     )
+
+
+def check_shared_layers(raw: Mapping[str, Any], config: ModelConfig) -> int:
+    """How many of the last layers read the keys and values of layers before them.
+
+    Raises `ModelError` if there is no such layer.
+    """
+    shared = int(raw.get("num_kv_shared_layers", 0))
+    own = config.windows[: config.num_layers - shared]
+    missing = {window is None for window in config.windows} - {window is None for window in own}
+    if shared >= config.num_layers or missing:
+        raise ModelError(
+            f"config.json: the last {shared} of {config.num_layers} layers share keys and values "
+            "(num_kv_shared_layers), and no layer before them has the same type"
+        )
+    return shared
 
 
 def _global_heads(raw: Mapping[str, Any], config: ModelConfig) -> HeadsConfig:

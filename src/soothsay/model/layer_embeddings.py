@@ -6,6 +6,8 @@ to it once a pass. A layer gates its part by its own output, and adds the result
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,8 @@ class LayerEmbeddings(nn.Module):
     def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
         super().__init__()
         self.kernels, self.size, width = kernels, size, config.num_layers * size
-        self.table = Embedding(normal(config.vocab_size, width, std=0.02), size**0.5)
+        self.rows = config.layer_vocab_size or config.vocab_size
+        self.table = Embedding(normal(self.rows, width, std=0.02), size**0.5)
         self.projection: nn.Module = Dense.random(config.hidden_size, width)
         # published models divide projections by sqrt(hidden), which their norm undoes except for `eps`
         self.norm = RMSNorm(size, config.norm_eps * config.hidden_size)
@@ -32,6 +35,7 @@ class LayerEmbeddings(nn.Module):
         rows = len(tokens)
         projected = self.projection(embedded).float().reshape(-1, self.size)
         normed = self.kernels.norm(projected, self.norm, torch.float32).view(rows, -1, self.size)
+        tokens = torch.where(tokens < self.rows, tokens, 0)
         mixed: Tensor = (normed + self.table(tokens).view(normed.shape)) * 0.5**0.5
         return mixed.transpose(0, 1).contiguous()
 
@@ -48,6 +52,14 @@ class LayerInput(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """`[N, hidden]` float32 and the layer's `[N, size]` -> `[N, hidden]` float32."""
-        gate: Tensor = self.gate(x)
+        return self.kernels.add(x, self._projected(x, embedding), self.post_norm)
+
+    def delta(self, x: Tensor, embedding: Tensor | None) -> Tensor:
+        """What `forward` adds to `x`."""
+        assert embedding is not None
+        return self.kernels.norm(self._projected(x, embedding).float(), self.post_norm, torch.float32)
+
+    def _projected(self, x: Tensor, embedding: Tensor) -> Tensor:
+        gate = cast(Tensor, self.gate(x))
         gated = self.kernels.gated(torch.cat([gate, embedding.to(gate.dtype)], dim=-1), self.activation)
-        return self.kernels.add(x, self.projection(gated), self.post_norm)
+        return cast(Tensor, self.projection(gated))

@@ -204,10 +204,10 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
         model.set_submodule(name, model.kernels.linear(weight, bias, out))
     elif isinstance(module, Recurrence | StateSpace):
         for part, stored in (RECURRENCE if isinstance(module, Recurrence) else STATE_SPACE).items():
-            weight = cast(nn.Parameter, getattr(module, part))
-            is_taps = part == "taps"
-            read = _taps(source, name, stored, weight) if is_taps else source.tensor(name, stored, weight)
-            setattr(module, part, nn.Parameter(read.float().clone()))
+            own = cast(nn.Parameter | None, getattr(module, part))
+            if own is not None:
+                read = (_taps if part == "taps" else WeightSource.tensor)(source, name, stored, own)
+                setattr(module, part, nn.Parameter(read.float().clone()))
     elif isinstance(module, Taps):
         module.weight = nn.Parameter(_taps(source, name, "weight", module.weight))
     elif isinstance(module, Vector):

@@ -1,6 +1,8 @@
-"""The weights of norms."""
+"""The weights of norms, and numbers that multiply rows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +42,29 @@ class UnitNorm(nn.Module):
         self.eps = eps
 
 
-class Vector(nn.Module):
-    """A learned vector, whose `name` in checkpoints is not `weight`. It has that name here too."""
+class Multipliers(nn.Module):
+    """Numbers of the configuration that multiply rows: one for each part of a row, of these sizes."""
 
-    def __init__(self, name: str, size: int):
+    def __init__(self, factors: Sequence[float], sizes: Sequence[int]):
+        super().__init__()
+        row = torch.tensor(factors, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+        self.register_buffer("row", row, persistent=False)
+        self.row: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, size] -> [N, size]`, same dtype."""
+        return (x * self.row).to(x.dtype)
+
+
+class Vector(nn.Module):
+    """A learned vector or small matrix, which stays plain. It has the `name` that it has in checkpoints."""
+
+    def __init__(self, name: str, *shape: int):
         super().__init__()
         self.name = name
-        self.register_parameter(name, nn.Parameter(torch.ones(size)))
+        self.register_parameter(name, nn.Parameter(torch.ones(shape)))
 
     @property
     def value(self) -> Tensor:
-        """`[size]` float32."""
+        """Of its shape, float32."""
         return self.get_parameter(self.name)

@@ -141,7 +141,7 @@ def numeric_mode(
             raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
         return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None)
     with names.checkpoint.open() as read:
-        first = read(names.require("blocks.0.attention.o")[0])
+        first = read(names.require(names.first_linear)[0])
     if first.dtype == torch.float16 and fast:
         warnings.warn(
             f"{names.checkpoint.path} is stored in float16 and computed in bfloat16, which keeps 8 of its 11 "

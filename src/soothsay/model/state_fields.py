@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from soothsay.errors import ModelError
@@ -42,7 +41,7 @@ def parse_state_space(raw: Raw, layers: int) -> StateSpaceConfig | None:
     """The layers of Mamba-2; None: no layer is. Raises `ModelError`."""
     found = _layers_of("linear_attention", raw, layers)
     heads, groups = int(raw["mamba_n_heads"]), int(raw["mamba_n_groups"])
-    size = int(raw["mamba_expand"]) * int(raw["hidden_size"])
+    size = int(raw.get("mamba_d_ssm") or int(raw["mamba_expand"]) * int(raw["hidden_size"]))
     if size % heads or heads % groups:
         raise ModelError(
             f"config.json: {heads} mamba_n_heads, in {groups} mamba_n_groups, cannot share {size} evenly"
@@ -74,7 +73,7 @@ def _is_limited(limit: Any) -> bool:
     if not isinstance(limit, list | tuple) or len(limit) != 2:
         return limit is not None
     least, most = limit
-    return least != 0 or most not in (math.inf, {"__float__": "Infinity"})
+    return least != 0 or not (most == {"__float__": "Infinity"} or (isinstance(most, float) and most >= 1e30))
 
 
 def _layers_of(wanted: str, raw: Raw, layers: int) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ with a step t changes the state and reads it:
 
     step = softplus(t + offset)     S <- e^(-e^A step) S + step x B^T     out = S C + D x
 
-Outputs are multiplied by SiLU of gates z, and then normed, all heads of a group together.
+Outputs are multiplied by SiLU of gates z, and then normed, all heads of a group together. In some models the
+norm comes first, or there is none.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StateSpace(nn.Module):
         """`[H]` added to a token's steps."""
         self.skips = nn.Parameter(torch.ones(config.heads))
         """`[H]` how much of its input goes to a head's output: D."""
-        self.scale = nn.Parameter(torch.ones(config.size))
+        self.scale = nn.Parameter(torch.ones(config.size)) if config.normed else None
         """`[H * d_x]` of the norm of outputs."""
 
 
@@ -75,6 +76,15 @@ def _token(
     out = torch.mul(new, read, out=products).sum(-1)
     out = (out + weights.skips[:, None] * x[..., 0]).flatten()
     if len(row) > c.channels:
-        out = (out * F.silu(row[c.channels :])).view(c.groups, -1)
-        out = F.rms_norm(out, out.shape[1:], None, weights.eps).flatten() * weights.scale
+        out = _finished(out, F.silu(row[c.channels :]), weights)
     return out, State(new, window[1:])
+
+
+def _finished(out: Tensor, gates: Tensor, weights: StateSpace) -> Tensor:
+    """Multiply the outputs of all heads by their gates, and norm them: `[H * d_x]`."""
+    c = weights.config
+    if weights.scale is None:
+        return out * gates
+    out = (out if c.norm_first else out * gates).view(c.groups, -1)
+    out = F.rms_norm(out, out.shape[1:], None, weights.eps).flatten() * weights.scale
+    return out * gates if c.norm_first else out

@@ -1,4 +1,4 @@
-"""A layer of Mamba-2, in place of attention (Granite 4)."""
+"""A layer of Mamba-2, in place of attention (Granite 4) or beside it (Falcon-H1)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
+from soothsay.model.norm import Multipliers
 from soothsay.model.state_space import StateSpace
 
 
@@ -30,12 +31,16 @@ class StateSpaceLayer(nn.Module):
         self.sizes = [c.size, c.channels, c.heads]
         self.zxbct: nn.Module = Dense.random(in_features or config.hidden_size, sum(self.sizes))
         """Gates of outputs, then inputs of the convolution, then steps."""
+        self.multipliers = Multipliers(c.multipliers, c.parts) if c.multipliers else None
         self.rule = StateSpace(c, config.norm_eps)
         self.o: nn.Module = Dense.random(c.size, config.hidden_size)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
         """`[N, in] -> [N, hidden]`. Advances the states in `kv` by the rows of committed tokens."""
-        z, xbc, steps = torch.split(cast(Tensor, self.zxbct(x)), self.sizes, dim=1)
+        zxbct = cast(Tensor, self.zxbct(x))
+        if self.multipliers is not None:
+            zxbct = self.multipliers(zxbct)
+        z, xbc, steps = torch.split(zxbct, self.sizes, dim=1)
         states, rows = cast(LayerStates | None, kv), torch.cat([xbc, z], dim=1)
         out = self.kernels.state_space(rows, steps, self.rule, states, batch.strands)
         return cast(Tensor, self.o(out))

@@ -8,7 +8,7 @@ from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint
 
-Names = Mapping[str, Sequence[str]]
+Names = dict[str, Sequence[str]]
 """A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
 
 BLOCK_NAMES: Names = {
@@ -60,6 +60,20 @@ _GEMMA4_NAMES: Names = {
     "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
     "mlp.mixture.experts.down": ("experts.{}.down_proj",),
 }
+_GEMMA3N_NAMES: Names = {
+    **_GEMMA_NAMES,
+    "layer_input.gate": ("per_layer_input_gate",),
+    "layer_input.projection": ("per_layer_projection",),
+    "layer_input.post_norm": ("post_per_layer_input_norm",),
+    "laurel_in": ("laurel.linear_left",),
+    "laurel_out": ("laurel.linear_right",),
+    "laurel_norm": ("laurel.post_laurel_norm",),
+    "alternate.router": ("altup.modality_router",),
+    "alternate.router_norm": ("altup.router_norm",),
+    "alternate.predictions": ("altup.prediction_coefs",),
+    "alternate.corrections": ("altup.correction_coefs",),
+    "alternate.scale": ("altup",),
+}
 _OLMO_NAMES: Names = {
     "attention_post_norm": ("post_attention_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
@@ -109,11 +123,36 @@ _GRANITE_GGUF_NAMES: Names = {
     "mlp.shared.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
     "mlp.shared.down": ("shared_mlp.down_proj",),
 }
-_RULE_NAMES: Names = {"attention.o": ("linear_attn.out_proj",)}
-_STATE_SPACE_NAMES: Names = {"attention.o": ("mamba.out_proj",)}
-_CONVOLUTION_NAMES: Names = {"attention.o": ("conv.out_proj",)}
-"""Names in layers that keep a state, where they differ from those of other layers."""
+_FALCON_H1_NAMES: Names = {
+    "norm": ("final_layernorm",),
+    "mlp_norm": ("pre_ff_layernorm",),
+    "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+    "mlp.down": ("feed_forward.down_proj",),
+    "attention.beside.zxbct": ("mamba.in_proj",),
+    "attention.beside.rule": ("mamba",),
+    "attention.beside.o": ("mamba.out_proj",),
+}
+_NEMOTRON_H_NAMES: Names = {
+    "embedding": ("embeddings",),
+    "norm": ("norm_f",),
+    "part_norm": ("norm",),
+    "attention.qkv": ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    "attention.o": ("mixer.o_proj",),
+    "attention.zxbct": ("mixer.in_proj",),
+    "attention.rule": ("mixer",),
+    "mlp.up": ("mixer.up_proj",),
+    "mlp.down": ("mixer.down_proj",),
+    "mlp.router": ("mixer.gate",),
+    "mlp.correction": ("mixer.gate",),
+    "mlp.latent_in": ("mixer.fc1_latent_proj",),
+    "mlp.latent_out": ("mixer.fc2_latent_proj",),
+    "mlp.shared.up": ("mixer.shared_experts.up_proj",),
+    "mlp.shared.down": ("mixer.shared_experts.down_proj",),
+    "mlp.experts.up": ("mixer.experts.{}.up_proj",),
+    "mlp.experts.down": ("mixer.experts.{}.down_proj",),
+}
 OUTER_NAMES: Names = {
+    "embedding": ("embed_tokens",),
     "norm": ("norm",),
     "layer_embeddings.table": ("embed_tokens_per_layer",),
     "layer_embeddings.projection": ("per_layer_model_projection",),
@@ -143,6 +182,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     "gemma2": _GEMMA_NAMES,
     "gemma3_text": _GEMMA_NAMES,
     "gpt_oss": {"mlp.router": ("mlp.router",)},
+    "gemma3n_text": _GEMMA3N_NAMES,
     "gemma4_text": _GEMMA4_NAMES,
     "gemma4_unified_text": _GEMMA4_NAMES,
     "llama4_text": {
@@ -162,6 +202,8 @@ FAMILY_NAMES: Mapping[str, Names] = {
     },
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE_NAMES),
     **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE_GGUF_NAMES),
+    "falcon_h1": _FALCON_H1_NAMES,
+    "nemotron_h": _NEMOTRON_H_NAMES,
     "lfm2": _LFM2_NAMES,
     "lfm2_moe": _LFM2_NAMES,
     "exaone4": _OLMO_NAMES,
@@ -178,26 +220,38 @@ class TensorNames:
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, first_layer: int = 0):
         self.config, self.checkpoint, self.first_layer = config, checkpoint, first_layer
         self.all = checkpoint.names()
-        embeddings = [name for name in self.all if name.endswith("embed_tokens.weight")]
+        self._own = FAMILY_NAMES.get(config.family, {})
+        table = f"{(OUTER_NAMES | self._own)['embedding'][0]}.weight"
+        embeddings = [name for name in self.all if name.endswith(table)]
         if not embeddings:
-            raise ModelError(f"{checkpoint.path} has no embed_tokens.weight; is it a decoder's checkpoint?")
-        self.prefix = min(embeddings, key=len).removesuffix("embed_tokens.weight")
+            raise ModelError(f"{checkpoint.path} has no {table}; is it a decoder's checkpoint?")
+        self.prefix = min(embeddings, key=len).removesuffix(table)
 
     def of(self, module: str) -> list[str]:
         """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
-        if module == "embedding" or (module == "head" and self.config.tie_embeddings):
-            return [f"{self.prefix}embed_tokens"]
         if module == "head":
-            return [self._head()]
+            if not self.config.tie_embeddings:
+                return [self._head()]
+            module = "embedding"
         if module in OUTER_NAMES:
-            named = {**OUTER_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
-            return [f"{self.prefix}{name}" for name in named[module]]
+            return [f"{self.prefix}{name}" for name in (OUTER_NAMES | self._own)[module]]
+        if module.startswith("alternation."):
+            _, part, number = module.split(".")
+            kind = "altup_projections" if part == "spreading" else "altup_unembed_projections"
+            return [f"{self.prefix}{kind}.{number}"]
         _, block, *rest = module.split(".")
         layer = self.first_layer + int(block)
         names = self._in_block(".".join(rest), layer)
         if module.endswith("attention.qkv") and len(names) == 3:
             names = names[: self._projections(layer)]
         return [f"{self.prefix}layers.{layer}.{name}".removesuffix(".") for name in names]
+
+    @property
+    def first_linear(self) -> str:
+        """Our name of a linear layer of the first block."""
+        c, layer = self.config, self.first_layer
+        own = "attention.o" if c.has_attention(layer) else "mlp.down"
+        return f"blocks.0.{'mlp.experts.0.down' if own == 'mlp.down' and c.is_sparse(layer) else own}"
 
     def _projections(self, layer: int) -> int:
         """How many of queries, keys and values a layer computes by products of their own."""
@@ -212,10 +266,10 @@ class TensorNames:
         return next((place for place in places if f"{place}.weight" in self.all), "lm_head")
 
     def _in_block(self, module: str, layer: int) -> list[str]:
-        names = {**BLOCK_NAMES, **FAMILY_NAMES.get(self.config.family, {})}
-        if self.config.is_recurrent(layer):
-            c = self.config
-            names |= _CONVOLUTION_NAMES if c.convolution else _RULE_NAMES if c.delta else _STATE_SPACE_NAMES
+        names, c = {**BLOCK_NAMES, **self._own}, self.config
+        if c.is_recurrent(layer):
+            rule = "attention.recurrence" if c.delta else "attention.rule"
+            names["attention.o"] = (f"{'conv' if c.convolution else names[rule][0]}.out_proj",)
         if module in names:
             return list(names[module])
         start, expert, part = module.rsplit(".", 2)  # mlp.experts.{e}.gate_up or .down

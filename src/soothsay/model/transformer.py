@@ -18,8 +18,9 @@ from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
+from soothsay.model.alternating import Alternation
 from soothsay.model.attention_layer import RecurrentLayer
-from soothsay.model.blocks import Block, Blocks
+from soothsay.model.blocks import Block, Blocks, block_of
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, StockKernels
@@ -176,7 +177,7 @@ class Transformer(nn.Module):
             normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
         )
         layers = range(config.num_layers) if layers is None else layers
-        self.blocks = Blocks(Block(config, layer, kernels) for layer in layers)
+        self.blocks = Blocks(block_of(config, layer, kernels) for layer in layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
@@ -185,6 +186,8 @@ class Transformer(nn.Module):
         self.rope, second = Rope(config.rope, first, config.rotary_dim), config.second_rope
         self.second_rope = None if second is None else Rope(second, config.head_dim, config.rotary_dim)
         size = config.layer_embedding_size
+        alternating = config.alternating
+        self.alternation = None if alternating is None else Alternation(config, alternating)
         self.layer_embeddings = None if size is None else LayerEmbeddings(config, size, kernels)
         self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
         self.own = LocalStage(config, kernels, self.blocks, (self.rope, self.second_rope), layers, kv_dtype)
@@ -245,7 +248,7 @@ class Transformer(nn.Module):
             StageError: a process that runs some of the layers has ended.
         """
         x, last = self.enter(batch.tokens), self.config.num_layers
-        own = self._embeddings(batch.tokens, x)
+        own = self._embeddings(batch.tokens, x[:, : self.config.hidden_size].contiguous())
         layers, streams = range(last) if layers is None else layers, dict[int, Tensor]()
         for stage in self.stages:
             if part := [layer for layer in layers if layer in stage.layers]:
@@ -253,26 +256,33 @@ class Transformer(nn.Module):
                 streams |= stage.run(x, batch, cache, part, taps, embeddings)
                 x = streams.pop(stage.layers.stop)
         streams[last] = x
-        return self.leave(x), tuple(self._unscaled(streams[tap]) for tap in taps)
+        return self.leave(x), tuple(self._tapped(tap, streams[tap]) for tap in taps)
 
     def enter(self, tokens: Tensor) -> Tensor:
-        """The first block's input: `[N] -> [N, hidden]` float32.
+        """The first block's input: `[N] -> [N, stream_size]` float32.
 
         Between blocks, the residual stream is divided by `residual_multiplier`. So blocks add to it without
-        multiplying, and compute the same, since each begins with a norm.
+        multiplying, and compute the same, since each begins with a norm. With `alternating`, it has several
+        parts, and the embedding is the first one.
         """
         x, multiplier = cast(Tensor, self.embedding(tokens)), self.config.residual_multiplier
+        if self.alternation is not None:
+            return self.alternation.spread(x)
         return x if multiplier == 1.0 else x / multiplier
 
     def leave(self, x: Tensor) -> Tensor:
-        """The normed final states of the last block's output: `[N, hidden] -> [N, hidden]` float32."""
-        return self.kernels.norm(self._unscaled(x), self.norm, x.dtype)
+        """The normed final states of the last block's output: `[N, stream_size] -> [N, hidden]` float32."""
+        return self.kernels.norm(self._tapped(self.config.num_layers, x), self.norm, x.dtype)
 
     def _embeddings(self, tokens: Tensor, x: Tensor) -> Tensor | None:
         """The layers' own embeddings, if they have some, of tokens whose usual embeddings are `x`."""
         return None if self.layer_embeddings is None else self.layer_embeddings(tokens, x)
 
-    def _unscaled(self, x: Tensor) -> Tensor:
+    def _tapped(self, tap: int, x: Tensor) -> Tensor:
+        """What a tap returns of the stream: `[N, hidden]`. Of several parts, the first, or in the end all."""
+        if self.alternation is not None:
+            last = tap == self.config.num_layers
+            return self.alternation.merge(x) if last else x[:, : self.config.hidden_size].contiguous()
         multiplier = self.config.residual_multiplier
         return x if multiplier == 1.0 else x * multiplier
 

@@ -149,10 +149,14 @@ def granite(writer: GGUFWriter, c: Any) -> None:
     kept = [c.num_key_value_heads * (kind == "full_attention") for kind in c.layer_types]
     writer.add_head_count_kv(kept)
     writer.add_rope_scaling_finetuned(c.position_embedding_type == "rope")
+    mamba2(writer, c, c.mamba_expand * c.hidden_size)
+
+
+def mamba2(writer: GGUFWriter, c: Any, size: int) -> None:
     writer.add_ssm_conv_kernel(c.mamba_d_conv)
     writer.add_ssm_state_size(c.mamba_d_state)
     writer.add_ssm_group_count(c.mamba_n_groups)
-    writer.add_ssm_inner_size(c.mamba_expand * c.hidden_size)
+    writer.add_ssm_inner_size(size)
     writer.add_ssm_time_step_rank(c.mamba_n_heads)
 
 
@@ -171,16 +175,82 @@ def granite_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
             heads = c.num_attention_heads if "q_proj" in full else c.num_key_value_heads
             halves = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2)
             yield full, halves.reshape(tensor.shape)
-        elif full.endswith("A_log"):
-            yield f"{block}.ssm_a", -tensor.exp()[:, None]
-        elif full.endswith("mamba.D"):
-            yield f"{block}.ssm_d", tensor[:, None]
-        elif full.endswith("conv1d.weight"):
-            yield full, tensor[:, 0]
-        elif full.endswith("mamba.norm.weight"):
-            yield full, tensor.view(c.mamba_n_groups, -1)
         else:
-            yield full.replace("dt_bias", "dt_proj.bias"), tensor
+            yield mamba2_tensor(full, tensor, c)
+
+
+def mamba2_tensor(full: str, tensor: Tensor, c: Any) -> tuple[str, Tensor]:
+    block = f"blk.{full.split('.')[2]}" if ".layers." in full else ""
+    if full.endswith("A_log"):
+        return f"{block}.ssm_a", -tensor.exp()[:, None]
+    if full.endswith(".D"):
+        return f"{block}.ssm_d", tensor[:, None]
+    if full.endswith("conv1d.weight"):
+        return full, tensor[:, 0]
+    if full.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        groups = c.n_groups if "mixer" in full else c.mamba_n_groups
+        return full, tensor.view(groups, -1)
+    return full.replace("dt_bias", "dt_proj.bias"), tensor
+
+
+def falcon_h1(writer: GGUFWriter, c: Any) -> None:
+    c.head_dim = c.hidden_size // c.num_attention_heads
+    common(writer, c)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    mamba2(writer, c, c.mamba_d_ssm)
+
+
+def falcon_h1_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    """All multipliers are in the weights."""
+    shared = [c.mamba_n_groups * c.mamba_d_state] * 2
+    sizes = torch.tensor([c.mamba_d_ssm, c.mamba_d_ssm, *shared, c.mamba_n_heads])
+    factors = {
+        "in_proj": c.ssm_in_multiplier * torch.tensor(c.ssm_multipliers).repeat_interleave(sizes)[:, None],
+        "out_proj": c.ssm_out_multiplier,
+        "q_proj": c.attention_in_multiplier,
+        "k_proj": c.attention_in_multiplier * c.key_multiplier,
+        "v_proj": c.attention_in_multiplier,
+        "o_proj": c.attention_out_multiplier,
+        "gate_proj": c.mlp_multipliers[0],
+        "down_proj": c.mlp_multipliers[1],
+        "embed_tokens": c.embedding_multiplier,
+        "lm_head": c.lm_head_multiplier,
+    }
+    for full, tensor in tensors.items():
+        factor = factors.get(full.removesuffix(".weight").rpartition(".")[2])
+        yield mamba2_tensor(full, tensor if factor is None else tensor * factor, c)
+
+
+def nemotron_h(writer: GGUFWriter, c: Any) -> None:
+    c.num_hidden_layers, c.rms_norm_eps = len(c.layers_block_type), c.layer_norm_epsilon
+    common(writer, c)
+    has_experts = "moe" in c.layers_block_type
+    size = c.moe_intermediate_size if has_experts else c.intermediate_size
+    sizes = {"mlp": c.intermediate_size, "moe": size}
+    writer.add_feed_forward_length([sizes.get(kind, 0) for kind in c.layers_block_type])
+    kept = [c.num_key_value_heads * (kind == "full_attention") for kind in c.layers_block_type]
+    writer.add_head_count_kv(kept)
+    writer.add_rope_dimension_count(20)  # of no meaning
+    writer.add_ssm_conv_kernel(c.conv_kernel)
+    writer.add_ssm_state_size(c.ssm_state_size)
+    writer.add_ssm_group_count(c.n_groups)
+    writer.add_ssm_inner_size(c.mamba_num_heads * c.mamba_head_dim)
+    writer.add_ssm_time_step_rank(c.mamba_num_heads)
+    if has_experts:
+        experts(writer, c.n_routed_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(c.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(c.norm_topk_prob)
+        writer.add_expert_weights_scale(c.routed_scaling_factor)
+        writer.add_expert_group_count(c.n_group)
+        writer.add_moe_latent_size(c.moe_latent_size)
+
+
+def nemotron_h_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for name, tensor in stacked(tensors, c):
+        full = name
+        if ".experts." in name:
+            full = f"{name.replace('backbone', 'model').replace('mixer', 'mlp')}"
+        yield mamba2_tensor(full, tensor, c)
 
 
 def close_to_llama(writer: GGUFWriter, c: Any) -> None:
@@ -290,6 +360,16 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
     "granite_moe": ((gguf.MODEL_ARCH.GRANITE_MOE, granite, granite_tensors), {}),
     "granite4_hybrid": ((gguf.MODEL_ARCH.GRANITE_HYBRID, granite, granite_tensors), {}),
     "granite4_experts": ((gguf.MODEL_ARCH.GRANITE_HYBRID, granite, granite_tensors), {}),
+    "falcon_h1": ((gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors), {}),
+    "falcon_h1_normed": (
+        (gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors),
+        {"mamba_norm_before_gate": False},
+    ),
+    "nemotron_h": ((gguf.MODEL_ARCH.NEMOTRON_H, nemotron_h, nemotron_h_tensors), {}),
+    "nemotron_h_experts": (
+        (gguf.MODEL_ARCH.NEMOTRON_H_MOE, nemotron_h, nemotron_h_tensors),
+        {"topk_group": 4},  # for which the converter has no key
+    ),
     "lfm2": ((gguf.MODEL_ARCH.LFM2, lfm2, lfm2_tensors), {}),
     "lfm2_moe": (
         (gguf.MODEL_ARCH.LFM2MOE, lfm2, lfm2_tensors),
@@ -343,7 +423,10 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert expected.std() > 1
 
 
-@pytest.mark.parametrize("name", ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid"])
+@pytest.mark.parametrize(
+    "name",
+    ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid", "falcon_h1_normed"],
+)
 def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
     oracle = random_oracle(name, **CASES[name][1])
     oracle.save_pretrained(tmp_path)

@@ -56,7 +56,7 @@ class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
         needed = [sources[window is None] for window in block.windows]
         if not all(layer in target.model.own.layers for layer in needed):
             raise DrafterError("assistant reads keys and values that another stage of the model has")
-        self.kv = [pool.layers[layer] for layer in needed]
+        self.kv = [pool.kv(layer) for layer in needed]
 
     def ready(self, request: Request) -> bool:
         """Return whether the root can be computed, see `Expander`."""

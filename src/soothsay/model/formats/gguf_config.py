@@ -29,6 +29,9 @@ FAMILIES = {
     "granite": "granite",
     "granitemoe": "granitemoe_gguf",
     "granitehybrid": "granitemoehybrid_gguf",
+    "falcon-h1": "falcon_h1",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
     "ernie4_5": "ernie4_5",
     "seed_oss": "seed_oss",
     "exaone4": "exaone4",
@@ -164,6 +167,7 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         "lfm2",
         "lfm2_moe",
         "granitemoehybrid_gguf",
+        "nemotron_h",
     )  # whose layers have sizes of their own
     config = {
         "model_type": family,
@@ -208,6 +212,8 @@ def _head_sizes(header: Header, usual: int) -> tuple[int, int]:
     if header.family == "deepseek_v3":
         return (header.require("rope.dimension_count"),) * 2
     head_dim = get("attention.key_length", usual)
+    if header.family == "nemotron_h":  # nothing rotates, whatever the file says
+        return head_dim, head_dim
     rotated = get("rope.dimension_count", head_dim)
     checked = ("attention.value_length", "rope.dimension_count")
     for key in checked[:1] if header.family in ROTATES_PART and rotated <= head_dim else checked:
@@ -221,7 +227,8 @@ def _head_sizes(header: Header, usual: int) -> tuple[int, int]:
 def _norm_eps(header: Header) -> dict[str, Any]:
     if header.family.startswith("cohere"):
         return {"layer_norm_eps": header.require("attention.layer_norm_epsilon")}
-    key = "norm_eps" if header.family.startswith("lfm2") else "rms_norm_eps"
+    keys = {"lfm2": "norm_eps", "lfm2_moe": "norm_eps", "nemotron_h": "layer_norm_epsilon"}
+    key = keys.get(header.family, "rms_norm_eps")
     return {key: header.require("attention.layer_norm_rms_epsilon")}
 
 

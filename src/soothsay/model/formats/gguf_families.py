@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
-from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent
+from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent, gguf_nemotron_h
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import Change
 
@@ -29,6 +29,12 @@ OUTER_NAMES = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+FAMILY_OUTER_NAMES = {
+    "falcon_h1": {"output_norm": "model.final_layernorm"},
+    "nemotron_h": gguf_nemotron_h.OUTER_NAMES,
+}
+"""What a family names otherwise outside of its blocks."""
+
 BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -56,7 +62,7 @@ _QWEN3_5_CHANGES: dict[str, Change] = {
     "ssm_conv1d": lambda taps: taps[:, None],
     "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
 }
-_GRANITE_CHANGES: dict[str, Change] = {
+_MAMBA2_CHANGES: dict[str, Change] = {
     "ssm_a": lambda rates: _log_rates(rates).flatten(),
     "ssm_d": lambda skips: skips.flatten(),
     "ssm_norm": lambda scale: scale.flatten(),
@@ -64,7 +70,9 @@ _GRANITE_CHANGES: dict[str, Change] = {
 }
 _LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
 CHANGES: dict[str, dict[str, Change]] = {
-    "granitemoehybrid_gguf": _GRANITE_CHANGES,
+    "falcon_h1": _MAMBA2_CHANGES,
+    "granitemoehybrid_gguf": _MAMBA2_CHANGES,
+    "nemotron_h": _MAMBA2_CHANGES,
     "lfm2": _LFM2_CHANGES,
     "lfm2_moe": _LFM2_CHANGES,
     "qwen3_5_text": _QWEN3_5_CHANGES,
@@ -136,7 +144,7 @@ _LFM2_NAMES = {
     "ffn_up_exps": "feed_forward.experts.{}.w3",
     "ffn_down_exps": "feed_forward.experts.{}.w2",
 }
-_GRANITE_NAMES = {
+_MAMBA2_NAMES = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
     "ssm_dt.bias": "mamba.dt_bias",
@@ -144,6 +152,9 @@ _GRANITE_NAMES = {
     "ssm_d": "mamba.D",
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
+}
+_GRANITE_NAMES = {
+    **_MAMBA2_NAMES,
     "ffn_gate": "shared_mlp.gate_proj",
     "ffn_up": "shared_mlp.up_proj",
     "ffn_down": "shared_mlp.down_proj",
@@ -174,6 +185,14 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
     },
     "granitemoe_gguf": _GRANITE_NAMES,
     "granitemoehybrid_gguf": _GRANITE_NAMES,
+    "falcon_h1": {
+        **_MAMBA2_NAMES,
+        "ffn_norm": "pre_ff_layernorm.weight",  # which the converter names without `.weight`
+        "ffn_norm.weight": "pre_ff_layernorm.weight",
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+    },
     "lfm2": _LFM2_NAMES,
     "lfm2_moe": _LFM2_NAMES,
     "mixtral": _MIXTRAL_NAMES,
@@ -182,6 +201,7 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
     },
     "gemma4_text": gguf_gemma4.NAMES,
+    "nemotron_h": gguf_nemotron_h.NAMES,
     "glm4_moe": gguf_glm.NAMES,
     "deepseek_v3": gguf_latent.NAMES,
     "llama4_text": {
@@ -226,6 +246,8 @@ def own_config(
     get = header.number
     if header.family == "gemma4_text":
         return gguf_gemma4.own_config(header, config, shapes)
+    if header.family == "nemotron_h":
+        return gguf_nemotron_h.own_config(header, config, shapes)
     if header.family == "glm4_moe":
         return gguf_glm.own_config(header, config, shapes)
     if header.family == "deepseek_v3":
@@ -238,6 +260,9 @@ def own_config(
         return _gemma_config(header, config)
     if header.family.startswith(("qwen3_5", "qwen3_next")):
         return _qwen3_5_config(header, config)
+    if header.family == "falcon_h1":  # the converter multiplies the weights by all multipliers
+        normed = "blk.0.ssm_norm.weight" in shapes
+        return _mamba2_config(header) | {"mamba_rms_norm": normed, "mamba_norm_before_gate": False}
     if header.family.startswith("granite"):
         return _granite_config(header, config)
     if header.family == "glm4" and header.metadata.get("glm4.rope.dimension_sections") is not None:
@@ -288,7 +313,7 @@ def _lfm2_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _granite_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     """Multipliers, and what experts and hybrids have. Layers without key-value heads are Mamba-2's."""
-    get, require = header.number, header.require
+    get = header.number
     keys = {
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
@@ -301,10 +326,7 @@ def _granite_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]
     own["shared_intermediate_size"] = get("expert_shared_feed_forward_length", 0)
     if header.family == "granitemoe_gguf":
         return own
-    experts, heads = get("expert_count", 0), max(require("ssm.time_step_rank"), 1)
-    inner, hidden = require("ssm.inner_size"), config["hidden_size"]
-    if inner % hidden:
-        raise ModelError(f"{header.path}: ssm.inner_size {inner} is no multiple of {hidden}; it is damaged")
+    experts = get("expert_count", 0)
     kv = header.layers("attention.head_count_kv", config["num_hidden_layers"])
     rotates = header.metadata.get(f"{header.architecture}.rope.scaling.finetuned", True)
     return own | {
@@ -316,12 +338,20 @@ def _granite_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]
         "shared_intermediate_size": own["shared_intermediate_size"]
         if experts
         else config["intermediate_size"],
-        "mamba_n_heads": heads,
-        "mamba_n_groups": require("ssm.group_count"),
-        "mamba_d_state": require("ssm.state_size"),
-        "mamba_d_conv": require("ssm.conv_kernel"),
-        "mamba_expand": inner // hidden,
+        **_mamba2_config(header),
     }
+
+
+def _mamba2_config(header: Header) -> dict[str, Any]:
+    """Sizes of Mamba-2's layers."""
+    keys = {
+        "mamba_d_ssm": "inner_size",
+        "mamba_n_heads": "time_step_rank",
+        "mamba_n_groups": "group_count",
+        "mamba_d_state": "state_size",
+        "mamba_d_conv": "conv_kernel",
+    }
+    return {name: header.require(f"ssm.{key}") for name, key in keys.items()}
 
 
 def _llama4_config(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:

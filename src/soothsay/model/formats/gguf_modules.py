@@ -34,6 +34,7 @@ FAMILIES = {
     "qwen3_next_gguf": QWEN,
     "glm4_moe": GLM,
     "deepseek_v3": GLM,
+    "nemotron_h": GLM,
 }
 
 

@@ -12,6 +12,7 @@ from soothsay.model.formats.gguf_families import (
     BLOCK_NAMES,
     CHANGES,
     FAMILY_NAMES,
+    FAMILY_OUTER_NAMES,
     FUSED,
     FUSED_HALVES,
     INTERLEAVED,
@@ -71,6 +72,7 @@ class _Renaming:
     modules: dict[str, Stored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.outer_names = OUTER_NAMES | FAMILY_OUTER_NAMES.get(self.header.family, {})
         self.block_names = BLOCK_NAMES | FAMILY_NAMES.get(self.header.family, {})
 
     def add(self, full: str, tensor: Stored) -> None:
@@ -102,7 +104,7 @@ class _Renaming:
         `beside` are names of parts of a module beside its block; `place` is the prefix of others.
         """
         if name.block is None:
-            target = OUTER_NAMES.get(name.stem)
+            target = self.outer_names.get(name.stem)
             return [f"{target}.{name.suffix}"] if target and name.suffix else []
         whole = self.block_names.get(f"{name.part}.{name.suffix}" if name.suffix else name.part)
         if name.part in beside:

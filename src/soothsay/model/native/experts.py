@@ -83,8 +83,10 @@ class Mixture:
     @staticmethod
     def fit(experts: Experts) -> bool:
         """Whether the library computes all of it, but perhaps for the router's scores."""
+        if not isinstance(experts.experts[0], FeedForward) or experts.latent_in is not None:
+            return False
         parts = [cast(FeedForward, part) for part in experts.experts]
-        shared = [] if experts.shared is None else [experts.shared]
+        shared = [] if experts.shared is None else [cast(FeedForward, experts.shared)]
         layers = [layer for part in (*parts, *shared) for layer in (part.gate_up, part.down)]
         router = [experts.router] if is_native(experts.router) else []
         dtype = layers[0].dtype

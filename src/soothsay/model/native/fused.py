@@ -12,7 +12,8 @@ from torch import Tensor
 
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
-from soothsay.model.attention_layer import Attention
+from soothsay.core.states import LayerStates
+from soothsay.model.attention_layer import Attention, AttentionBesideStates
 from soothsay.model.blocks import Block
 from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
@@ -69,7 +70,7 @@ class NativeBlocks:
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        plain = isinstance(block.attention, StateSpaceLayer)
+        plain = isinstance(block.attention, StateSpaceLayer | AttentionBesideStates)
         if plain or not block.attention.config.has_native_blocks:
             return False
         if isinstance(block.mlp, Experts):
@@ -135,7 +136,7 @@ class NativeBlocks:
         own = kv[layer]
         if isinstance(own, Tensor):
             return own.data_ptr(), own
-        states = States.of(own)
+        states = States.of(cast(LayerStates, own))
         return addressof(states), states
 
 

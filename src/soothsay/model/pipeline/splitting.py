@@ -36,13 +36,7 @@ def split_layers(config: ModelConfig, count: int) -> list[range]:
 
 def _weights(config: ModelConfig, layer: int) -> int:
     """Weights of a layer in matrices."""
-    total, mixture = config.attention_parameters(layer), config.experts
-    if mixture is not None and config.is_sparse(layer):
-        total += (3 * mixture.size + 1) * mixture.count * config.hidden_size
-        total += 3 * mixture.shared_size * config.hidden_size
-    if mixture is None or not config.is_sparse(layer) or mixture.beside_dense:
-        total += 3 * config.hidden_size * config.mlp_size(layer)
-    return total
+    return config.attention_parameters(layer) + config.mlp_parameters(layer)
 
 
 def _may_split(config: ModelConfig, place: int) -> bool:

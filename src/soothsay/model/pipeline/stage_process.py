@@ -92,8 +92,8 @@ class ServedStage:
         pool = None if fields["pool"] is None else self._pools[fields["pool"]]
         block_size = fields["block_size"] if pool is None else pool.block_size
         batch = self._stage.pack(read_rows(plan, _num_blocks(pool)), block_size)
-        own, hidden = self._stage.layers, self._stage.config.hidden_size
-        if x.dtype != torch.float32 or x.shape != (len(batch.tokens), hidden):
+        own, size = self._stage.layers, self._stage.config.stream_size
+        if x.dtype != torch.float32 or x.shape != (len(batch.tokens), size):
             raise FrameError(f"hidden states of the shape {list(x.shape)} for {len(batch.tokens)} rows")
         if not fields["layers"] or not all(layer in own for layer in fields["layers"]):
             raise FrameError(f"layers {fields['layers']} of {own}")
