@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
@@ -20,11 +20,13 @@ from soothsay.server.messages import (
     Admitted,
     AnswerUpdate,
     Cancel,
+    CatchUp,
     EngineUpdate,
     Loaded,
     LoadedModel,
     Ping,
     Pong,
+    Said,
     Submit,
 )
 from soothsay.server.metrics import Metrics
@@ -62,6 +64,7 @@ class FakeEngine:
         self.tell: Callable[[Any], None] = lambda _: None
         self.stats: dict[tuple[int, int], SpeculationStats] = {}
         self.said: dict[tuple[int, int], int] = {}
+        self.ended: set[tuple[int, int]] = set()
         self.deaf = False
 
     def start(self) -> None:
@@ -80,6 +83,8 @@ class FakeEngine:
         self.sent.append(message)
         if isinstance(message, Ping) and not self.deaf:
             self.tell(Pong())
+        if isinstance(message, CatchUp) and self.has_ended(message.job):
+            self.tell(EngineUpdate(1.0, [], {message.job: None}, EngineLoad(0, 0, 0.1), {}))
 
     def kill(self) -> None:
         self.kills += 1
@@ -103,7 +108,7 @@ class FakeEngine:
         return next((one for one in reversed(self.submits) if one.prompts == job.prompts), None)
 
     def die(self) -> None:
-        self.stats.clear(), self.said.clear()
+        self.stats.clear(), self.said.clear(), self.ended.clear()
         self.tell(None)
 
     def load(self, numerics: Numerics = NUMERICS) -> None:
@@ -119,15 +124,31 @@ class FakeEngine:
         """Tokens of an answer that it knows."""
         submit = self.submit_of(job)
         assert submit is not None
-        return self.said.get((submit.job, index), len(submit.said[index].tokens) if submit.said else 0)
+        known = [len(said[index].tokens) for said in self.told(submit.job)]
+        return max([self.said.get((submit.job, index), 0), *known])
+
+    def told(self, call: int) -> list[Sequence[Said]]:
+        """What it was told of a job's answers."""
+        told = [one for one in self.sent if isinstance(one, Submit | CatchUp) and one.job == call]
+        return [one.said for one in told if one.said]
+
+    def has_ended(self, call: int) -> bool:
+        """Whether all answers of a job have ended, here or elsewhere."""
+        (submit,) = [one for one in self.submits if one.job == call]
+        return all(
+            (call, index) in self.ended or any(said[index].ended for said in self.told(call))
+            for index in range(submit.params.n)
+        )
 
     def say(self, job: Job, count: int = 1, index: int = 0, *, end: bool = False) -> None:
-        """Emit the next tokens of an answer, as a real engine would; `end`: the job has ended then."""
+        """Emit the next tokens of an answer, as a real engine would; `end`: it has ended then."""
         submit, at = self.submit_of(job), self.position(job, index)
         assert submit is not None
         new = [token(job, index, position) for position in range(at, at + count)]
         key = submit.job, index
         self.said[key] = at + count
+        self.ended |= {key} if end else set()
+        ended = {submit.job: None} if end and self.has_ended(submit.job) else {}
         stats = self.stats.setdefault(key, SpeculationStats())
         stats.record(count - 1, count - 1, ["suffix"] * (count - 1), count)
         wanted = submit.params.logprobs is not None
@@ -138,14 +159,14 @@ class FakeEngine:
             logprobs=[TokenLogprobs(one, -one / 10, {}) for one in new] if wanted else None,
             traces=[],
             num_output=at + count,
+            text_length=len(text([token(job, index, position) for position in range(at + count)])),
             num_cached=0,
             num_preemptions=0,
             stats=stats.plus(SpeculationStats()),
             finish_reason=FinishReason.LENGTH if end else None,
             token_ids=new,
         )
-        load = EngineLoad(0 if end else 1, 0, 0.1)
-        self.tell(EngineUpdate(1.0, [update], {submit.job: None} if end else {}, load, {"none": 1}))
+        self.tell(EngineUpdate(1.0, [update], ended, EngineLoad(0 if ended else 1, 0, 0.1), {"none": 1}))
 
 
 class Fixture:

@@ -69,7 +69,7 @@ def said_in(pieces: Sequence[str], reason: FinishReason, index: int = 0) -> list
     """Updates of an answer, with one piece and one token each. The last one has the finish reason."""
     return [
         AnswerUpdate(
-            *(0, index, text, [TokenLogprobs(number, -1.0, {})], [], number + 1, 0, 0, SpeculationStats()),
+            *(0, index, text, [TokenLogprobs(number, -1.0, {})], [], number + 1, 0, 0, 0, SpeculationStats()),
             reason if number == len(pieces) - 1 else None,
         )
         for number, text in enumerate(pieces)

@@ -124,7 +124,7 @@ def test_jobs_go_on_at_the_next_engine() -> None:
             tokens(begun, 3),
             tokens(begun, 2, 1),
         ]
-        engine.say(begun, 2)
+        engine.say(begun, 2, end=True)
         engine.say(begun, 4, index=1, end=True)
         engine.say(fresh, 1, end=True)
         for each, counts in ((begun, (5, 6)), (fresh, (1,))):

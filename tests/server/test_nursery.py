@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/PID
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with serving(engines.sibyl, replicas=2, forked=True) as one:
+    with serving(engines.sibyl, replicas=2, forked=True, drain=0) as one:
         yield one
 
 
@@ -69,6 +70,19 @@ def test_an_engine_that_was_killed_is_back_without_loading(running: Running) -> 
     assert replica.pid not in (None, before)
     assert replica.engine.exit_code is None
     assert ask(running, 2) == ask(running, 2, speculation=False)
+
+
+def test_answers_of_an_engine_that_is_drained_go_on(running: Running) -> None:
+    fleet, jobs = running.server.fleet, running.server.loop._jobs
+    with ThreadPoolExecutor(4) as pool:
+        texts = [*pool.map(partial(ask, running, max_tokens=300), range(4))]
+        asked = [pool.submit(ask, running, seed, max_tokens=300, speculation=False) for seed in range(4)]
+        running.wait_until(lambda: len(jobs) == 4 and all(job.num_output > 2 for job in [*jobs.values()]))
+        drained = fleet.replicas[0]
+        httpx.post(f"{running.url}/replicas", json={"drain": drained.number})
+        assert [one.result() for one in asked] == texts
+    assert fleet.jobs.moved > 0
+    running.wait_until(lambda: drained not in fleet.replicas and len(fleet.jobs.serving) == 2, 60)
 
 
 def test_engines_outlive_the_nursery_and_the_next_one_has_a_new_nursery(running: Running) -> None:

@@ -32,7 +32,8 @@ def test_calls_of_one_answer_are_counted_over_chunks() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     numbers, reasons = [], []
     for text, reason in ((call, None), (call + call, None), ("", FinishReason.STOP)):
-        for choice in reply.update(AnswerUpdate(0, 0, text, None, [], 1, 0, 0, SpeculationStats(), reason)):
+        update = AnswerUpdate(0, 0, text, None, [], 1, 0, 0, 0, SpeculationStats(), reason)
+        for choice in reply.update(update):
             numbers += [made["index"] for made in choice["delta"].get("tool_calls", ())]
             reasons.append(choice["finish_reason"])
     assert numbers == [0, 1, 2]

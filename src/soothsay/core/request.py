@@ -199,18 +199,18 @@ class Request:
         return len(tokens)
 
     def resume(self, tokens: Sequence[int], *, ended: bool, interrupted: bool = False) -> None:
-        """Take over an answer that another engine has begun. Call it before the engine gets the request.
+        """Take over an answer that another engine has begun, or in which it is further than this one.
 
-        The answer goes on as it does after a preemption: with all its tokens, and without their KV.
+        The answer goes on as it does after a preemption: with all its tokens, and without the KV of new ones.
 
         Args:
-            tokens: what the other engine has emitted.
+            tokens: all that the other engine has emitted.
             ended: whether the answer has ended.
             interrupted: whether the other engine does not go on, so that the reader waits.
         """
         self.interrupted = interrupted
-        if tokens:
-            self.emit(tokens)
+        if new := tokens[self.num_output :]:
+            self.emit(new)
         elif ended:  # only the prompt was to be read
             self.finish_reason = FinishReason.LENGTH
         self.pieces.clear()

@@ -39,6 +39,14 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Tells an engine all that clients have got of answers which it continues. It emits what comes after."""
+
+    job: int
+    said: Sequence[Said]  # by answer
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Ends a job whose answers nobody waits for any more."""
 
@@ -111,6 +119,7 @@ class AnswerUpdate:
     logprobs: list[TokenLogprobs] | None  # of the new tokens, without an end token; None: not requested
     traces: list[StepTrace]  # of the steps since the last update; empty unless requested
     num_output: int  # tokens of the answer
+    text_length: int  # characters of the answer
     num_cached: int  # tokens of the prompt that the prefix cache had
     num_preemptions: int
     stats: SpeculationStats
@@ -132,7 +141,7 @@ class EngineUpdate:
     failed: bool = False  # the step failed; the engine repeats it with one request at a time
 
 
-Incoming = Submit | Cancel | Ping
+Incoming = Submit | CatchUp | Cancel | Ping
 """Messages to the engine."""
 
 Outgoing = Loaded | Admitted | EngineUpdate | Pong

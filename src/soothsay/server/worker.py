@@ -29,6 +29,7 @@ from soothsay.server.messages import (
     Admitted,
     AnswerUpdate,
     Cancel,
+    CatchUp,
     EngineUpdate,
     Incoming,
     Loaded,
@@ -176,6 +177,9 @@ class Worker:
                     self._report(refused={submit.job: error})
             case Ping():
                 self._send(Pong())
+            case CatchUp(job, said):
+                for request, one in zip(self._jobs.get(job, ()), said, strict=False):
+                    self._engine.catch_up(request, one.tokens, ended=one.ended)
             case Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
@@ -293,6 +297,7 @@ def _update(job: int, index: int, request: Request) -> AnswerUpdate:
         logprobs=logprobs,
         traces=traces,
         num_output=request.num_output,
+        text_length=len(request.answer.text),
         num_cached=request.num_prefix_hits,
         num_preemptions=request.num_preemptions,
         stats=request.stats,

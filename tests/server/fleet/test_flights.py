@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 from fleets import NUMERICS, FakeEngine, Fixture, heard, job, run, text, tokens, until
@@ -58,10 +59,15 @@ def test_a_drained_engine_keeps_an_answer_until_another_one_has_its_next_token()
         assert not other.submits[0].interrupted
         engine.say(each, 4)  # it still answers
         await until(lambda: each.num_output == 6)
-        other.say(each, 3)  # these are known, but now it is the other's job
+        other.say(each, 1)
+        other.say(each, 1)  # it has not heard yet what is known
+        await until(lambda: other.position(each) == 6)
+        engine.say(each, 1)  # while the other one reads what is known
+        await until(lambda: each.num_output == 7)
+        other.say(each, 1)  # this is known, too, but now it is the other's job
         await until(lambda: not engine.has(each))
         engine.say(each, 5)  # too late
-        other.say(each, 3)
+        other.say(each, 1)
         other.say(each, 1, end=True)
         known, said = (await heard(each))[0]
         assert known == tokens(each, 9)
@@ -152,6 +158,76 @@ def test_a_fleet_grows_and_shrinks() -> None:
     run(test)
 
 
+ROWS = 80
+"""Tokens of a prompt, and tokens of contexts that an engine reads in a step."""
+
+LONG = 150
+"""Tokens of an answer that outlasts a drain."""
+
+
+class Steps:
+    """The steps of a fake engine: it reads contexts in order of arrival, and then says a token a step."""
+
+    def __init__(self, engine: FakeEngine, jobs: list[Job]):
+        self.engine, self.jobs = engine, {each.prompts[0][0]: each for each in jobs}
+        self.read: Counter[int] = Counter()
+
+    def step(self) -> None:
+        rows = ROWS
+        for submit in self.engine.submits:
+            each = self.jobs[submit.prompts[0][0]]
+            said = self.engine.position(each)
+            if said == LONG or not self.engine.has(each):
+                continue
+            pending = ROWS + said - self.read[submit.job]
+            count = pending if pending == 1 else min(pending, rows)
+            rows -= count if pending > 1 else 0
+            self.read[submit.job] += count
+            if count == pending:
+                self.engine.say(each, 1, end=said + 1 == LONG)
+
+
+def test_answers_of_a_drained_engine_do_not_pause_and_newcomers_do_not_wait_for_them() -> None:
+    """If all moved at once, the newcomer would wait for 24 prompts, of which an engine reads one a step."""
+
+    async def test() -> None:
+        one = Fixture(2)
+        await one.ready()
+        jobs, late = [job([i] * ROWS) for i in range(24)], job([24] * ROWS)
+        one.replicas[1].draining = True
+        for each in jobs:
+            await one.begin(each)
+        one.replicas[1].draining = False
+        engines = [Steps(engine, [*jobs, late]) for engine in one.engines]
+        counts, quiet, longest, waited = [0] * len(jobs), [0] * len(jobs), 0, 0
+        for step in range(LONG + 100):
+            for engine in engines:
+                engine.step()
+            await asyncio.sleep(0)
+            if step < 30:  # all prompts are read
+                continue
+            if step == 30:
+                one.replicas[0].draining = True
+            if step == 34:
+                assert await one.begin(late) is one.engines[1]
+            one.fleet.jobs.hand_over(one.replicas[0])
+            waited += step > 34 and late.num_output == 0
+            before, counts = counts, [each.num_output for each in jobs]
+            quiet = [
+                0 if now > old or now == LONG else steps + 1
+                for steps, old, now in zip(quiet, before, counts, strict=True)
+            ]
+            longest = max(longest, *quiet)
+        assert one.fleet.jobs.moved == len(jobs)
+        assert longest <= 2
+        assert waited <= 12
+        assert [one.prompts for one in one.engines[1].submits[:4]] == [one.prompts for one in jobs[:-5:-1]]
+        for each in jobs:
+            assert (await heard(each))[0][0] == tokens(each, LONG)
+
+    run(test)
+
+
 LENGTH = 30
 """Tokens of an answer."""
 
@@ -164,7 +240,7 @@ def speak(engine: FakeEngine, each: Job, random_: random.Random) -> None:
     if open_ := [index for index, count in left.items() if count]:
         index = random_.choice(open_)
         count = min(random_.randint(1, 4), left[index])
-        engine.say(each, count, index, end=len(open_) == 1 and count == left[index])
+        engine.say(each, count, index, end=count == left[index])
 
 
 @pytest.mark.parametrize("seed", range(6))

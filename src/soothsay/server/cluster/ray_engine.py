@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 
 from soothsay.errors import SoothsayError
 from soothsay.processors import granted_processors
+from soothsay.server.cluster.actors import end_of, first_call
 from soothsay.server.cluster.switchboard import Number, Switchboard, call
 from soothsay.server.fleet.engine import Received
 from soothsay.server.messages import EngineUpdate, Incoming, Loaded
@@ -35,9 +36,6 @@ log = logging.getLogger("soothsay.server")
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine and ends with the server."""
-
-PATIENCE = 10.0
-"""Seconds after which the log says that an engine still waits for a machine."""
 
 
 class Cluster:
@@ -139,7 +137,7 @@ class RayEngine:
             received = None if pipe is None else pipe.recv()
         if isinstance(received, Loaded):
             return received
-        raise received or SoothsayError(f"the engine's actor ended while it was loading: {self._reason()}")
+        raise received or SoothsayError(f"the engine's actor ended while it was loading: {end_of(self._run)}")
 
     def listen(self, receive: Callable[[Received], None]) -> None:
         """See `Engine`."""
@@ -179,32 +177,19 @@ class RayEngine:
 
     def _connected(self) -> Connection | None:
         """Wait for the connection; None if the actor has ended before."""
-        if self._pipe is not None:
-            return self._pipe
-        begin, told = time.monotonic(), False
-        while not self._ended.is_set():
-            if (pipe := self._cluster.switchboard.answer(self._number, 0.1)) is not None:
+        if self._pipe is None:
+            cluster = self._cluster
+            pipe = first_call(
+                cluster.switchboard, self._number, self._run, cluster.cores, lambda: not self._ended.is_set()
+            )
+            if pipe is not None:
                 with suppress(EOFError, OSError):
                     self.pid, self.host = pipe.recv()
                     self._pipe = pipe
-                    writer = threading.Thread(target=write_messages, args=(pipe, self._outbox), daemon=True)
-                    writer.start()
-                    return pipe
-            if ray.wait([self._run], timeout=0)[0]:
-                log.error("actor ended", extra={"reason": self._reason()})
-                return None
-            if not told and time.monotonic() - begin > PATIENCE:
-                told = True
-                log.warning("engine waits for a machine", extra={"cores": self._cluster.cores})
-        return None
-
-    def _reason(self) -> str:
-        """Why the actor has ended."""
-        try:
-            ray.get(self._run, timeout=1.0)
-        except RayError as error:
-            return str(error)
-        return "it has returned"
+                    threading.Thread(target=write_messages, args=(pipe, self._outbox), daemon=True).start()
+            if self._pipe is None and not self._ended.is_set():
+                log.error("actor ended", extra={"reason": end_of(self._run)})
+        return self._pipe
 
 
 class EngineActor:

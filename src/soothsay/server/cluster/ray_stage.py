@@ -5,23 +5,16 @@ Needs the extra `soothsay[ray]`.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
-import time
 from dataclasses import dataclass
 
 import ray
-from ray.exceptions import RayError
 
 from soothsay.errors import ModelError
 from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.server.cluster.actors import end_of, first_call
 from soothsay.server.cluster.switchboard import Number, Switchboard, call
-
-log = logging.getLogger("soothsay.server")
-
-PATIENCE = 10.0
-"""Seconds after which the log says that a stage still waits for a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +35,10 @@ class RayStage:
             number = switchboard.expect()
             actor = ray.remote(StageActor).options(num_cpus=self.cores, max_restarts=0).remote()
             run = actor.run.remote(number, self.cores)
-            begin, told = time.monotonic(), False
-            while (pipe := switchboard.answer(number, 0.1)) is None:
-                if ray.wait([run], timeout=0)[0]:
-                    raise ModelError(f"the actor of a stage ended before it had layers: {_reason(run)}")
-                if not told and time.monotonic() - begin > PATIENCE:
-                    told = True
-                    log.warning("stage waits for a machine", extra={"cores": self.cores})
+            pipe = first_call(switchboard, number, run, self.cores)
+            if pipe is None:
+                raise ModelError(f"the actor of a stage ended before it had layers: {end_of(run)}")
         return RemoteStage(pipe, f"Ray actor, {pipe.recv()}")
-
-
-def _reason(run: ray.ObjectRef) -> str:
-    """Why an actor has ended."""
-    try:
-        ray.get(run, timeout=1.0)
-    except RayError as error:
-        return str(error)
-    return "it has returned"
 
 
 class StageActor:

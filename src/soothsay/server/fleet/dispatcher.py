@@ -17,7 +17,15 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.fleet.flight import Flight
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.router import Router
-from soothsay.server.messages import Admitted, AnswerUpdate, Cancel, EngineUpdate, LoadedModel, Submit
+from soothsay.server.messages import (
+    Admitted,
+    AnswerUpdate,
+    Cancel,
+    CatchUp,
+    EngineUpdate,
+    LoadedModel,
+    Submit,
+)
 
 log = logging.getLogger("soothsay.server")
 
@@ -37,6 +45,10 @@ jobs go elsewhere. An engine whose steps take long gets three times its longest 
 
 LATE_TO_BEGIN = 15.0
 """The same for answers without a token. A long prompt may be read in one step."""
+
+ARRIVING = 4
+"""Answers of drained engines that an engine reads at a time. The others flow meanwhile, and a new request at
+this engine waits for few of them."""
 
 Told = Admitted | EngineUpdate
 """What is told of jobs."""
@@ -113,7 +125,9 @@ class Dispatcher:
             if flight is None:
                 continue  # it was cancelled or moved while the message was on its way
             if flight.successor is replica and flight.runner is not None:
-                self._leave(flight, flight.runner)
+                if flight.may_take_over(change):
+                    self._leave(flight, flight.runner)
+                replica.send(CatchUp(change.job, flight.said))
             if (new := flight.take(replica, change)) is not None:
                 flight.numerics = replica.numerics
                 answers.append(new)
@@ -160,7 +174,10 @@ class Dispatcher:
                 self.hand_over(replica, begun=patient)
 
     def hand_over(self, replica: Replica, *, begun: bool = False) -> bool:
-        """Let other engines begin with an engine's jobs too, and take over with their first token.
+        """Let other engines begin with an engine's jobs too, and take over when they are as far.
+
+        If the engine is drained, they take a few jobs, and the next call continues. The newest come first:
+        they have the most to say, and the least to read.
 
         Args:
             replica: the engine.
@@ -170,7 +187,7 @@ class Dispatcher:
             Whether the engine has no jobs.
         """
         flights = [flight for flight in self._flights_at(replica) if not flight.pinned]
-        for flight in flights:
+        for flight in reversed(flights):
             if flight.runner is replica and flight.successor is None and (flight.has_begun or not begun):
                 self._place(flight)
         return not flights
@@ -227,8 +244,7 @@ class Dispatcher:
         """Send a job to an engine. The first time, its number is the job's own."""
         call = -next(self._further_calls) if flight.num_calls else flight.number
         self._calls[call] = flight
-        goes_on = flight.runner is not None and not flight.runner.is_late(LATE)  # it is drained
-        interrupted = flight.has_begun and not goes_on
+        interrupted = flight.has_begun and not self._flows(flight)
         replica.send(flight.board(replica, call, interrupted=interrupted))
 
     def _flight(self, replica: Replica, call: int) -> Flight[Replica] | None:
@@ -244,6 +260,8 @@ class Dispatcher:
         ]
         if flight.runner is not None:  # it need not move to an engine that is no better
             fitting = [one for one in fitting if not one.draining and not one.is_late(LATE)]
+            if self._flows(flight):
+                fitting = [one for one in fitting if self._num_arriving(one) < ARRIVING]
         best = [one for one in fitting if one.answered_at is not None and not one.is_late(LATE)] or fitting
         if len(self._replicas) == 1 or not best:
             return next(iter(best), None)
@@ -255,6 +273,14 @@ class Dispatcher:
         for _, digests in prompts:
             self._router.note(replica, digests)
         return replica
+
+    def _flows(self, flight: Flight[Replica]) -> bool:
+        """Whether an engine works on a job. If the job moves, it is because this engine is drained."""
+        return flight.runner is not None and not flight.runner.is_late(LATE)
+
+    def _num_arriving(self, replica: Replica) -> int:
+        """The number of answers that an engine has got, and that other engines still give."""
+        return sum(flight.size for flight in self._flights.values() if flight.successor is replica)
 
     def _answers(self, replicas: Sequence[Replica]) -> dict[Replica, int]:
         """The number of answers under way at each engine."""

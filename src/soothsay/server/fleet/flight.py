@@ -16,10 +16,8 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(slots=True)
 class _Totals:
-    """How far an answer is: as told to the client, or as one engine has told it."""
+    """What was counted of an answer, over all engines or at one of them."""
 
-    num_output: int = 0
-    text_length: int = 0
     num_preemptions: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -29,15 +27,16 @@ class _Answer(_Totals):
     """An answer as it was told to the client."""
 
     tokens: list[int] = field(default_factory=list)
+    text_length: int = 0
     num_cached: int = 0
     ended: bool = False
 
     def take(self, update: AnswerUpdate) -> None:
-        if self.num_output == 0:
+        if not self.tokens:
             self.num_cached = update.num_cached
         self.tokens += update.token_ids
-        self.num_output, self.stats = update.num_output, update.stats
-        self.text_length += len(update.text)
+        self.stats = update.stats
+        self.text_length = update.text_length
         self.num_preemptions = update.num_preemptions
         self.ended = update.finish_reason is not None
 
@@ -46,8 +45,8 @@ class Flight(Generic[E]):
     """A job, its answers so far, and the engines that work on it.
 
     The `runner` is the engine whose tokens the client gets. A `successor` has got the job too, with the
-    tokens so far, and takes over with its first token. An answer is a function of the job, so its tokens,
-    text and log-probabilities go on exactly where the runner was.
+    tokens so far. It reads them, then those that the runner has added meanwhile, and takes over. An answer is
+    a function of the job, so its tokens, text and log-probabilities go on exactly where the runner was.
 
     Args:
         submit: the job. If it has no seed, it gets one here, since the next engine needs the same.
@@ -68,6 +67,7 @@ class Flight(Generic[E]):
         self.num_calls = 0  # how often an engine got it
         self.calls: dict[E, int] = {}  # the job's number at each engine that has it
         self._answers = [_Answer() for _ in submit.prompts for _ in range(params.n)]
+        self._goals: list[int] | None = None  # tokens of each answer when the successor first said one
         self._heard: dict[E, list[_Totals]] = {}  # of engines whose totals are not those of the answers
 
     @property
@@ -83,13 +83,18 @@ class Flight(Generic[E]):
     @property
     def has_begun(self) -> bool:
         """Whether the client has heard of any answer."""
-        return any(answer.num_output or answer.ended for answer in self._answers)
+        return any(answer.tokens or answer.ended for answer in self._answers)
 
     @property
     def texts(self) -> list[list[int]]:
         """The token ids of each prompt with its answer so far."""
         prompts, n = self.submit.prompts, self.submit.params.n
         return [prompts[i // n] + answer.tokens for i, answer in enumerate(self._answers)]
+
+    @property
+    def said(self) -> list[Said]:
+        """What the client has got of each answer."""
+        return [Said([*answer.tokens], answer.ended) for answer in self._answers]
 
     def board(self, engine: E, call: int, *, interrupted: bool = False) -> Submit:
         """Give the job to an engine, the successor if there is a runner. Returns what to send.
@@ -107,24 +112,32 @@ class Flight(Generic[E]):
             self.successor = engine
             self._heard.setdefault(
                 self.runner,
-                [
-                    _Totals(answer.num_output, answer.text_length, answer.num_preemptions, answer.stats)
-                    for answer in self._answers
-                ],
+                [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers],
             )
         if self.successor is not None or self.has_begun:
-            self._heard[engine] = [_Totals(answer.num_output, answer.text_length) for answer in self._answers]
-        said = [Said([*a.tokens], a.ended) for a in self._answers] if self.has_begun else ()
+            self._heard[engine] = [_Totals() for _ in self._answers]
+        said = self.said if self.has_begun else ()
         return replace(self.submit, job=call, said=said, interrupted=interrupted)
 
     def leave(self, engine: E) -> None:
         """Note that an engine does not work on the job any more. A successor becomes the runner."""
         self._heard.pop(engine, None)
         self.calls.pop(engine, None)
+        self._goals = None
         if engine == self.successor:
             self.successor = None
         elif engine == self.runner:
             self.runner, self.successor = self.successor, None
+
+    def may_take_over(self, update: AnswerUpdate) -> bool:
+        """Whether the successor should take over with this update.
+
+        With its first token it has read what it was sent, but the runner may be far ahead by then. So the
+        successor first reads what the client had at this time. Meanwhile the runner continues.
+        """
+        if self._goals is None:
+            self._goals = [len(answer.tokens) for answer in self._answers]
+        return update.num_output > self._goals[update.index]
 
     def lose(self, engine: E) -> None:
         """Note that an engine has died."""
@@ -147,17 +160,15 @@ class Flight(Generic[E]):
 
     def _new(self, answer: _Answer, heard: _Totals, update: AnswerUpdate) -> AnswerUpdate | None:
         """What of an update the client has not heard, with the totals of all engines together."""
-        skipped = answer.num_output - heard.num_output
-        skipped_text = answer.text_length - heard.text_length
+        skipped = len(answer.tokens) - (update.num_output - len(update.token_ids))
+        skipped_text = answer.text_length - (update.text_length - len(update.text))
         gained = update.stats.minus(heard.stats)
         preemptions = update.num_preemptions - heard.num_preemptions
-        heard.num_output, heard.stats = update.num_output, update.stats
-        heard.num_preemptions = update.num_preemptions
-        heard.text_length += len(update.text)
+        heard.stats, heard.num_preemptions = update.stats, update.num_preemptions
         ends = update.finish_reason is not None and not answer.ended
-        if update.num_output <= answer.num_output and not ends:
+        if update.num_output <= len(answer.tokens) and not ends:
             return None
-        has_tokens = answer.num_output > 0
+        has_tokens = bool(answer.tokens)
         return replace(
             update,
             text=update.text[skipped_text:],
