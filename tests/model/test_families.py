@@ -876,6 +876,27 @@ def test_kimi_is_read_as_deepseek() -> None:
     assert parse_model_config({**config, "model_type": "kimi_k2"}) == expected
 
 
+@pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "nemotron_h_experts", "granite4_experts"])
+def test_weights_are_counted_from_the_configuration(pairs: Pairs, name: str) -> None:
+    matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
+    assert pairs(name).model.config.num_parameters == sum(matrices)
+
+
+def test_layers_that_share_keys_may_have_matrices_for_them(
+    pairs: Pairs, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Gemma 3n is published with them. Nothing reads them."""
+    pair = pairs("gemma3n")
+    tensors = load_file(pair.directory / "model.safetensors")
+    for part in ("k_proj", "v_proj", "k_norm"):
+        assert f"model.layers.5.self_attn.{part}.weight" not in tensors
+        tensors[f"model.layers.5.self_attn.{part}.weight"] = torch.ones(1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(pair.directory / "config.json", tmp_path)
+    load(tmp_path)
+    assert not [warning for warning in recwarn if "does not use" in str(warning.message)]
+
+
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_lite"])
 def test_the_pool_holds_one_latent_row_for_all_heads(pairs: Pairs, name: str) -> None:
     model = pairs(name).model
