@@ -107,6 +107,11 @@ def test_layers_that_keep_a_state(tmp_path: Path) -> None:
     assert told["blocks"] == "a single part each, the feed-forward part in 2 of 5; a norm before it"
 
 
+def test_several_streams(tmp_path: Path) -> None:
+    random_oracle("gemma3n").save_pretrained(tmp_path)
+    assert facts(inspect(str(tmp_path)))["streams"] == "3 of 64, predicted and corrected in each layer"
+
+
 def test_a_configuration_alone(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(public_configs()["openai/gpt-oss-20b"]))

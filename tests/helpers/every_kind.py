@@ -24,6 +24,7 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "state spaces": ("granite4_hybrid", "bfloat16"),
     "states beside attention": ("falcon_h1", "int8"),
     "single parts": ("nemotron_h_experts", "bfloat16"),
+    "several streams": ("gemma3n", "bfloat16"),
     "shared KV": ("gemma4", "int8"),
     "sinks": ("gpt_oss", "auto"),
     "latent": ("deepseek_v3", "bfloat16"),

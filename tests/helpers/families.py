@@ -788,9 +788,9 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     ):  # where it always was
         older.pop("layer_types", None)
     if "sliding_attention" in rope:
-        if "_sliding_window_pattern" in older:  # Gemma 3
+        if config["model_type"].startswith("gemma3"):
             older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-            older["sliding_window_pattern"] = older.pop("_sliding_window_pattern")
+            older |= {"sliding_window_pattern": older.pop("_sliding_window_pattern", 0)}
         rope = rope["full_attention"]
     older["rope_theta"] = rope["rope_theta"]
     if "partial_rotary_factor" in rope:

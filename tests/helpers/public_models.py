@@ -69,6 +69,8 @@ def described(c: ModelConfig) -> str:
         rest = number if c.state_space.beside else sum(map(c.has_keys, range(c.num_layers)))
         place = "beside it" if c.state_space.beside else f"in {rest}"
         parts = [f"Mamba-2 in {number} of {c.num_layers} layers, attention {place}"]
+    if c.alternating is not None:
+        parts.append(f"{c.alternating.parts} streams")
     if c.convolution is not None:
         number = len(c.convolution.layers)
         parts = [f"convolutions in {number} of {c.num_layers} layers, attention in the others"]

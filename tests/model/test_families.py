@@ -489,8 +489,9 @@ def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_pat
             "mamba_d_ssm": 1536,
         },
         {"model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"},
+        {"model_type": "gemma3n_text", "altup_num_inputs": 4},
     ],
-    ids=["llama1", "gemma3_4b", "falcon_h1", "nemotron_h"],
+    ids=["llama1", "gemma3_4b", "falcon_h1", "nemotron_h", "gemma3n"],
 )
 def test_what_a_published_configuration_leaves_out(published: dict[str, Any], tmp_path: Path) -> None:
     write_config(tmp_path, published)
@@ -606,6 +607,21 @@ def with_a_plain_relu(model: Transformer) -> None:
             part.up.register_forward_hook(lambda _, __, out: out.relu().sqrt())
 
 
+def without_sparsity(model: Transformer) -> None:
+    for block in model.blocks:
+        block.mlp.cutoff = None  # type: ignore[union-attr, assignment]
+
+
+def without_learned_residuals(model: Transformer) -> None:
+    for block in model.blocks:
+        block.laurel_norm.weight.data.zero_()  # type: ignore[union-attr, operator]
+
+
+def without_scales_of_corrections(model: Transformer) -> None:
+    for block in model.blocks:
+        block.alternate.scale = None  # type: ignore[union-attr, assignment]
+
+
 def without_residual_multiplier(model: Transformer) -> None:
     model.config = replace(model.config, residual_multiplier=1.0)
 
@@ -662,6 +678,9 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nemotron_h_experts", without_shared_part),
         ("nemotron_h_experts", without_latent_states),
         ("nemotron_h", with_a_plain_relu),
+        ("gemma3n", without_sparsity),
+        ("gemma3n", without_learned_residuals),
+        ("gemma3n", without_scales_of_corrections),
     ],
 )
 def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
@@ -733,6 +752,23 @@ def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> N
 def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("nemotron_h_experts").config.to_dict()
     assert parse_model_config(config).feed_forward_layers == (0, 2, 4)
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"altup_active_idx": 1}, "altup_active_idx"),
+        ({"intermediate_size": [80] * 5 + [96]}, "intermediate_size"),
+        ({"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern"),
+        ({"activation_sparsity_pattern": [1.0] * 6}, "activation_sparsity_pattern"),
+        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers"),
+    ],
+)
+def test_gemma_3n_that_is_not_supported(change: dict[str, Any], named: str) -> None:
+    config = random_oracle("gemma3n").config.to_dict()
+    assert parse_model_config(config).alternating is not None
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -838,6 +874,27 @@ def test_kimi_is_read_as_deepseek() -> None:
     config = random_oracle("deepseek_v3").config.to_dict()
     expected = replace(parse_model_config(config), family="kimi_k2")
     assert parse_model_config({**config, "model_type": "kimi_k2"}) == expected
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "nemotron_h_experts", "granite4_experts"])
+def test_weights_are_counted_from_the_configuration(pairs: Pairs, name: str) -> None:
+    matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
+    assert pairs(name).model.config.num_parameters == sum(matrices)
+
+
+def test_layers_that_share_keys_may_have_matrices_for_them(
+    pairs: Pairs, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Gemma 3n is published with them. Nothing reads them."""
+    pair = pairs("gemma3n")
+    tensors = load_file(pair.directory / "model.safetensors")
+    for part in ("k_proj", "v_proj", "k_norm"):
+        assert f"model.layers.5.self_attn.{part}.weight" not in tensors
+        tensors[f"model.layers.5.self_attn.{part}.weight"] = torch.ones(1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(pair.directory / "config.json", tmp_path)
+    load(tmp_path)
+    assert not [warning for warning in recwarn if "does not use" in str(warning.message)]
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_lite"])

@@ -181,6 +181,8 @@ def _architecture(c: ModelConfig) -> Rows:
     if c.global_heads is not None:
         heads, values = c.global_heads, ", values are keys" if c.global_heads.keys_are_values else ""
         yield "", f"{heads.count} heads of {heads.size} for keys{values}, in layers without a window"
+    if c.alternating is not None:
+        yield "streams", f"{c.alternating.parts} of {c.hidden_size:,}, predicted and corrected in each layer"
     if c.num_shared_kv_layers:
         yield "shared KV", f"the last {c.num_shared_kv_layers} layers read that of layers before them"
     tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"

@@ -13,6 +13,9 @@ MEANINGLESS = re.compile(
 )
 """Ends of names of tensors that repeat the configuration, or serve number formats that are not used here."""
 
+KEYS = re.compile(r"(self_attn\.|attn_)[kv]_(proj|norm)")
+"""Tensors of keys and values, which published files also have in layers that read those of other layers."""
+
 MAX_NAMES = 4
 """Limit of names in a warning."""
 
@@ -34,6 +37,7 @@ def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> 
         if (found := block.match(name))
         and int(found[1][:9]) in layers
         and not MEANINGLESS.search(name, found.end())
+        and not (names.config.shares_kv(int(found[1])) and KEYS.search(name, found.end()))
     ]
     if left:
         more = f" and {len(left) - MAX_NAMES:,} more" if len(left) > MAX_NAMES else ""

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from families import array, random_oracle, random_tokens, read_config, run
+from families import VOCAB, array, random_oracle, random_tokens, read_config, run
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from mtp_targets import in_module
@@ -83,6 +83,33 @@ def gemma4_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
             yield f"blk.{name.split('.')[2]}.ffn_down_exps.scale", tensor
         else:
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
+
+
+def gemma3n(writer: GGUFWriter, c: Any) -> None:
+    sizes, c.intermediate_size = c.intermediate_size, c.intermediate_size[0]
+    common(writer, c)
+    writer.add_feed_forward_length(sizes)
+    writer.add_rope_freq_base(c.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(c.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(c.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
+    writer.add_shared_kv_layers(c.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(c.hidden_size_per_layer_input)
+    writer.add_altup_active_idx(c.altup_active_idx)
+    writer.add_altup_num_inputs(c.altup_num_inputs)
+    shares = torch.tensor(c.activation_sparsity_pattern)
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
+    writer.add_final_logit_softcapping(c.final_logit_softcapping)
+
+
+def gemma3n_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    stacks = dict[str, list[Tensor]]()
+    for name, tensor in sorted(tensors.items()):
+        if "altup" in name and "projections" in name:
+            stacks.setdefault(name.rsplit(".", 2)[0], []).append(tensor)
+        else:
+            yield name if name.endswith(".weight") else f"{name}.weight", tensor
+    yield from ((f"{name}.weight", torch.stack(parts)) for name, parts in stacks.items())
 
 
 def llama4(writer: GGUFWriter, c: Any) -> None:
@@ -344,6 +371,7 @@ def qwen3_next_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
 Write = tuple[gguf.MODEL_ARCH, Callable[[GGUFWriter, Any], None], Callable[[dict[str, Tensor], Any], Named]]
 GEMMA4: Write = (gguf.MODEL_ARCH.GEMMA4, gemma4, gemma4_tensors)
 CASES: dict[str, tuple[Write, dict[str, Any]]] = {
+    "gemma3n": ((gguf.MODEL_ARCH.GEMMA3N, gemma3n, gemma3n_tensors), {"vocab_size_per_layer_input": VOCAB}),
     "gemma4": (GEMMA4, {}),
     "gemma4_keys_are_values": (GEMMA4, {}),
     "gemma4_all": (GEMMA4, {}),
@@ -425,7 +453,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid", "falcon_h1_normed"],
+    ["gemma3n", "gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid", "falcon_h1_normed"],
 )
 def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
     oracle = random_oracle(name, **CASES[name][1])

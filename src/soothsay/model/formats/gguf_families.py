@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.config_fields import MAX_LAYERS
-from soothsay.model.formats import gguf_gemma4, gguf_glm, gguf_latent, gguf_nemotron_h
+from soothsay.model.formats import gguf_gemma3n, gguf_gemma4, gguf_glm, gguf_latent, gguf_nemotron_h
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import Change
 
@@ -31,6 +31,7 @@ OUTER_NAMES = {
 }
 FAMILY_OUTER_NAMES = {
     "falcon_h1": {"output_norm": "model.final_layernorm"},
+    "gemma3n_text": gguf_gemma3n.OUTER_NAMES,
     "nemotron_h": gguf_nemotron_h.OUTER_NAMES,
 }
 """What a family names otherwise outside of its blocks."""
@@ -84,7 +85,7 @@ CHANGES: dict[str, dict[str, Change]] = {
 
 def is_centred(family: str, name: str) -> bool:
     """Whether a tensor is a norm's weight w that the converter stores as 1 + w."""
-    zero_centred = family.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next"))
+    zero_centred = family.startswith(("gemma2", "gemma3_", "qwen3_5", "qwen3_next"))
     return zero_centred and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
@@ -200,6 +201,7 @@ FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for 
         **_MIXTRAL_NAMES,
         "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
     },
+    "gemma3n_text": gguf_gemma3n.NAMES,
     "gemma4_text": gguf_gemma4.NAMES,
     "nemotron_h": gguf_nemotron_h.NAMES,
     "glm4_moe": gguf_glm.NAMES,
@@ -244,6 +246,8 @@ def own_config(
     `shapes` are those of the tensors by GGUF's names.
     """
     get = header.number
+    if header.family == "gemma3n_text":
+        return gguf_gemma3n.own_config(header, config, shapes)
     if header.family == "gemma4_text":
         return gguf_gemma4.own_config(header, config, shapes)
     if header.family == "nemotron_h":

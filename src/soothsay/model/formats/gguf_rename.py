@@ -130,12 +130,15 @@ class _Renaming:
     def _add_experts(
         self, renamed: dict[str, Stored], name: _Name, targets: list[str], tensor: Stored
     ) -> None:
-        """Add the matrices or vectors of all experts, of which a tensor is the stack."""
-        path, experts = self.header.path, self.config["num_local_experts"]
+        """Add the matrices or vectors of all experts, or of all streams, of which a tensor is the stack."""
+        outer = name.block is None
+        count = self.config["altup_num_inputs"] - 1 if outer else self.config["num_local_experts"]
+        path, experts = self.header.path, int(count)
         dims = 3 if name.suffix == "weight" else 2
         if len(tensor.shape) != dims or tensor.shape[0] != experts:
+            what = "streams" if outer else "experts"
             raise ModelError(
-                f"{path}: {name.full} {list(tensor.shape)} should have a part for each of {experts} experts"
+                f"{path}: {name.full} {list(tensor.shape)} should have a part for each of {experts} {what}"
             )
         if len(self.own) + len(self.modules) + experts > MAX_TENSORS:
             raise ModelError(f"{path} has more than {MAX_TENSORS:,} tensors, experts counted one by one")
