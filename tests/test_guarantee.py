@@ -225,12 +225,18 @@ def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
         assert request.stats.drafted <= request.stats.steps * (99 if bounds[i] is None else bounds[i])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
-    llm = make(dtype)
-    for shift in range(0, len(DRAFTERS), len(PROMPTS)):  # each drafter once
-        drafters = [resolve(DRAFTERS[(i + shift) % len(DRAFTERS)]) for i in range(len(PROMPTS))]
-        all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
+BATCHES = [
+    pytest.param(dtype, shift, marks=() if (number + place) % 4 == 0 else pytest.mark.slow)
+    for number, dtype in enumerate(("float32", "bfloat16", "int8", "int4"))
+    for place, shift in enumerate(range(0, len(DRAFTERS), len(PROMPTS)))
+]
+"""Number formats, and the first of eight drafters. The quick ones have each drafter and each format once."""
+
+
+@pytest.mark.parametrize(("dtype", "shift"), BATCHES)
+def test_mixed_batch_of_mixed_drafters(dtype: str, shift: int) -> None:
+    drafters = [resolve(DRAFTERS[(i + shift) % len(DRAFTERS)]) for i in range(len(PROMPTS))]
+    all_same(make(dtype).generate(prompts(), MIXED, drafter=drafters), dtype)
 
 
 @pytest.mark.parametrize("shift", range(0, len(DRAFTERS), len(PROMPTS)))
