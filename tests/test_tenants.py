@@ -62,7 +62,7 @@ def after_the_victim(spec: str, victim: Tenant | None) -> list[tuple[object, ...
     """What an attacker sees after a victim's requests. None: there are none."""
     llm = bundled("int8", drafter=spec, kv_tokens=4096)
     if victim is not None:
-        for _ in range(3):
+        for _ in range(2):
             serve(llm, KNOWN + SECRET, victim)
             serve(llm, f"Repeat: {KNOWN + SECRET}", victim)
     return attack(llm, ATTACKER)
