@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import torch
 from places import ROOT, find_shared
 from tiny import TINY
+from typer import testing
 
 from soothsay import LLM
 from soothsay.model import pass_measuring
@@ -54,6 +56,12 @@ def _one_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("certificates") / "first.pem"
     file.write_text(f"{begin}{first}{end}\n")
     os.environ["SSL_CERT_FILE"] = str(file)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_once() -> None:
+    """Build each command line once, and not each time that it runs."""
+    testing._get_command = functools.cache(testing._get_command)
 
 
 @pytest.fixture(scope="session", autouse=True)

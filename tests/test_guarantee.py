@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from bundled import bundled
 from every_drafter import DRAFTERS, resolve
 from families import load, random_oracle
 from heads import write_assistant
@@ -108,7 +109,7 @@ def same(result: Result, expected: Result) -> None:
 
 
 def make(dtype: str = "float32", **options: object) -> LLM:
-    return LLM("sibyl", dtype=dtype, drafter="none", **{"kv_tokens": 8192, **options})
+    return bundled(dtype, drafter="none", **{"kv_tokens": 8192, **options})
 
 
 @cache
@@ -180,14 +181,17 @@ class TestEveryDrafter:
             prompts(), replace(GREEDY, max_tokens=1)
         )  # plain decoding: the drafter has not seen these blocks
         requests = watch(llm)
-        for _ in range(2):
-            all_same(llm.generate(prompts(), MIXED, drafter=drafter), "int8")
+        all_same(llm.generate(prompts(), MIXED, drafter=drafter), "int8")
+        for result, expected in zip(
+            llm.generate(prompts()[4:], MIXED[4:], drafter=drafter), plain("int8")[4:], strict=True
+        ):
+            same(result, expected)
         scored = [request for request in requests if request.params.prompt_logprobs is not None]
         assert [request.num_prefix_hits for request in scored] == [
             0,
             0,
         ]  # all rows of their prompts are needed
-        assert sum(request.num_prefix_hits > 0 for request in requests) >= 10
+        assert sum(request.num_prefix_hits > 0 for request in requests) >= 7
 
     def test_in_small_chunks_with_so_little_memory_that_requests_are_preempted(
         self, drafter: str, request: pytest.FixtureRequest
@@ -225,12 +229,18 @@ def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
         assert request.stats.drafted <= request.stats.steps * (99 if bounds[i] is None else bounds[i])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_mixed_batch_of_mixed_drafters(dtype: str) -> None:
-    llm = make(dtype)
-    for shift in range(0, len(DRAFTERS), len(PROMPTS)):  # each drafter once
-        drafters = [resolve(DRAFTERS[(i + shift) % len(DRAFTERS)]) for i in range(len(PROMPTS))]
-        all_same(llm.generate(prompts(), MIXED, drafter=drafters), dtype)
+BATCHES = [
+    pytest.param(dtype, shift, marks=() if (number + place) % 4 == 0 else pytest.mark.slow)
+    for number, dtype in enumerate(("float32", "bfloat16", "int8", "int4"))
+    for place, shift in enumerate(range(0, len(DRAFTERS), len(PROMPTS)))
+]
+"""Number formats, and the first of eight drafters. The quick ones have each drafter and each format once."""
+
+
+@pytest.mark.parametrize(("dtype", "shift"), BATCHES)
+def test_mixed_batch_of_mixed_drafters(dtype: str, shift: int) -> None:
+    drafters = [resolve(DRAFTERS[(i + shift) % len(DRAFTERS)]) for i in range(len(PROMPTS))]
+    all_same(make(dtype).generate(prompts(), MIXED, drafter=drafters), dtype)
 
 
 @pytest.mark.parametrize("shift", range(0, len(DRAFTERS), len(PROMPTS)))
@@ -317,8 +327,14 @@ def test_other_kinds_of_blocks(blocks: str, tiny: Callable[..., Transformer]) ->
     assert_answers_stay(model, ("prompt-lookup", "suffix", "layer-skip(exit=1)"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "llama4"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if place == number else pytest.mark.slow)
+        for place, name in enumerate(("deepseek_v2", "deepseek_v3", "llama4"))
+        for number, dtype in enumerate(("float32", "bfloat16", "int8"))
+    ],
+)
 def test_latent_attention_and_chunks(name: str, dtype: Any, tmp_path: Path) -> None:
     """As above, with the fastest kernels, a model of the same kind that drafts, and heads on its features."""
     random_oracle(name, max_position_embeddings=128).save_pretrained(tmp_path)

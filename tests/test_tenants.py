@@ -9,6 +9,7 @@ from statistics import NormalDist
 from time import perf_counter
 
 import pytest
+from bundled import bundled
 from every_drafter import DRAFTERS, resolve
 
 from soothsay import LLM, Grammar, Request, SamplingParams
@@ -59,9 +60,9 @@ def attack(llm: LLM, tenant: Tenant) -> list[tuple[object, ...]]:
 
 def after_the_victim(spec: str, victim: Tenant | None) -> list[tuple[object, ...]]:
     """What an attacker sees after a victim's requests. None: there are none."""
-    llm = LLM("sibyl", dtype="int8", drafter=spec, kv_tokens=4096)
+    llm = bundled("int8", drafter=spec, kv_tokens=4096)
     if victim is not None:
-        for _ in range(3):
+        for _ in range(2):
             serve(llm, KNOWN + SECRET, victim)
             serve(llm, f"Repeat: {KNOWN + SECRET}", victim)
     return attack(llm, ATTACKER)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
+from serving import WarmEngine
 from typer.testing import CliRunner, Result
 
 from soothsay.cli.app import app
 
 OPTIONS = ("--dtype", "float32", "--kv-tokens", "8192", "--drafter", "suffix")
+
+
+@pytest.fixture(autouse=True)
+def _warm_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soothsay.server.engines.EngineProcess", WarmEngine)
 
 
 def write(path: Path, count: int, max_tokens: int = 24) -> Path:
@@ -51,23 +57,21 @@ def lines(path: Path) -> list[bytes]:
 
 def stopped(source: Path, output: Path, how: signal.Signals, after: int, *options: str) -> tuple[int, str]:
     """Run the command in a process, and send a signal some time after a number of lines of output."""
-    command = [sys.executable, "-m", "soothsay", *arguments(source, output, *options)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while len(lines(output)) < after:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.002)
-        time.sleep(random.random() / 20)
-        process.send_signal(how)
-        printed, _ = process.communicate(timeout=60)
-    return process.returncode, printed
+    process = Command(*arguments(source, output, *options))
+    while len(lines(output)) < after:
+        assert not process.ended, process.finish()
+        time.sleep(0.002)
+    time.sleep(random.random() / 20)
+    process.send(how)
+    code, out, err = process.finish(60)
+    return code, err or out
 
 
-def limited(source: Path, output: Path, kilobytes: int) -> subprocess.CompletedProcess[str]:
+def limited(source: Path, output: Path, kilobytes: int) -> tuple[int, str]:
     """Run the command in a process whose files cannot grow beyond a size, as if the disk were full."""
-    command = ["bash", "-c", f'ulimit -f {kilobytes}; exec "$@"', "bash"]
-    command += [sys.executable, "-m", "soothsay", *arguments(source, output)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    limits = {resource.RLIMIT_FSIZE: 1024 * kilobytes}
+    code, _, err = Command(*arguments(source, output), limits=limits).finish()
+    return code, err
 
 
 def test_several_engines_answer_what_one_would(tmp_path: Path) -> None:
@@ -94,8 +98,8 @@ def test_it_goes_on_after_whatever_stops_it(tmp_path: Path) -> None:
         assert after <= len(lines(output)) < 120
         assert lines(output)[: len(before)] == before
     full = limited(source, output, output.stat().st_size // 1024 + 4)
-    assert full.returncode == 2
-    assert "out.jsonl cannot be written (File too large). The answers in it are kept" in full.stderr
+    assert full[0] == 2
+    assert "out.jsonl cannot be written (File too large). The answers in it are kept" in full[1]
     before = [line for line in lines(output) if line.endswith(b"\n")]
     assert 40 < len(before) < 120
     output.write_bytes(b"".join(before) + before[0][:-1])  # torn in any case

@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from commands import Command
 from gguf_files import write_gguf
 
 COMMIT = "1" * 40
@@ -96,7 +95,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     server.server_close()
 
 
-Start = Callable[[str], "subprocess.Popen[str]"]
+Start = Callable[[str], Command]
 
 
 @pytest.fixture
@@ -106,21 +105,13 @@ def start(tmp_path: Path, hub: Hub) -> Start:
     environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
     environment.pop("UV_DEFAULT_INDEX", None)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
-
-    def start(model: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "soothsay", "pull", model]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-
-    return start
+    return lambda model: Command("pull", model, environment=environment)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: Command) -> tuple[int, str, str]:
     """Exit code, stdout, and stderr in one line."""
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out.strip(), " ".join(err.split())
+    code, out, err = process.finish()
+    return code, out.strip(), " ".join(err.split())
 
 
 def test_a_model_of_the_hub(hub: Hub, start: Start) -> None:
@@ -156,7 +147,7 @@ def test_ctrl_c(hub: Hub, start: Start, tmp_path: Path) -> None:
     hub.cut, hub.stall = len(hub.content) // 2, True
     process = start("org/m")
     assert hub.stalled.wait(120)
-    process.send_signal(signal.SIGINT)
+    process.send(signal.SIGINT)
     hub.go_on.set()
     code, out, err = finish(process)
     assert (code, out) == (130, "")

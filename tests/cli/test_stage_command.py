@@ -6,14 +6,14 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from commands import Command
 from serving import command
 from typer.testing import CliRunner, Result
 
@@ -30,18 +30,17 @@ def key(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def stage(key: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def stage(key: Path, log: Path) -> Iterator[tuple[str, Command]]:
     """Run the command. Yields its address, and the process."""
-    line = [sys.executable, "-m", "soothsay", "stage", "127.0.0.1:0", "--key", str(key)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        found = re.search(r"waiting for engines at (\S+)", process.stderr.readline())
-        assert found is not None
-        try:
-            yield found[1], process
-        finally:
-            process.kill()
+    process = Command("stage", "127.0.0.1:0", "--key", str(key), log=log)
+    try:
+        while (found := re.search(r"waiting for engines at (\S+)\n", log.read_text())) is None:
+            assert not process.ended, log.read_text()
+            time.sleep(0.01)
+        yield found[1], process
+    finally:
+        process.send(signal.SIGKILL)
+        process.finish()
 
 
 def run(*arguments: str) -> Result:
@@ -55,11 +54,11 @@ def test_a_server_whose_layers_run_in_another_process(tmp_path: Path, key: Path)
         .text
     )
     body = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 12}
-    with stage(key) as (address, process):
+    with stage(key, tmp_path / "stage log") as (address, process):
         with command(tmp_path / "log", "--stage", address, "--stage-key", str(key)) as url:
             assert httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"] == meant
-        process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=20)
+        process.send(signal.SIGINT)
+        printed = process.finish(20)[2]
     assert "Traceback" not in printed
 
 

@@ -80,8 +80,9 @@ def llm(tiny: Callable[..., Transformer]) -> LLM:
 def test_every_request_ends_and_bystanders_keep_their_tokens(llm: LLM, verifier: str) -> None:
     meant = [llm.generate(PROMPT, params).token_ids for params in BYSTANDERS]
     served, longest = 0, [0]
+    examples = 150 if verifier == "match" else 70  # they are the same for all
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(PARAMS)
     def run(asked: dict[str, Any]) -> None:
         nonlocal served
@@ -107,7 +108,7 @@ def test_every_request_ends_and_bystanders_keep_their_tokens(llm: LLM, verifier:
     run()
     assert llm.engine.recovery.num_failed == before
     assert longest[0] < 300
-    assert served > 75, "most are not refused"
+    assert served > examples / 2, "most are not refused"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
+import resource
+import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from commands import WARM, Command
 from openai import OpenAI
 
 from soothsay import LLM, REGISTRY
@@ -30,9 +31,6 @@ from soothsay.server.nursery import Nursery
 from soothsay.server.process import EngineProcess, Process, _run_worker
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
-
-WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["soothsay.server.worker"])
 
 
 class WarmEngine(EngineProcess):
@@ -150,27 +148,21 @@ def command(log: Path, *options: str, files: int | None = None) -> Iterator[str]
         options: further options.
         files: limit of open files.
     """
-    line = ("" if files is None else f"ulimit -n {files}; ") + 'exec "$@"'
-    serve = [sys.executable, "-m", "soothsay", "serve", "sibyl", "--port", "0", "--dtype", "int8"]
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(["sh", "-c", line, "sh", *serve, *options], stderr=stderr) as process,
-    ):
-        try:
-            for _ in range(1200):
-                found = re.search(r"http://[\d.:]+", log.read_text())
-                if found is not None and _is_ready(found[0]):
-                    break
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-            assert found is not None
-            yield found[0]
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    serve = ("serve", "sibyl", "--port", "0", "--dtype", "int8")
+    limits = {} if files is None else {resource.RLIMIT_NOFILE: files}
+    process = Command(*serve, *options, limits=limits, log=log)
+    try:
+        for _ in range(1200):
+            found = re.search(r"http://[\d.:]+", log.read_text())
+            if found is not None and _is_ready(found[0]):
+                break
+            assert not process.ended, log.read_text()
+            time.sleep(0.1)
+        assert found is not None
+        yield found[0]
+    finally:
+        process.send(signal.SIGTERM)
+        process.finish(60)
 
 
 def _is_ready(url: str) -> bool:

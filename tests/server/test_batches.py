@@ -12,7 +12,7 @@ import engines
 import httpx
 import pytest
 from conftest import TOOL_TEMPLATE
-from serving import Running
+from serving import Running, WarmEngine
 
 from soothsay import LLM, RequestError
 from soothsay.server.batch import BatchRun, run_batch
@@ -20,7 +20,6 @@ from soothsay.server.batch_lines import BatchInput
 from soothsay.server.batch_output import BatchOutput
 from soothsay.server.batch_replies import settle
 from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.process import EngineProcess
 from soothsay.tokenizer import Tokenizer
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -118,7 +117,7 @@ def test_answers_are_those_of_the_server(with_tools: Running, sibyl: LLM, tmp_pa
     tokenizer = Tokenizer(sibyl.tokenizer.backend, TOOL_TEMPLATE, sibyl.tokenizer.special)
     requests = BatchInput(write(tmp_path / "in.jsonl", GOOD + BAD))
     factory = partial(engines.sibyl, tokenizer=tokenizer, max_requests=3)
-    with Fleet(partial(EngineProcess, factory)) as fleet, BatchOutput(tmp_path / "out.jsonl") as output:
+    with Fleet(partial(WarmEngine, factory)) as fleet, BatchOutput(tmp_path / "out.jsonl") as output:
         asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({}))
     found = answers(tmp_path / "out.jsonl")
     assert len(found) == len(kinds)
@@ -167,7 +166,7 @@ def test_only_the_line_that_kills_the_engine_fails(tmp_path: Path) -> None:
     kinds[5] = TEXT, {"prompt": [engines.KILL], "max_tokens": 8}
     requests = BatchInput(write(tmp_path / "in.jsonl", kinds))
     with (
-        Fleet(partial(EngineProcess, engines.fragile)) as fleet,
+        Fleet(partial(WarmEngine, engines.fragile)) as fleet,
         BatchOutput(tmp_path / "out.jsonl") as output,
     ):
         asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({}))
@@ -180,7 +179,7 @@ def test_another_model_behind_the_same_name_is_noticed(tmp_path: Path) -> None:
     requests = BatchInput(write(tmp_path / "in.jsonl", [(TEXT, {"prompt": "a"}), (TEXT, {"prompt": "b"})]))
 
     def run(factory: Any) -> None:
-        with Fleet(partial(EngineProcess, factory)) as fleet, BatchOutput(tmp_path / "out.jsonl") as output:
+        with Fleet(partial(WarmEngine, factory)) as fleet, BatchOutput(tmp_path / "out.jsonl") as output:
             asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({"seed": 0}))
 
     run(engines.sibyl)

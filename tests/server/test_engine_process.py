@@ -80,14 +80,14 @@ def asked(running: Running, body: dict[str, Any]) -> list[Any]:
 def test_answers_go_on_when_their_engine_was_killed(mortal: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the same character, with the next engine. There is only one at a time here."""
     monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 60.0)  # on a busy machine
-    bodies = [{**LONG, "seed": seed, "temperature": seed % 3 / 2} for seed in range(8)]
+    bodies = [{**LONG, "seed": seed, "temperature": seed % 3 / 2} for seed in range(4)]
     meant = [asked(mortal, body) for body in bodies]
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(4) as pool:
         replies = [
             pool.submit(asked, mortal, {**body, "stream": i % 2 == 0}) for i, body in enumerate(bodies)
         ]
         jobs = mortal.server.loop._jobs
-        mortal.wait_until(lambda: len(jobs) == 8 and all(job.num_output for job in [*jobs.values()]))
+        mortal.wait_until(lambda: len(jobs) == 4 and all(job.num_output for job in [*jobs.values()]))
         kill(mortal)
         mortal.wait_until(lambda: health(mortal)[0] == 503)
         status, body = health(mortal)

@@ -1,0 +1,28 @@
+"""The bundled model in engines that share its weights and its tokenizer.
+
+Loading them takes longer than many tests.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from soothsay import LLM
+from soothsay.model.checkpoint import SafetensorsCheckpoint
+
+
+@cache
+def _loaded(dtype: str, max_context: int | None) -> LLM:
+    return LLM("sibyl", dtype=dtype, drafter="none", max_context=max_context, kv_tokens=256)  # type: ignore[arg-type]
+
+
+def bundled(dtype: str, max_context: int | None = None, **options: Any) -> LLM:
+    """`LLM("sibyl", dtype=dtype, **options)`. Its model belongs to others too, and must not be changed."""
+    first = _loaded(dtype, max_context)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("soothsay.llm.load_model", lambda *_, **__: first.model)
+        patch.setattr(SafetensorsCheckpoint, "tokenizer", lambda _: first.tokenizer)
+        return LLM("sibyl", dtype=dtype, max_context=max_context, **options)  # type: ignore[arg-type]
