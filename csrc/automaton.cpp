@@ -1,6 +1,7 @@
 // The suffix automaton of drafters/lookup/stock_automaton.py, and the trees that drafters/lookup/backoff.py grows from it.
 // Both are equal to the bit: states have the same numbers, followers the same order, and sums the same order.
 #include "kernels.h"
+#include "noise.h"
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -137,15 +138,24 @@ struct Tree {
     }
 };
 
+// A token after a node, or a context whose followers come after it.
 struct Guess {
-    double minus;  // minus its probability
+    double minus;  // minus its probability, or the largest that a follower may have
     int number, node, token, source;
     soothsay_place place;
+    double path, mass;  // probabilities of the node, and of a token of the context after it
 
     bool operator>(const Guess& other) const {
         return std::tie(minus, number) > std::tie(other.minus, other.number);
     }
 };
+
+// How likely the target is to draw a token that has this share of the counts. See `believed` in backoff.py.
+double believed(double share, int token, Key key, double odds, double weight) {
+    const double wait = -std::log1p(-(double(key.hash(uint32_t(token))) + 0.5) * 0x1p-32);
+    const double against = odds * std::pow(wait, weight);
+    return share / (share + (1.0 - share) * against);
+}
 
 }  // namespace
 
@@ -172,16 +182,16 @@ void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soot
 }
 
 int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
-                            int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
-                            double* scores) {
+                            int count, int nodes, int depth, int widest, double least, int draws, uint64_t seed,
+                            int64_t first, double odds, double weight, int* tokens, int* parents, double* scores) {
     Tree tree{tokens, parents, scores};
     scores[0] = 0.0;
     std::priority_queue<Guess, std::vector<Guess>, std::greater<Guess>> open;
-    for (int source = 0; source < count; ++source) open.push({-1.0, source, 0, NONE, source, places[source]});
+    for (int source = 0; source < count; ++source) open.push({-1.0, source, 0, NONE, source, places[source], 1.0, 1.0});
     int number = count;
     std::vector<char> expanded(size_t(nodes) * count);
     while (!open.empty() && tree.size() < nodes) {
-        auto [minus, _, node, token, source, place] = open.top();
+        auto [minus, _, node, token, source, place, path, mass] = open.top();
         open.pop();
         const soothsay_automaton& automaton = *automata[source];
         if (token != NONE) {
@@ -190,6 +200,7 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
             if (done) continue;  // a longer context added it
             done = 1;
             place = automaton.behind(place, automaton.find(place.state, token));
+            path = -minus, mass = 1.0;
         }
         if (tree.depths[node] >= depth) continue;
         const State& state = automaton.states[place.state];
@@ -201,17 +212,22 @@ int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soo
                 total += automaton.states[automaton.edges[e].to].count;
         }
         if (total) {
-            const double share = minus / double(total);
+            const double share = mass / double(total);
+            const Key key = Key::of(seed, uint64_t(first + tree.depths[node]));
             int left = widest;
             for (int e = state.first; e != NONE && left; e = automaton.edges[e].next, --left) {
                 const Edge& edge = automaton.edges[e];
-                const double path = share * (automaton.states[edge.to].count - doubt);
-                if (path <= -least) open.push({path, ++number, node, edge.token, source, place});
+                double own = share * (automaton.states[edge.to].count - doubt);
+                if (draws) own = believed(own, edge.token, key, odds, weight);
+                if (path * own >= least)
+                    open.push({-(path * own), ++number, node, edge.token, source, place, path, mass});
             }
-            minus = share * std::min(doubt * state.edges, double(total));
+            mass = share * std::min(doubt * state.edges, double(total));
         }
-        if (minus <= -least && state.link > ROOT)
-            open.push({minus, ++number, node, NONE, source, {state.link, automaton.states[state.link].length}});
+        if (path * mass >= least && state.link > ROOT) {
+            const soothsay_place shorter{state.link, automaton.states[state.link].length};
+            open.push({-path * (draws ? 1.0 : mass), ++number, node, NONE, source, shorter, path, mass});
+        }
     }
     return tree.size();
 }

@@ -198,11 +198,12 @@ void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_pla
 void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text, soothsay_place* place);
 
 // The likeliest paths (soothsay/drafters/lookup/backoff.py) after `count` places, each in an automaton. `doubts` has the
-// match lengths at which half of a lone occurrence is believed. Writes token, parent and score of nodes 1 to n - 1, and
-// returns n, which is at most `nodes`.
+// match lengths at which half of a lone occurrence is believed. If `draws` is set, the target draws with known
+// noise (`Draws` of soothsay/core/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n, which is at
+// most `nodes`.
 int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
-                            int count, int nodes, int depth, int widest, double least, int* tokens, int* parents,
-                            double* scores);
+                            int count, int nodes, int depth, int widest, double least, int draws, uint64_t seed,
+                            int64_t first, double odds, double weight, int* tokens, int* parents, double* scores);
 
 // What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/modules/refiner.py). Tables are
 // in bfloat16, and `units` is a multiple of 16.

@@ -2,27 +2,11 @@
 // operations need twenty.
 #include "kernels.h"
 #include "largest.h"
+#include "noise.h"
 #include "pool.h"
 #include "simd.h"
 
 namespace {
-
-inline uint32_t mix(uint32_t x) {
-    x ^= x >> 16;
-    x *= 0x7FEB352Du;
-    x ^= x >> 15;
-    x *= 0x846CA68Bu;
-    return x ^ x >> 16;
-}
-
-// A key: two words.
-struct Key {
-    uint32_t first, second;
-
-    explicit Key(const int64_t* words) : first(uint32_t(words[0])), second(uint32_t(words[1])) {}
-
-    uint32_t hash(uint32_t token) const { return mix(mix(token * 0x9E3779B1u + first) + second); }
-};
 
 // In (0, 1).
 inline float uniform(uint32_t hash) {

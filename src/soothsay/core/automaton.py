@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from soothsay.core.noise import exponential, noise_key
 from soothsay.core.tree import DraftTree
 
 ROOT = 0
@@ -23,6 +25,29 @@ match length, half of a lone occurrence is believed."""
 
 NOWHERE: Place = (ROOT, 0)
 """The empty string."""
+
+
+class Draws(NamedTuple):
+    """The draws of the tokens that a tree guesses. Their noise is known, so it says which guess will win.
+
+    Attributes:
+        seed: of the request.
+        first: position of the first of these tokens.
+        odds: against a guess whose noise is 0, in units of what its share of the counts says.
+        weight: how much the noise counts: 1 if the share were the target's probability, 0 if the share said
+            nothing about it.
+    """
+
+    seed: int
+    first: int
+    odds: float
+    weight: float
+
+    def believed(self, share: float, level: int, token: int) -> float:
+        """How likely the target is to draw a token that has this share of the counts, below 1."""
+        wait = exponential(noise_key(self.seed, self.first + level), token)
+        against = self.odds * math.pow(wait, self.weight)
+        return share / (share + (1.0 - share) * against)
 
 
 class Reading:
@@ -72,7 +97,9 @@ class Automaton(Protocol):
         """The longest suffix of a text that also occurs elsewhere."""
 
     @staticmethod
-    def grow(tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int) -> None:
+    def grow(
+        tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int, draws: Draws | None = None
+    ) -> None:
         """Add the likeliest followers of some matches, as `soothsay.drafters.lookup.backoff.grow` does.
 
         Args:
@@ -80,4 +107,5 @@ class Automaton(Protocol):
             starts: at least one; their automata are of this class.
             nodes: maximum size of the tree, the root included.
             depth: maximum depth of the tree.
+            draws: of the tokens; None: their noise is not known, or there is none.
         """

@@ -6,12 +6,15 @@ the noise of one token can be computed without that of the others.
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 LOW_32_BITS = 0xFFFFFFFF
 LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
+
+Numbers = TypeVar("Numbers", int, Tensor)
 
 
 class SamplingKernels(Protocol):
@@ -92,6 +95,12 @@ def gumbel(keys: Tensor, tokens: Tensor, kernels: SamplingKernels) -> Tensor:
     return kernels.uniform(keys, tokens).neg_().log1p_().neg_().log_().neg_()
 
 
+def exponential(key: tuple[int, int], token: int) -> float:
+    """The exponential variate of a token, in double precision. Its Gumbel noise is minus the logarithm."""
+    hashed = _mix(_mix(token * 0x9E3779B1 + key[0]) + key[1])
+    return -math.log1p(-(hashed + 0.5) * 2.0**-32)
+
+
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
     """Numbers in (0, 1), `[M, W]` float32, by 32-bit hashing (the "lowbias32" mixer), on any device.
 
@@ -102,8 +111,8 @@ def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
     return x.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """Mix the bits of each number, in place: allocating a result costs more than the arithmetic."""
+def _mix(x: Numbers) -> Numbers:
+    """Mix the bits of each number; of a tensor in place: allocating costs more than the arithmetic."""
     x &= LOW_32_BITS
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x ^= x >> shift

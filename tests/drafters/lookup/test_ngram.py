@@ -24,7 +24,8 @@ TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
 
 
 def ask(drafter: NGram, prompt: Sequence[int], room: int = 100, nodes: int = 64) -> Request:
-    request = Request(prompt, SamplingParams(), seed=0, limit=len(prompt) + room, drafter=drafter)
+    params = SamplingParams(temperature=0)
+    request = Request(prompt, params, seed=0, limit=len(prompt) + room, drafter=drafter)
     request.max_nodes = nodes
     return request
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernels import STOCK
 
-from soothsay.core.automaton import NOWHERE, Reading
+from soothsay.core.automaton import NOWHERE, Draws, Reading
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.lookup.backoff import LEAST, WIDEST
 from soothsay.drafters.lookup.stock_automaton import StockAutomaton, new_automaton
@@ -49,14 +49,14 @@ def test_both_say_the_same(kernels: NativeKernels, seed: int, letters: int) -> N
         known = [(which, doubt, at) for which, doubt, at in places if at[1]]
         if known:
             nodes, depth = int(rng.integers(1, 40)), int(rng.integers(0, 9))
-            expected, tree = DraftTree(0), DraftTree(0)
-            StockAutomaton.grow(expected, [(stock[which], *rest) for which, *rest in known], nodes, depth)
-            type(native[0]).grow(tree, [(native[which], *rest) for which, *rest in known], nodes, depth)
-            assert (tree.tokens, tree.parents, tree.scores) == (
-                expected.tokens,
-                expected.parents,
-                expected.scores,
-            )
+            seed, first = int(rng.integers(-(2**63), 2**63)), int(rng.integers(0, 2**31))
+            for draws in (None, Draws(seed, first, *rng.uniform(0, 4, 2).tolist())):
+                expected, tree = DraftTree(0), DraftTree(0)
+                own, others = ([(of[w], *rest) for w, *rest in known] for of in (stock, native))
+                StockAutomaton.grow(expected, own, nodes, depth, draws)
+                type(native[0]).grow(tree, others, nodes, depth, draws)
+                assert (tree.tokens, tree.parents) == (expected.tokens, expected.parents)
+                assert tree.scores == expected.scores
     assert lengths >= {0, 1, 2} or letters == 2
 
 

@@ -20,7 +20,7 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
-from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, grow
+from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, coming_draws, grow
 from soothsay.errors import DrafterError
 
 Tokens = tuple[int, ...]
@@ -198,7 +198,8 @@ class NGram(Drafter):
         tree = DraftTree(int(request.tokens[-1]))
         context = tuple(request.tokens[1 - self.order :].tolist())
         counts = self.counts[request.tenant]
-        grow(tree, [(counts, context)], min(request.max_nodes, self.max_nodes), request.max_depth)
+        nodes = min(request.max_nodes, self.max_nodes)
+        grow(tree, [(counts, context)], nodes, request.max_depth, coming_draws(request))
         return tree
 
     def _learn(self, request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from soothsay.core.automaton import NOWHERE, ROOT, Automaton, Place, Reading, Start, Tokens
+from soothsay.core.automaton import NOWHERE, ROOT, Automaton, Draws, Place, Reading, Start, Tokens
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.lookup.backoff import LEAST, WIDEST, Followers, Source, grow
 from soothsay.model.kernels import Kernels
@@ -72,10 +72,12 @@ class StockAutomaton:
         return state, min(self.length[state], self.counted - 1)
 
     @staticmethod
-    def grow(tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int) -> None:
+    def grow(
+        tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int, draws: Draws | None = None
+    ) -> None:
         """See `Automaton`."""
         sources = [(Occurrences(automaton, doubt), place) for automaton, doubt, place in starts]
-        grow(tree, sources, nodes, depth)
+        grow(tree, sources, nodes, depth, draws)
 
     def short(self, state: int, length: int) -> int:
         """The state of the last `length` tokens of a string in `state`."""

@@ -26,6 +26,7 @@ from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
 from soothsay.drafters.learned import read_learned, write_learned
+from soothsay.drafters.lookup.backoff import coming_draws
 from soothsay.drafters.lookup.stock_automaton import new_automaton
 from soothsay.errors import DrafterError
 
@@ -282,7 +283,7 @@ class Suffix(SignalingDrafter):
             matches = self._matches(request)
             if matches:
                 nodes = min(nodes, 1 + self.factor * _longest(matches))
-                matches[0][0].grow(tree, matches, nodes, depth)
+                matches[0][0].grow(tree, matches, nodes, depth, coming_draws(request))
         return tree
 
     def _matches(self, request: Request) -> list[Start]:

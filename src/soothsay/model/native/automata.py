@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_int, c_void_p
 
-from soothsay.core.automaton import Place, Reading, Start, Tokens
+from soothsay.core.automaton import Draws, Place, Reading, Start, Tokens
+from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.tree import DraftTree
 
 
@@ -14,6 +15,9 @@ class _Pair(Structure):
     """`soothsay_reading` and `soothsay_place` of csrc/kernels.h."""
 
     _fields_ = (("first", c_int), ("second", c_int))
+
+
+_NO_DRAWS = False, 0, 0, 0.0, 0.0
 
 
 class NativeAutomaton:
@@ -57,7 +61,9 @@ class NativeAutomaton:
         return found.first, found.second
 
     @staticmethod
-    def grow(tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int) -> None:
+    def grow(
+        tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int, draws: Draws | None = None
+    ) -> None:
         """See `Automaton`."""
         automata, doubts, places = zip(*starts, strict=True)
         one, count = automata[0], len(starts)
@@ -68,6 +74,7 @@ class NativeAutomaton:
             (_Pair * count)(*places),
             (c_double * count)(*doubts),
             *(count, nodes, depth, one.widest, one.least),
+            *(_NO_DRAWS if draws is None else (True, draws.seed & LOW_64_BITS, *draws[1:])),
             *(tokens, parents, scores),
         )
         tree.hang(tokens[1:size], parents[1:size], scores[1:size])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,8 @@ void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_pla
 void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text,
     soothsay_place* place);
 int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places,
-    const double* doubts, int count, int nodes, int depth, int widest, double least, int* tokens,
-    int* parents, double* scores);
+    const double* doubts, int count, int nodes, int depth, int widest, double least, int draws,
+    uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents, double* scores);
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places,
     int* parents, double* scores);
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams,
@@ -77,7 +77,14 @@ void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* cons
 """
 """The functions of a library, word by word as csrc/kernels.h declares them. It says what they do."""
 
-_TYPES = {"void": None, "int": c_int, "int64_t": c_int64, "float": c_float, "double": c_double}
+_TYPES = {
+    "void": None,
+    "int": c_int,
+    "int64_t": c_int64,
+    "uint64_t": c_uint64,
+    "float": c_float,
+    "double": c_double,
+}
 
 
 class Library:
