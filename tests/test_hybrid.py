@@ -68,7 +68,8 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
     for drafter in (*DRAFTERS, f"medusa(model={directory / 'medusa'})"):
         results = llm.generate(ASKED, MODES, drafter=drafter)
         all_same(results, expected)
-        assert sum(result.stats.drafted for result in results) > 0
+        drafted = sum(result.stats.drafted for result in results)
+        assert drafted > 0 or drafter == "auto", drafter  # which may find that drafts do not pay here
     assert sum(request.num_preemptions for request in requests) > 0
     assert sum(request.num_prefix_hits > 0 for request in requests) > 3
     assert all(request.state is None for request in requests)
