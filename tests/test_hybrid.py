@@ -69,7 +69,7 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
         results = llm.generate(ASKED, MODES, drafter=drafter)
         all_same(results, expected)
         drafted = sum(result.stats.drafted for result in results)
-        assert drafted > 0 or drafter == "auto"  # it goes by the clock
+        assert drafted > 0 or drafter == "auto", drafter  # which may find that drafts do not pay here
     assert sum(request.num_preemptions for request in requests) > 0
     assert sum(request.num_prefix_hits > 0 for request in requests) > 3
     assert all(request.state is None for request in requests)

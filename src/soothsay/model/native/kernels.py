@@ -56,10 +56,20 @@ class NativeKernels(NativeSampling, Kernels):
     @staticmethod
     def fit(config: ModelConfig) -> bool:
         """Whether the kernels can compute a model of these sizes."""
-        experts = (0, 0) if config.experts is None else (config.experts.size, config.experts.shared_size)
-        own = config.layer_embedding_size or 0
+        e, inner = config.experts, config.layer_embedding_size or 0
         heads = config.head_dim, 0 if config.global_heads is None else config.global_heads.size
-        sizes = (config.hidden_size, config.intermediate_size, *experts, own, *(size // 2 for size in heads))
+        experts = () if e is None else (e.size, e.shared_size, e.latent_size or 0)
+        sizes = (
+            config.hidden_size,
+            config.intermediate_size,
+            *experts,
+            inner,
+            *(size // 2 for size in heads),
+        )
+        if config.state_space is not None:
+            sizes += (config.state_space.size,)
+        if config.alternating is not None:
+            sizes += (config.alternating.laurel_rank,)
         fits = not any(size % LANES for size in sizes) and max(heads) <= 1024
         if (latent := config.latent) is not None:
             row = latent.rank + latent.rotated
@@ -69,7 +79,7 @@ class NativeKernels(NativeSampling, Kernels):
             fits = fits and not (delta.key_size % LANES or delta.value_size % LANES)
         if (convolution := config.convolution) is not None:
             fits = fits and not convolution.channels % LANES
-        return fits and config.activation in ACTIVATIONS
+        return fits and (config.activation in ACTIVATIONS or config.activation == "relu2")
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
