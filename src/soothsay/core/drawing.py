@@ -24,11 +24,11 @@ DOUBT = 1e-4
 """Share by which a value of `race` may be off. What it decides must be decided by more."""
 
 Drawn = dict[int, tuple[int, float]]
-"""The token of a row, and its score."""
+"""The token of a row, and about its score."""
 
 
 def draw(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) -> tuple[list[int], list[float]]:
-    """The best token of each row of `perturb`, and its score.
+    """The best token of each row of `perturb`, and its score, which may be off by a share of `DOUBT`.
 
     Arguments are those of `perturb`. No request may have a verifier without shared noise.
     """
@@ -103,10 +103,42 @@ class _Draws:
         }
 
     def _from_race(self, rows: list[int]) -> Drawn:
-        """Draws without top-k: the first contender that top-p and min-p do not cut."""
+        """Draws without top-k: the first contender that top-p and min-p do not cut.
+
+        In nearly all races the first is clear from the values of `race`. A close race is decided by exact
+        scores.
+        """
         logits, keys = self._of(self.logits, rows), self._of(self.keys, rows)
         temperatures = self._of(self.temperatures, rows)
         rough, tokens = self.kernels.race(logits, temperatures.reciprocal(), keys, CONTENDERS)
+        drawn, close = Drawn(), list[int]()
+        for place, race in enumerate(zip(rough.tolist(), tokens.tolist(), strict=True)):
+            winner = self._clear_winner(rows[place], logits[place : place + 1], *race)
+            if winner is None:
+                close.append(place)
+            else:
+                drawn[rows[place]] = winner
+        if close:
+            own = torch.tensor(close, device=logits.device)
+            exact = self._exactly([rows[place] for place in close], rough[own], tokens[own])
+            return drawn | exact
+        return drawn
+
+    def _clear_winner(
+        self, row: int, logits: Tensor, values: Sequence[float], tokens: Sequence[int]
+    ) -> tuple[int, float] | None:
+        """The first contender that is kept, and its value; None if one before it leads by too little."""
+        for token, value, following in zip(tokens, values, values[1:], strict=False):
+            if not value - following > 2 * DOUBT * max(1.0, abs(value), abs(following)):
+                return None
+            if self._keeps(row, logits, token):
+                return token, value
+        return None
+
+    def _exactly(self, rows: list[int], rough: Tensor, tokens: Tensor) -> Drawn:
+        """Draws by the exact scores of the contenders `[r, n]` that `race` found."""
+        logits, keys = self._of(self.logits, rows), self._of(self.keys, rows)
+        temperatures = self._of(self.temperatures, rows)
         scores = logits.gather(1, tokens) / temperatures[:, None] + gumbel(keys, tokens, self.kernels)
         scores.masked_fill_(rough == -math.inf, -math.inf)  # fewer tokens than were wanted
         best, order = scores.sort(dim=-1, descending=True, stable=True)
