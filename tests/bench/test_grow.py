@@ -40,7 +40,7 @@ from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
 from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model
 from soothsay.model.tokenizer_files import write_tokenizer
 from soothsay.model.transformer import Transformer

@@ -35,7 +35,7 @@ from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model
 

@@ -32,7 +32,7 @@ from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, SafetensorsCheckpoint, open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model
 from soothsay.plotting import save_png
 

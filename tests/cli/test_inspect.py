@@ -22,7 +22,7 @@ from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import StockKernels
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.config_fields import FIELDS, PARTS
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.fields import FIELDS, PARTS
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 
 FILE = Path(__file__).with_name("public_configs.json")

@@ -41,7 +41,7 @@ from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.feed_forward import Experts, SquaredReLU
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels

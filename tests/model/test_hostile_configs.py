@@ -20,8 +20,8 @@ from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.llm import LLM
 from soothsay.model.checkpoint import bundled_models, open_checkpoint, read_model_config
-from soothsay.model.families import parse_model_config
-from soothsay.model.family_table import FAMILIES
+from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.families.table import FAMILIES
 from soothsay.model.load import load_model
 
 HOSTILE: list[Any] = [

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.linear import Dense, Integer, multiplies_bfloat16
 from soothsay.model.load import load_model, weight_bytes
 from soothsay.model.native.linear import NativeLinear

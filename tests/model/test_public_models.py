@@ -8,7 +8,7 @@ import pytest
 from public_models import PAGE, public_configs, row
 
 from soothsay.errors import ModelError
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 
 CONFIGS = public_configs()
 

@@ -51,7 +51,7 @@ from soothsay.bench.grown_tensors import Axis, GrownTensor, Rule
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint, read_model_config
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.tensor_names import TensorNames

@@ -31,7 +31,7 @@ from soothsay.drafters.heads.serving import FeatureView
 from soothsay.drafters.places import drafters_beside
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 

@@ -102,7 +102,7 @@ def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> 
     import torch
 
     from soothsay.files import read_json_object
-    from soothsay.model.families import parse_model_config
+    from soothsay.model.families.parsing import parse_model_config
     from soothsay.model.load import best_kernels, for_context, weight_bytes
     from soothsay.model.numeric_mode import declared_mode
     from soothsay.model.transformer import Transformer

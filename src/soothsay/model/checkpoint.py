@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.files import read_json_object, user_path
-from soothsay.model.config_fields import Each, Whole
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.fields import Each, Whole
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose
 from soothsay.model.formats.pickles import PickledFile

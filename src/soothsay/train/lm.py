@@ -15,7 +15,7 @@ from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer

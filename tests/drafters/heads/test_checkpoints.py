@@ -31,7 +31,7 @@ from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.serving import FeatureView, serve
 from soothsay.errors import DrafterError, ModelError
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 

@@ -26,7 +26,7 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.models.layer_skip import LayerSkip
 from soothsay.drafters.models.skip_search import SkipSet, search
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]

@@ -29,7 +29,7 @@ from soothsay.config import RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.blocks import Block
 from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_tokenizer import stop_ids
 from soothsay.model.load import load_model

@@ -25,7 +25,7 @@ from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, sprea
 from soothsay.bench.texts import PASSAGE, QUESTION
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.tokenizer import Tokenizer
 
 PEERS = ("transformers", "openvino", "llama.cpp")

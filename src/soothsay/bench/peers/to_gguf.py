@@ -18,7 +18,7 @@ from soothsay.config import ModelConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.files import replacing
 from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.rope import inverse_frequencies
 
 ARCHITECTURES = {

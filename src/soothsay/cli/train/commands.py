@@ -198,7 +198,7 @@ def draft(
     """Distil a small model of the target's family (DistillSpec, arXiv 2310.08461)."""
     import torch
 
-    from soothsay.model.families import parse_model_config
+    from soothsay.model.families.parsing import parse_model_config
     from soothsay.model.transformer import Transformer
     from soothsay.train.draft import DraftRecipe, draft_config
     from soothsay.train.lm import write_model

@@ -18,7 +18,7 @@ from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object, write_json
-from soothsay.model.config_fields import MAX_LAYERS, Each, Real, Whole
+from soothsay.model.families.fields import MAX_LAYERS, Each, Real, Whole
 from soothsay.model.transformer import Transformer
 
 METHOD = "layer-skip"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from soothsay.core.arrays import FloatArray
 from soothsay.errors import ModelError
-from soothsay.model.config_fields import MAX_LAYERS
+from soothsay.model.families.fields import MAX_LAYERS
 
 FAMILIES = {
     "llama": "llama",  # Mistral's files too; Mixtral's have experts

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.config_fields import MAX_LAYERS
+from soothsay.model.families.fields import MAX_LAYERS
 from soothsay.model.formats import gguf_gemma3n, gguf_gemma4, gguf_glm, gguf_latent, gguf_nemotron_h
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import Change

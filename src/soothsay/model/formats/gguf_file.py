@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.config_fields import checked_fields
+from soothsay.model.families.fields import checked_fields
 from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat
 from soothsay.model.formats.gguf_config import (
     LONGROPE_FACTORS,

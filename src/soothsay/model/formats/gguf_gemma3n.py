@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from soothsay.errors import ModelError
+from soothsay.model.families.gemma4 import GLOBAL, LOCAL
 from soothsay.model.formats.gguf_config import Header
-from soothsay.model.gemma4_fields import GLOBAL, LOCAL
 
 OUTER_NAMES = {  # {} stands for the number in a stack
     "altup_proj": "model.altup_projections.{}",

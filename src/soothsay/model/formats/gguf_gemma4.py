@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from soothsay.errors import ModelError
+from soothsay.model.families.gemma4 import GLOBAL, LOCAL
 from soothsay.model.formats.gguf_config import Header
-from soothsay.model.gemma4_fields import GLOBAL, LOCAL
 
 NAMES = {
     "post_attention_norm": "post_attention_layernorm",

@@ -12,7 +12,7 @@ from soothsay.drafters.heads.checkpoints.names import Names
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.assistant import AssistantConfig, AssistantHead
 from soothsay.errors import ModelError
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.tensor_names import BLOCK_NAMES, FAMILY_NAMES
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -11,7 +11,7 @@ from soothsay.drafters.heads.checkpoints.expert_blocks import expert_settings, h
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.errors import DrafterError
-from soothsay.model.families import parse_model_config
+from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import CLIPPED
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")

@@ -19,7 +19,7 @@ from soothsay.drafters.heads.checkpoints.vocabulary import draft_vocabulary
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head, TapNorms
 from soothsay.errors import DrafterError
-from soothsay.model.config_fields import checked_fields
+from soothsay.model.families.fields import checked_fields
 
 EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
 

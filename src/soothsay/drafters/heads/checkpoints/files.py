@@ -14,7 +14,7 @@ from torch import Tensor
 from soothsay.drafters.heads.checkpoints.gguf_modules import GGUFModules
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
-from soothsay.model.config_fields import checked_fields
+from soothsay.model.families.fields import checked_fields
 from soothsay.model.formats.pickles import unpickled
 from soothsay.model.formats.stacked_experts import Slice, unstacked
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from soothsay.config import AlternatingConfig, ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.gemma4_fields import check_shared_layers
+from soothsay.model.families.gemma4 import check_shared_layers
 
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262_400,

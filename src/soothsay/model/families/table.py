@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.model import falcon_h1_fields, gemma3n_fields, gemma4_fields, nemotron_h_fields
-from soothsay.model.family import Family
-from soothsay.model.family_layers import (
+from soothsay.model.families import falcon_h1, gemma3n, gemma4, nemotron_h
+from soothsay.model.families.family import Family
+from soothsay.model.families.layers import (
     all_but_each,
     all_layers,
     all_or_none,
@@ -24,7 +24,7 @@ from soothsay.model.family_layers import (
     rotated_layers,
     unrotated_layers,
 )
-from soothsay.model.family_rewrites import (
+from soothsay.model.families.rewrites import (
     bounded_at_7,
     ernie,
     exaone4,
@@ -81,9 +81,9 @@ _GEMMA4 = Family(
     scaled_embedding=True,
     qk_norm=True,
     local_rope=True,
-    rewritten=gemma4_fields.with_layer_types,
-    finished=gemma4_fields.finished,
-    defaults=gemma4_fields.DEFAULTS,
+    rewritten=gemma4.with_layer_types,
+    finished=gemma4.finished,
+    defaults=gemma4.DEFAULTS,
 )
 
 _QWEN2 = Family(qkv_bias_only=True, windowed=last_layers, window_switch=True)
@@ -203,9 +203,9 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
     "falcon_h1": Family(
         default_norm_eps=1e-5,
         has_state_spaces=True,
-        rewritten=falcon_h1_fields.rewritten,
-        finished=falcon_h1_fields.finished,
-        defaults=falcon_h1_fields.DEFAULTS,
+        rewritten=falcon_h1.rewritten,
+        finished=falcon_h1.finished,
+        defaults=falcon_h1.DEFAULTS,
     ),
     "nemotron_h": Family(
         activation_key="mlp_hidden_act",
@@ -216,9 +216,9 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         has_experts=True,
         routes_by_sigmoid=True,
         unrotated=all_layers,
-        rewritten=nemotron_h_fields.rewritten,
-        finished=nemotron_h_fields.finished,
-        defaults=nemotron_h_fields.DEFAULTS,
+        rewritten=nemotron_h.rewritten,
+        finished=nemotron_h.finished,
+        defaults=nemotron_h.DEFAULTS,
     ),
     "glm": _GLM,
     "glm4": replace(_GLM, post_norms=True),
@@ -337,12 +337,12 @@ FAMILIES: dict[str, Family] = {  # by `model_type`
         windowed=all_but_each(5),
         default_theta=1e6,
         local_rope=True,
-        rewritten=gemma3n_fields.rewritten,
-        finished=gemma3n_fields.finished,
-        defaults=gemma3n_fields.DEFAULTS,
+        rewritten=gemma3n.rewritten,
+        finished=gemma3n.finished,
+        defaults=gemma3n.DEFAULTS,
     ),
     "gemma4_text": _GEMMA4,
-    "gemma4_unified_text": replace(_GEMMA4, defaults=gemma4_fields.UNIFIED_DEFAULTS),
+    "gemma4_unified_text": replace(_GEMMA4, defaults=gemma4.UNIFIED_DEFAULTS),
 }
 
 _SPARSE = "its attention reads keys that an indexer chooses"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.family_layers import Raw
+from soothsay.model.families.layers import Raw
 from soothsay.states_config import ConvolutionConfig, DeltaConfig, StateSpaceConfig
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from soothsay.config import ModelConfig
-from soothsay.model.family_layers import Raw, no_layer
-from soothsay.model.family_rewrites import as_parsed, unchanged
+from soothsay.model.families.layers import Raw, no_layer
+from soothsay.model.families.rewrites import as_parsed, unchanged
 
 
 @dataclass(frozen=True)

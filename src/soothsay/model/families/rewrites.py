@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.family_layers import Raw
+from soothsay.model.families.layers import Raw
 
 
 def unchanged(raw: Raw) -> Raw:

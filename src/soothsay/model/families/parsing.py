@@ -8,12 +8,12 @@ from typing import Any
 
 from soothsay.config import ExpertsConfig, LatentConfig, ModelConfig, QueryGrowthConfig, RopeConfig
 from soothsay.errors import ModelError
-from soothsay.model.config_fields import MAX_POSITIONS, checked_fields
-from soothsay.model.family import Family
-from soothsay.model.family_layers import Raw
-from soothsay.model.family_table import FAMILIES, UNSUPPORTED
-from soothsay.model.rope_fields import parse_rope
-from soothsay.model.state_fields import parse_convolution, parse_delta, parse_state_space
+from soothsay.model.families.family import Family
+from soothsay.model.families.fields import MAX_POSITIONS, checked_fields
+from soothsay.model.families.layers import Raw
+from soothsay.model.families.rope import parse_rope
+from soothsay.model.families.states import parse_convolution, parse_delta, parse_state_space
+from soothsay.model.families.table import FAMILIES, UNSUPPORTED
 
 MAX_SPANS = 2**12
 """Limit of the original contexts in a context, for queries that grow with each of them."""
