@@ -8,6 +8,7 @@ the model, the number format and the machine. So it is measured (`pass_measuring
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class PassTimes:
         experts: Sequence[float] | None = None,
     ):
         self.rows, self.contexts = list(rows), list(contexts)
-        self.seconds = [_rising(times) for times in seconds]
+        self.seconds = [_without_delays(times) for times in seconds]
         self._rows, self._known = np.array(self.rows), np.array(self.seconds)
         self._scales: FloatArray | None = None  # [rows]: seconds of real passes / measured seconds
         self.experts = None if experts is None else ExpertRows(rows, experts)
@@ -104,12 +105,9 @@ class PassTimes:
         return cls(newest.rows, newest.contexts, median.tolist(), experts)
 
 
-def _rising(times: Sequence[float]) -> list[float]:
-    """The running maximum. More rows never cost less; where they seem to, it is noise."""
-    rising: list[float] = []
-    for seconds in times:
-        rising.append(max(seconds, rising[-1]) if rising else seconds)
-    return rising
+def _without_delays(times: Sequence[float]) -> list[float]:
+    """The least of each time and those of more rows, which never cost less: noise makes passes slower."""
+    return list(accumulate(reversed(times), min))[::-1]
 
 
 def _interpolate(xs: IntArray, ys: FloatArray, x: FloatArray) -> FloatArray:
