@@ -199,8 +199,8 @@ void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soot
 
 // The likeliest paths (soothsay/drafters/lookup/backoff.py) after `count` places, each in an automaton. `doubts` has the
 // match lengths at which half of a lone occurrence is believed. If `draws` is set, the target draws with known
-// noise (`Draws` of soothsay/core/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n, which is at
-// most `nodes`.
+// noise (`Draws` of soothsay/core/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n, which is
+// at most `nodes`.
 int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
                             int count, int nodes, int depth, int widest, double least, int draws, uint64_t seed,
                             int64_t first, double odds, double weight, int* tokens, int* parents, double* scores);

@@ -66,5 +66,5 @@ class Vector(nn.Module):
 
     @property
     def value(self) -> Tensor:
-        """Of its shape, float32."""
+        """The numbers of `x` times their multipliers: `[N, size]` float32."""
         return self.get_parameter(self.name)

@@ -136,7 +136,7 @@ class Urn(Source[Words]):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_known_noise_says_what_will_be_drawn(temperature: float) -> None:
-    """The likeliest token comes as often as it is likely. A guess that knows the noise is right more."""
+    """A guess that knows the noise is right more often than the likeliest token, whose share is known."""
     logits = torch.linspace(0, -3, 12)
     tempered = torch.softmax(logits / temperature, 0)
     urn, right, tokens = Urn(tempered.double().numpy()), 0, torch.arange(12)[None]

@@ -27,7 +27,6 @@ LEAST = 0.02
 """Minimum probability of a path. A less likely path is not worth its row: with sixteen of them, the target
 accepts one in 40 steps or fewer."""
 
-
 NOISE_ODDS, NOISE_WEIGHT = 2.5, 0.4
 """`Draws` at temperature 1 and above. With these numbers, estimated and measured acceptance agree in sampled
 answers of SmolLM2. With a weight of 1, rare tokens that have great noise are believed far too often."""
@@ -100,9 +99,8 @@ def grow(
             highest of its probabilities.
         nodes: maximum size of the tree, the root included.
         depth: maximum depth of the tree.
-        draws: of the tokens. With them, a follower's probability is `draws.believed` of
-            that. Gumbel noise that both sides know makes most of the guesses agree (Daliri et al. 2024,
-            arXiv 2408.07978).
+        draws: of the tokens. With them, `draws.believed` turns a follower's share into its probability:
+            drafter and target know the same Gumbel noise (Daliri et al. 2024, arXiv 2408.07978).
     """
     heap = [(-1.0, i, 0, -1, source, context, 1.0, 1.0) for i, (source, context) in enumerate(starts)]
     heapify(heap)
