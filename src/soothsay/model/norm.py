@@ -66,5 +66,5 @@ class Vector(nn.Module):
 
     @property
     def value(self) -> Tensor:
-        """The numbers of `x` times their multipliers: `[N, size]` float32."""
+        """The parameter, in the shape that it was made with, float32."""
         return self.get_parameter(self.name)
