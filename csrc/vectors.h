@@ -6,14 +6,17 @@
 namespace {
 
 // Distance in bytes from the weights that are multiplied to those that are prefetched, into the second cache, if a tile of rows
-// reads each weight once. The processor's own prefetching is faster if it is not disturbed: on an EPYC (Zen 4), a thread reads
-// int8 at 28 to 30 GB/s at a distance of 512 bytes, at 17 to 22 a chunk ahead, and slower into the first cache. 0: a chunk. On a
-// Xeon with AMX that was best; shorter distances were not tried there.
-#if defined(__AMX_INT8__)
-constexpr int64_t DISTANCE = 0;
-#else
-constexpr int64_t DISTANCE = 512;
+// reads each weight once. Bfloat16 and a row or two of int8 need so little work that they wait for memory alone: there the
+// processor's own prefetching is faster if it is hardly disturbed. On an EPYC (Zen 4) they read at 29 to 33 GB/s, and 5 to 10%
+// slower further ahead. All else computes longer between two lines, and must ask early: at the short distance one row of 4 or 6
+// bits took 1.2 times as long there, and four rows 1.4 to 2 times. On a Xeon with AMX a chunk was best for all.
+template <class F>
+int64_t distance(int64_t rows) {
+#if !defined(__AMX_INT8__)
+    if (F::INPUTS == 2 || (F::INPUTS == 4 && rows <= 2)) return 512;
 #endif
+    return CHUNK * STEP;
+}
 
 // Rows and registers of outputs that are computed together: as many sums as fit into registers.
 #if defined(__AVX512F__)
@@ -281,7 +284,7 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
     for (int begin = 0, end; begin < groups; begin = end) {
         end = std::min(begin + length, groups);
         const int64_t lines = int64_t(end - begin) * group * LINES;
-        Chunk chunk{panel, begin, end, data, data + (DISTANCE && tiles == 1 ? DISTANCE : lines * 64), 0};
+        Chunk chunk{panel, begin, end, data, data + (tiles == 1 ? distance<F>(rows) : lines * 64), 0};
         data += lines * 64;
         if constexpr (F::INPUTS > 2) partial.factors.read(w, panel, begin, end);
         int left = LINES;
