@@ -187,7 +187,33 @@ class EndedError(Exception):
     pass
 
 
+@pytest.mark.parametrize(("interval", "lengths"), [(0.0, [1, 2, 3, 4, 5, 6]), (1e6, [1, 6])])
+def test_short_steps_share_a_report(
+    sibyl: LLM, monkeypatch: pytest.MonkeyPatch, interval: float, lengths: list[int]
+) -> None:
+    """The first token and the end are reported at once, and nothing is lost."""
+    told: list[EngineUpdate] = []
+
+    def tell(message: Any) -> None:
+        if isinstance(message, EngineUpdate):
+            told.append(message)
+            if 0 in message.ended:
+                raise EndedError
+
+    monkeypatch.setattr(worker, "REPORT_INTERVAL", interval)
+    inbox = SimpleQueue[Any]()
+    prompt = sibyl.tokenizer.encode("A man")  # type: ignore[union-attr]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    inbox.put(Submit(0, [prompt], params, RequestOptions(drafter="none")))
+    with pytest.raises(EndedError):
+        Worker(sibyl, tell, inbox).run()
+    updates = [update for message in told for update in message.answers]
+    assert [update.num_output for update in updates] == lengths
+    assert "".join(update.text for update in updates) == sibyl.generate([prompt], params)[0].text
+
+
 def test_freed_memory_is_returned_between_steps(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "REPORT_INTERVAL", 0.0)
     returned: list[int] = []
     monkeypatch.setattr(worker, "return_freed_memory", lambda: returned.append(len(steps)))
     steps: list[EngineUpdate] = []
