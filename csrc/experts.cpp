@@ -1,4 +1,5 @@
 // A mixture of experts: rows are sorted by expert, and each chosen expert's weights are read once.
+#include "activations.h"
 #include "pool.h"
 #include "products.h"
 #include "simd.h"
@@ -116,7 +117,7 @@ template <class T>
 void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* out) {
     const soothsay_routing& routing = m.routing;
     const soothsay_expert* last = m.experts + routing.count - 1;
-    const int hidden = last->gate_up->inputs, size = last->down->inputs, each = routing.each;
+    const int hidden = last->gate_up->inputs, size = last->down->inputs, each = routing.each, width = parts(m.activation);
     const int beside = m.shared ? m.shared->down->inputs : 0;
     const int64_t rows = x.count, all = rows * each;
     const bool is_bf16 = sizeof(T) == sizeof(bf16);
@@ -139,7 +140,7 @@ void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* o
     }
 
     // Outputs of the experts' rows, and after them of the shared expert's.
-    const std::unique_ptr<T[]> wide(new T[std::max(2 * (all * size + rows * beside), (all + rows) * hidden)]);
+    const std::unique_ptr<T[]> wide(new T[std::max(width * (all * size + rows * beside), (all + rows) * hidden)]);
     const std::unique_ptr<T[]> inner(new T[all * size + rows * beside]);
     Products up, down;
     *m.ran = 0;
@@ -147,16 +148,16 @@ void mix(const Rows& x, const soothsay_mixture& m, const float* scores, float* o
         const int64_t first = sorted.begin[e], count = sorted.begin[e + 1] - first;
         *m.ran += count > 0;
         const Rows own = own_inputs ? Rows{&own_inputs[first * hidden], 0, count} : Rows{x.data, x.are_bf16, count, &sorted.rows[first]};
-        add_products(own, m.experts[e].gate_up, &wide[2 * first * size], is_bf16, up);
+        add_products(own, m.experts[e].gate_up, &wide[width * first * size], is_bf16, up);
         add_products({&inner[first * size], is_bf16, count}, m.experts[e].down, &wide[first * hidden], is_bf16, down);
     }
     if (beside) {
-        add_products(x, m.shared->gate_up, &wide[2 * all * size], is_bf16, up);
+        add_products(x, m.shared->gate_up, &wide[width * all * size], is_bf16, up);
         add_products({&inner[all * size], is_bf16, rows}, m.shared->down, &wide[all * hidden], is_bf16, down);
     }
     run(up);
     soothsay_gated(wide.get(), is_bf16, m.activation, all, size, inner.get());
-    if (beside) soothsay_gated(&wide[2 * all * size], is_bf16, m.activation, rows, beside, &inner[all * size]);
+    if (beside) soothsay_gated(&wide[width * all * size], is_bf16, m.activation, rows, beside, &inner[all * size]);
     run(down);
     add_up<T>(wide.get(), beside ? &wide[all * hidden] : nullptr, sorted, shares.data(), rows, each, hidden, out);
 }

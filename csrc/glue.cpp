@@ -1,6 +1,7 @@
 // The operations between matrix products: residual sums and norms, rotary positions and writes to the KV pool, and gated
 // activations. Each is one pass over memory. The order of a row's sums depends on its length alone, so its bits are the
 // same in any batch.
+#include "activations.h"
 #include "integer_keys.h"
 #include "kernels.h"
 #include "pool.h"
@@ -102,8 +103,6 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
     });
 }
 
-enum Activation { SILU, GELU_TANH, CLIPPED };
-
 constexpr float LIMIT = 7.0f, SHARPNESS = 1.702f;  // of gpt-oss
 
 // min and max of each number. Comparisons with NaN are false, so that it stays.
@@ -111,7 +110,18 @@ inline floats at_most(floats x, float limit) { return x > limit ? splat(limit) :
 inline floats at_least(floats x, float limit) { return x < limit ? splat(limit) : x; }
 
 template <class T>
+void squared(const T* x, int64_t rows, int n, T* out) {
+    parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
+        for (int64_t j = begin * n; j < end * n; j += LANES) {
+            const floats v = at_least(load(x + j), 0.0f);
+            keep(out + j, v * v);
+        }
+    });
+}
+
+template <class T>
 void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out) {
+    if (activation == SQUARED_RELU) return squared(gate_up, rows, n, out);
     parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             const T *gate = gate_up + 2 * r * n, *up = gate + n;

@@ -65,6 +65,22 @@ struct soothsay_states {
 void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16, const soothsay_delta* delta,
                          const soothsay_states* states, const int64_t* plan, float* out);
 
+// Mamba-2 of a layer (soothsay/model/state_space.py). taps [taps, channels] and bias [channels], channels being x of all heads,
+// then B and C of all groups; log_rates, offsets and skips [heads]; scale [heads * head_size], or null: outputs are not normed.
+// Sizes of heads and of states are multiples of 16.
+struct soothsay_state_space {
+    const float *taps, *bias, *log_rates, *offsets, *skips, *scale;
+    int heads, groups, head_size, state_size, taps_count, norm_first;
+    float eps;
+};
+
+// rows [count]: channels, and where there is `out`, heads * head_size gates of outputs; `stride` elements from row to row. steps
+// [count, heads]. out [count, heads * head_size] or null. Matrices of states are [slots, heads, state_size, head_size], and gates
+// of the journal are steps; all else of states, and the plan, are those of soothsay_delta_rule.
+void soothsay_run_state_space(const void* rows, int64_t count, int64_t stride, const void* steps, int is_bf16,
+                              const soothsay_state_space* weights, const soothsay_states* states, const int64_t* plan,
+                              float* out);
+
 // A convolution over the last tokens, channel by channel (soothsay/model/convolution.py). taps [taps, channels], the token's own
 // last; channels are a multiple of 16.
 struct soothsay_convolution {
@@ -79,7 +95,7 @@ void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated, const 
                        const soothsay_states* states, const int64_t* plan, float* out);
 
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form. 2, of gpt-oss:
-// gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1).
+// gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1). 3: a squared ReLU of [rows, n], without a gate.
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 
 // Numbers of the groups of a weight's inputs, [panels, groups, PANEL]: float or half. With `units`, half
@@ -119,7 +135,7 @@ struct soothsay_routing {
 void soothsay_route(const void* scores, int are_bf16, int64_t rows, const soothsay_routing* routing, float* shares,
                     int64_t* chosen);
 
-// A gated feed-forward layer.
+// A feed-forward layer; see soothsay_gated for the outputs of its first product.
 struct soothsay_expert {
     const soothsay_weights *gate_up, *down;
 };

@@ -100,8 +100,8 @@ class StateSpaceConfig:
 
     @property
     def matrices(self) -> tuple[int, int, int]:
-        """Shape of a layer's state: `[H, d_x, d_state]`."""
-        return self.heads, self.head_size, self.state_size
+        """Shape of a layer's state: `[H, d_state, d_x]`."""
+        return self.heads, self.state_size, self.head_size
 
     @property
     def gates(self) -> int:

@@ -11,12 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
-from soothsay.model.kernels import FusedExperts, Kernels
+from soothsay.model.kernels import SQUARED_RELU, FusedExperts, Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers, RMSNorm, Vector
 
 
-class FeedForward(nn.Module):
+class DensePart(nn.Module):
+    """A feed-forward layer of two products, with an activation between them."""
+
+    activation: str
+    down: nn.Module
+
+    @property
+    def first(self) -> nn.Module:
+        """The first product, whose outputs `Kernels.gated` takes."""
+        raise NotImplementedError
+
+
+class FeedForward(DensePart):
     """Gated feed-forward layer (Shazeer 2020, arXiv 2002.05202); gate and up in one product.
 
     With a sparsity, about this share of gates becomes zero, and the others are lessened (Gemma 3n).
@@ -32,6 +44,11 @@ class FeedForward(nn.Module):
         self.multipliers = None if factors is None else Multipliers(factors, (size, size))
         self.activation = config.activation
         self.kernels = kernels
+
+    @property
+    def first(self) -> nn.Module:
+        """See `DensePart`."""
+        return self.gate_up
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
@@ -55,29 +72,37 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, 1 / inverse
 
 
-class SquaredReLU(nn.Module):
+class SquaredReLU(DensePart):
     """Feed-forward layer without a gate, with a squared ReLU (So et al. 2021, arXiv 2109.08668)."""
 
-    def __init__(self, config: ModelConfig, size: int):
+    activation = SQUARED_RELU
+
+    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
         super().__init__()
         self.up: nn.Module = Dense.random(config.hidden_size, size, bias=config.mlp_bias)
         self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
+        self.kernels = kernels
+
+    @property
+    def first(self) -> nn.Module:
+        """See `DensePart`."""
+        return self.up
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        return cast(Tensor, self.down(F.relu(cast(Tensor, self.up(x))).square()))
+        return cast(Tensor, self.down(self.kernels.gated(self.up(x), self.activation)))
 
 
-def dense(config: ModelConfig, size: int, kernels: Kernels) -> FeedForward | SquaredReLU:
+def dense(config: ModelConfig, size: int, kernels: Kernels) -> DensePart:
     """A feed-forward layer of one size."""
-    is_gated = config.activation != "relu2"
-    return FeedForward(config, size, kernels) if is_gated else SquaredReLU(config, size)
+    kind = SquaredReLU if config.activation == SQUARED_RELU else FeedForward
+    return kind(config, size, kernels)
 
 
 def dtype_of(part: nn.Module) -> torch.dtype:
     """Element type of the outputs of a dense part, or of a mixture's experts."""
     one = part.experts[0] if isinstance(part, Experts) else part
-    return cast(torch.dtype, cast(FeedForward, one).down.dtype)
+    return cast(torch.dtype, cast(DensePart, one).down.dtype)
 
 
 class Experts(nn.Module):
@@ -111,38 +136,46 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """`[N, hidden] -> [N, hidden]`. `routed` `[N, hidden]` is what the router reads; None: `x`."""
+        routed = x if routed is None and self.latent_in is not None else routed
         scores = None if routed is None else cast(Tensor, self.router(routed))
-        out = self.mixed(x, scores) if self.fused is None else self.fused(x, scores)
-        if self.shared is None or self.shared_gate is None:
+        read = x if self.latent_in is None else cast(Tensor, self.latent_in(x))
+        out = self.mixed(read, scores) if self.fused is None else self.fused(read, scores)
+        if self.latent_out is not None:
+            out = cast(Tensor, self.latent_out(out)).float()
+        if self.shared is None or self.mixes_shared:
             return out
+        if self.shared_gate is None:
+            return cast(Tensor, out + self.shared(x))
         # a whole vector of equal numbers for each row: an odd one out would be computed in another way
         gate = torch.sigmoid(cast(Tensor, self.shared_gate(x)).float().repeat(1, 32))[:, :1]
         return cast(Tensor, out + gate * self.shared(x))
 
+    @property
+    def mixes_shared(self) -> bool:
+        """Whether the shared part reads what the experts read, and is added as it is: `mixed` does it."""
+        return self.shared is not None and self.shared_gate is None and self.latent_in is None
+
     def mixed(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, without a gated shared part.
+        """`[N, in] -> [N, in]` float32, `in` being `latent_size` if there is one.
 
         A row's experts are added in order of rank, for row-invariance.
         """
         scores = self.router(x) if scores is None else scores
         correction, scales = (None if v is None else v.value for v in (self.correction, self.scales))
         weights, chosen = self.kernels.route(scores, self.config, correction, scales)  # [N, k]
-        read = x if self.latent_in is None else cast(Tensor, self.latent_in(x))
-        out = read.new_zeros(*chosen.shape, read.shape[-1], dtype=dtype_of(self))  # [N, k, hidden]
+        out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype_of(self))  # [N, k, in]
         ran = sorted(set(chosen.flatten().tolist()))
         self.ran.fill_(len(ran))
         for index in ran:
             rows, rank = (chosen == index).nonzero(as_tuple=True)
-            own = read[rows] * weights[rows, rank, None] if self.config.scales_inputs else read[rows]
+            own = x[rows] * weights[rows, rank, None] if self.config.scales_inputs else x[rows]
             out[rows, rank] = self.experts[index](own)
         if self.config.scales_inputs:
             weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]
         for rank in range(1, self.config.chosen):
             mixed = mixed + out[:, rank] * weights[:, rank, None]
-        if self.latent_out is not None:
-            mixed = cast(Tensor, self.latent_out(mixed)).float()
-        return mixed if self.shared is None or self.shared_gate is not None else mixed + self.shared(x)
+        return mixed + cast(nn.Module, self.shared)(x) if self.mixes_shared else mixed
 
 
 class DenseAndExperts(nn.Module):

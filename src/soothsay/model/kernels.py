@@ -41,6 +41,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 CLIPPED = "clipped_swiglu"
 """The activation of `clipped_swiglu`."""
 
+SQUARED_RELU = "relu2"
+"""A squared ReLU, without a gate."""
+
 
 def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of gpt-oss: both parts are bounded, and up is one more. Rounded once."""
@@ -237,8 +240,11 @@ class Kernels(noise.SamplingKernels):
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
 
-        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`.
+        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`. "relu2" has no gate: it takes
+        `[N, size]`.
         """
+        if activation == SQUARED_RELU:
+            return F.relu(gate_up).square()
         gate, up = gate_up.chunk(2, dim=-1)
         return clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
 

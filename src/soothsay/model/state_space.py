@@ -1,10 +1,10 @@
 """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) behind a short convolution, in stock operations.
 
 A token's x, B and C pass a causal convolution over the last tokens, with a bias, and SiLU. Each head has a
-state, a matrix S `[d_x, d_state]` of zeros before the first token. Heads of one group share B and C. A token
+state, a matrix S `[d_state, d_x]` of zeros before the first token. Heads of one group share B and C. A token
 with a step t changes the state and reads it:
 
-    step = softplus(t + offset)     S <- e^(-e^A step) S + step x B^T     out = S C + D x
+    step = softplus(t + offset)     S <- e^(-e^A step) S + B (step x)^T     out = S^T C + D x
 
 Outputs are multiplied by SiLU of gates z, and then normed, all heads of a group together. In some models the
 norm comes first, or there is none.
@@ -67,14 +67,14 @@ def _token(
     window = torch.cat([state.inputs, row[None, : c.channels]])
     mixed = F.silu((window * weights.taps).sum(0) + weights.bias)
     x, b, read = torch.split(mixed, [c.size, c.groups * c.state_size, c.groups * c.state_size])
-    x = x.view(c.heads, c.head_size, 1)
-    b, read = (each.view(c.groups, 1, c.state_size).repeat_interleave(c.group, 0) for each in (b, read))
+    x = x.view(c.heads, 1, c.head_size)
+    b, read = (each.view(c.groups, c.state_size, 1).repeat_interleave(c.group, 0) for each in (b, read))
     step = F.softplus(steps.float() + weights.offsets)
     decay = torch.exp(-weights.log_rates.exp() * step)
-    new = torch.mul(state.matrices, decay[:, None, None], out=free)  # [H, d_x, d_state]
+    new = torch.mul(state.matrices, decay[:, None, None], out=free)  # [H, d_state, d_x]
     new.addcmul_(step[:, None, None] * x, b)
-    out = torch.mul(new, read, out=products).sum(-1)
-    out = (out + weights.skips[:, None] * x[..., 0]).flatten()
+    out = torch.mul(new, read, out=products).sum(1)
+    out = (out + weights.skips[:, None] * x[:, 0]).flatten()
     if len(row) > c.channels:
         out = _finished(out, F.silu(row[c.channels :]), weights)
     return out, State(new, window[1:])

@@ -80,6 +80,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
             **{"sigmoid": True, "normalize": False, "scales_inputs": True, "shared_size": 48},
         ),
     },
+    "nemotron_h": {
+        "activation": "relu2",
+        "experts": ExpertsConfig(8, 3, 48, (0, 1), sigmoid=True, corrected=True, shared_size=32),
+    },
+    "nemotron_3_super": {
+        "activation": "relu2",
+        "experts": ExpertsConfig(8, 3, 48, (0, 1), sigmoid=True, latent_size=32, shared_size=48),
+    },
     "cohere": {"parallel": True, "centred_norms": True},
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
@@ -88,6 +96,8 @@ FUSED = {
     "olmo2": [False] * 3,
     "cohere": [False] * 3,
     "ministral3": [False] * 3,
+    "nemotron_h": [False] * 3,
+    "nemotron_3_super": [False] * 3,
     "qwen3_next": [True, False, False],
 }  # first block, second block, both
 MODES = {

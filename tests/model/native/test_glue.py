@@ -99,7 +99,7 @@ def test_rotate_and_store(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clipped_swiglu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clipped_swiglu", "relu2"])
 def test_gated(kernels: NativeKernels, dtype: torch.dtype, activation: str) -> None:
     gate_up = (torch.randn(70, 2 * 176) * 4).to(dtype)
     gate_up[0, :4] = torch.tensor([100.0, -100.0, 1e4, -1e4])  # exponentials must not overflow

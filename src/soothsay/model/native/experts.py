@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig
-from soothsay.model.feed_forward import Experts, FeedForward
+from soothsay.model.feed_forward import DensePart, Experts
 from soothsay.model.native.linear import NativeLinear, address
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clipped_swiglu": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clipped_swiglu": 2, "relu2": 3}
 
 
 class Routing(Structure):
@@ -60,10 +60,9 @@ class Mixture:
     """The experts of a layer as the library reads them, at an `address`. They pass `fit`."""
 
     def __init__(self, experts: Experts):
-        parts = [cast(FeedForward, part) for part in experts.experts]
+        parts = [cast(DensePart, part) for part in experts.experts]
         layers = [native_layers(part) for part in parts]
-        whole = experts.shared is not None and experts.shared_gate is None
-        shared = native_layers(cast(FeedForward, experts.shared)) if whole else None
+        shared = native_layers(cast(DensePart, experts.shared)) if experts.mixes_shared else None
         vectors = [None if v is None else v.value for v in (experts.correction, experts.scales)]
         router = experts.router if isinstance(experts.router, NativeLinear) else None
         each = (_Expert * len(layers))(*(_Expert.of(pair) for pair in layers))
@@ -83,11 +82,11 @@ class Mixture:
     @staticmethod
     def fit(experts: Experts) -> bool:
         """Whether the library computes all of it, but perhaps for the router's scores."""
-        if not isinstance(experts.experts[0], FeedForward) or experts.latent_in is not None:
+        if not isinstance(experts.experts[0], DensePart):
             return False
-        parts = [cast(FeedForward, part) for part in experts.experts]
-        shared = [] if experts.shared is None else [cast(FeedForward, experts.shared)]
-        layers = [layer for part in (*parts, *shared) for layer in (part.gate_up, part.down)]
+        parts = [cast(DensePart, part) for part in experts.experts]
+        shared = [] if experts.shared is None else [experts.shared]
+        layers = [layer for part in (*parts, *shared) for layer in (part.first, part.down)]
         router = [experts.router] if is_native(experts.router) else []
         dtype = layers[0].dtype
         return all(is_native(layer) and layer.dtype == dtype for layer in layers + router)
@@ -118,9 +117,9 @@ class NativeExperts:
         return out
 
 
-def native_layers(part: FeedForward) -> tuple[NativeLinear, NativeLinear]:
+def native_layers(part: DensePart) -> tuple[NativeLinear, NativeLinear]:
     """The two layers of a part whose layers are the library's."""
-    return cast(NativeLinear, part.gate_up), cast(NativeLinear, part.down)
+    return cast(NativeLinear, part.first), cast(NativeLinear, part.down)
 
 
 def is_native(layer: nn.Module) -> bool:

@@ -73,9 +73,9 @@ class NativeBlocks:
         plain = isinstance(block.attention, StateSpaceLayer | AttentionBesideStates)
         if plain or not block.attention.config.has_native_blocks:
             return False
-        if isinstance(block.mlp, Experts):
-            whole = is_native(block.mlp.router) and block.mlp.shared_gate is None
-            if not (whole and Mixture.fit(block.mlp)):
+        if isinstance(mlp := block.mlp, Experts):
+            whole = is_native(mlp.router) and mlp.shared_gate is None and mlp.latent_in is None
+            if not (whole and Mixture.fit(mlp)):
                 return False
         gates = [] if (own := _gates(block)) is None else [own]
         qkv, *others = _layers(block)

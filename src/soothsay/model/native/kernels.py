@@ -18,7 +18,7 @@ from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import Kernels, Norm
+from soothsay.model.kernels import SQUARED_RELU, Kernels, Norm
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
@@ -29,8 +29,10 @@ from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
+from soothsay.model.native.state_space import StateSpaceWeights
 from soothsay.model.native.states import Convolution, States
 from soothsay.model.quantized import Integers
+from soothsay.model.state_space import StateSpace
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
@@ -66,8 +68,8 @@ class NativeKernels(NativeSampling, Kernels):
             inner,
             *(size // 2 for size in heads),
         )
-        if config.state_space is not None:
-            sizes += (config.state_space.size,)
+        if (space := config.state_space) is not None:
+            sizes += (space.head_size, space.state_size)
         if config.alternating is not None:
             sizes += (config.alternating.laurel_rank,)
         fits = not any(size % LANES for size in sizes) and max(heads) <= 1024
@@ -79,7 +81,7 @@ class NativeKernels(NativeSampling, Kernels):
             fits = fits and not (delta.key_size % LANES or delta.value_size % LANES)
         if (convolution := config.convolution) is not None:
             fits = fits and not convolution.channels % LANES
-        return fits and (config.activation in ACTIVATIONS or config.activation == "relu2")
+        return fits and config.activation in ACTIVATIONS
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
@@ -212,6 +214,21 @@ class NativeKernels(NativeSampling, Kernels):
         )
         return torch.empty(0) if out is None else out
 
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """See `Kernels`."""
+        xbcz, steps = xbcz.contiguous(), steps.to(xbcz.dtype).contiguous()
+        rows, width = xbcz.shape
+        c, own = weights.config, StateSpaceWeights.of(weights)
+        out = torch.empty(rows, c.size) if width > c.channels else None
+        self._library.soothsay_run_state_space(
+            *(xbcz.data_ptr(), rows, width, steps.data_ptr(), xbcz.dtype == torch.bfloat16, byref(own)),
+            None if states is None else byref(States.of(states)),
+            *(strands.plan.buffer_info()[0], address(out)),
+        )
+        return torch.empty(0) if out is None else out
+
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """See `Kernels`."""
         x, out = x.contiguous(), torch.empty(x.shape)
@@ -224,7 +241,7 @@ class NativeKernels(NativeSampling, Kernels):
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
-        rows, size = len(gate_up), gate_up.shape[1] // 2
+        rows, size = len(gate_up), gate_up.shape[1] // (1 if activation == SQUARED_RELU else 2)
         out = torch.empty(rows, size, dtype=gate_up.dtype)
         self._library.soothsay_gated(
             gate_up.data_ptr(),

@@ -35,6 +35,8 @@ void soothsay_attend(const float* q, const void* kv, int format, const int64_t* 
 void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n);
 void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16,
     const soothsay_delta* delta, const soothsay_states* states, const int64_t* plan, float* out);
+void soothsay_run_state_space(const void* rows, int64_t count, int64_t stride, const void* steps, int is_bf16,
+    const soothsay_state_space* weights, const soothsay_states* states, const int64_t* plan, float* out);
 void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated,
     const soothsay_convolution* convolution, const soothsay_states* states, const int64_t* plan, float* out);
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);

@@ -1,4 +1,4 @@
-"""The gated delta rule: native kernels against stock operations, and bits that stay."""
+"""Rules that read and change states: native kernels against stock operations, and bits that stay."""
 
 from __future__ import annotations
 
@@ -14,30 +14,40 @@ from soothsay.core.strands import Strands
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels
-from soothsay.states_config import DeltaConfig
+from soothsay.model.state_space import StateSpace
+from soothsay.states_config import DeltaConfig, StateSpaceConfig
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
-SIZES = [
-    DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4),  # three columns of 16
-    DeltaConfig((0,), key_heads=2, value_heads=4, key_size=16, value_size=32, taps=2, tiled=True),
-    DeltaConfig((0,), key_heads=3, value_heads=3, key_size=16, value_size=16, taps=3),
-]
+SIZES = {
+    # three columns of 16
+    "groups": DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4),
+    "tiled": DeltaConfig((0,), key_heads=2, value_heads=4, key_size=16, value_size=32, taps=2, tiled=True),
+    "plain": DeltaConfig((0,), key_heads=3, value_heads=3, key_size=16, value_size=16, taps=3),
+    "space": StateSpaceConfig((0,), heads=4, head_size=48, groups=2, state_size=32, taps=4),
+    "norm first": StateSpaceConfig(
+        (0,), heads=4, head_size=32, groups=4, state_size=16, taps=3, norm_first=True
+    ),
+    "not normed": StateSpaceConfig(
+        (0,), heads=3, head_size=16, groups=1, state_size=16, taps=2, normed=False
+    ),
+}
 PARENTS = [-1, 0, 0, 1, 1, 3, 2, 5, 7, 7, 4, 3]
 
 
 class Rule:
     """Random weights and rows, and a pool of states that were not zero before."""
 
-    def __init__(self, config: DeltaConfig, dtype: torch.dtype, rows: int = 150):
+    def __init__(self, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype, rows: int = 150):
         torch.manual_seed(0)
         self.config, self.dtype = config, dtype
-        self.weights = Recurrence(config, 1e-3).requires_grad_(False)
-        self.weights.log_rates.normal_()
-        self.weights.offsets.normal_()
-        self.weights.scale.uniform_(0.5, 1.5)
-        self.rows = torch.randn(rows, config.channels + config.values).to(dtype)
-        self.gates = torch.randn(rows, 2 * config.value_heads).to(dtype)
+        self.weights = weights = _weights(config).requires_grad_(False)
+        for vector in weights.parameters():
+            if vector.dim() == 1:
+                vector.normal_()
+        outputs = config.values if isinstance(config, DeltaConfig) else config.size
+        self.rows = torch.randn(rows, config.channels + outputs).to(dtype)
+        self.gates = torch.randn(rows, config.gates).to(dtype)
 
     def pool(self) -> LayerStates:
         """Four slots for requests, two for snapshots."""
@@ -57,12 +67,24 @@ class Rule:
         """Outputs of the chosen rows, which are those of `strands`."""
         rows = torch.tensor(range(strands[-1].end) if chosen is None else chosen)
         plan = Strands(tuple(strands))
-        return kernels.delta_rule(self.rows[rows], self.gates[rows], self.weights, states, plan)
+        return self.apply(kernels, self.rows[rows], self.gates[rows], states, plan)
+
+    def apply(
+        self, kernels: Kernels, rows: Tensor, gates: Tensor, states: LayerStates | None, plan: Strands
+    ) -> Tensor:
+        """Outputs of rows and gates."""
+        if isinstance(self.weights, StateSpace):
+            return kernels.state_space(rows, gates, self.weights, states, plan)
+        return kernels.delta_rule(rows, gates, self.weights, states, plan)
 
 
-@pytest.fixture(params=SIZES, ids=["groups", "tiled", "plain"])
-def config(request: pytest.FixtureRequest) -> DeltaConfig:
-    chosen: DeltaConfig = request.param
+def _weights(config: DeltaConfig | StateSpaceConfig) -> Recurrence | StateSpace:
+    return Recurrence(config, 1e-3) if isinstance(config, DeltaConfig) else StateSpace(config, 1e-3)
+
+
+@pytest.fixture(params=SIZES.values(), ids=SIZES.keys())
+def config(request: pytest.FixtureRequest) -> DeltaConfig | StateSpaceConfig:
+    chosen: DeltaConfig | StateSpaceConfig = request.param
     return chosen
 
 
@@ -72,7 +94,9 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_like_stock_operations(kernels: NativeKernels, config: DeltaConfig, dtype: torch.dtype) -> None:
+def test_like_stock_operations(
+    kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype
+) -> None:
     """A new prompt that leaves snapshots, chunks that go on, trees on old and new states, a later level."""
     rule = Rule(config, dtype)
     strands = [
@@ -92,7 +116,7 @@ def test_like_stock_operations(kernels: NativeKernels, config: DeltaConfig, dtyp
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 7, 64, 100])
 def test_chunks_of_a_prompt(
-    kernels: NativeKernels, config: DeltaConfig, dtype: torch.dtype, size: int
+    kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype, size: int
 ) -> None:
     """Any chunks, in any company, give the bits of single tokens; and snapshots those of states."""
     rule = Rule(config, dtype)
@@ -118,7 +142,9 @@ def test_chunks_of_a_prompt(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nodes_of_a_tree(kernels: NativeKernels, config: DeltaConfig, dtype: torch.dtype) -> None:
+def test_nodes_of_a_tree(
+    kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype
+) -> None:
     """Each node has the bits of its path's tokens one by one; the accepted path gives their state."""
     rule = Rule(config, dtype)
     states = rule.pool()
@@ -144,6 +170,6 @@ def test_nodes_of_a_tree(kernels: NativeKernels, config: DeltaConfig, dtype: tor
             assert torch.equal(found[0], tree[node])
         rows, gates = states.journal[0, path], states.gates[0, path]
         strands = Strands((Strand(0, len(path), 0, (), slot=3, is_new=False),))
-        kernels.delta_rule(rows, gates, rule.weights, states, strands)
+        rule.apply(kernels, rows, gates, states, strands)
         for part in states[:2]:
             assert torch.equal(part[3], part[2])
