@@ -75,8 +75,8 @@ def test_an_engine_that_was_killed_is_back_without_loading(running: Running) -> 
 def test_answers_of_an_engine_that_is_drained_go_on(running: Running) -> None:
     fleet, jobs = running.server.fleet, running.server.loop._jobs
     with ThreadPoolExecutor(4) as pool:
-        texts = [*pool.map(partial(ask, running, max_tokens=300), range(4))]
-        asked = [pool.submit(ask, running, seed, max_tokens=300, speculation=False) for seed in range(4)]
+        texts = [*pool.map(partial(ask, running, max_tokens=900), range(4))]
+        asked = [pool.submit(ask, running, seed, max_tokens=900, speculation=False) for seed in range(4)]
         running.wait_until(lambda: len(jobs) == 4 and all(job.num_output > 2 for job in [*jobs.values()]))
         drained = fleet.replicas[0]
         httpx.post(f"{running.url}/replicas", json={"drain": drained.number})

@@ -176,9 +176,11 @@ class TestThoughts:
         asked = saying(f"{THOUGHTS}Because.")
         message = openai.chat.completions.create(**asked).choices[0].message
         assert (message.content, message.model_extra["reasoning_content"]) == ("Because.", "Let me see.")
+        long = " ".join(["Let me see."] * 40)  # short steps share a chunk
+        asked = saying(f"<think>\n{long}\n</think>\n\nBecause.")
         deltas = [chunk.choices[0].delta for chunk in openai.chat.completions.create(**asked, stream=True)]
         streamed = [(delta.model_extra or {}).get("reasoning_content", "") for delta in deltas]
-        assert "".join(streamed) == "Let me see."
+        assert "".join(streamed) == long
         assert len([*filter(None, streamed)]) > 1
         assert "".join(delta.content or "" for delta in deltas) == "Because."
 
