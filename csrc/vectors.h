@@ -7,9 +7,9 @@ namespace {
 
 // Distance in bytes from the weights that are multiplied to those that are prefetched, into the second cache, if a tile of rows
 // reads each weight once. Bfloat16 and a row or two of int8 need so little work that they wait for memory alone: there the
-// processor's own prefetching is faster if it is hardly disturbed. On an EPYC (Zen 4) they read at 29 to 33 GB/s, and 5 to 10%
-// slower further ahead. All else computes longer between two lines, and must ask early: at the short distance one row of 4 or 6
-// bits took 1.2 times as long there, and four rows 1.4 to 2 times. On a Xeon with AMX a chunk was best for all.
+// processor's own prefetching is faster if it is hardly disturbed. On an EPYC (Zen 4) they read at 29 to 33 GB/s, and 6 to 11%
+// slower further ahead. All else computes longer between two lines, and must ask early: at the short distance one row of 4 to 6
+// bits took 1.04 to 1.2 times as long there, and four rows 1.2 to 1.5 times. On a Xeon with AMX a chunk was best for all.
 template <class F>
 int64_t distance(int64_t rows) {
 #if !defined(__AMX_INT8__)

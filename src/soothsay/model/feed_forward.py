@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from statistics import NormalDist
 from typing import cast
@@ -16,16 +17,16 @@ from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers, RMSNorm, Vector
 
 
-class DensePart(nn.Module):
+class DensePart(nn.Module, ABC):
     """A feed-forward layer of two products, with an activation between them."""
 
     activation: str
     down: nn.Module
 
     @property
+    @abstractmethod
     def first(self) -> nn.Module:
         """The first product, whose outputs `Kernels.gated` takes."""
-        raise NotImplementedError
 
 
 class FeedForward(DensePart):
