@@ -15,11 +15,11 @@ constexpr int ROOT = 0, NONE = -1;
 
 struct State {
     int link, length, count;
-    int first, last, edges;  // its edges in the order of their creation, and their number
+    int first, edges;  // the number of its first edge, and how many there are
 };
 
 struct Edge {
-    int from, token, to, next;
+    int from, token, to;
 };
 
 }  // namespace
@@ -29,7 +29,7 @@ struct soothsay_automaton {
 
     const int counted;
     std::vector<State> states;
-    std::vector<Edge> edges;
+    std::vector<Edge> edges;  // those of a state stand together, in the order of their creation
 
     // The edge of a state and a token; NONE if there is none.
     int find(int from, int token) const { return table[place(from, token)]; }
@@ -51,16 +51,31 @@ struct soothsay_automaton {
             at.state = states[at.state].link;
             at.length = states[at.state].length;
         }
-        if (edge != NONE) at = behind(at, edge);
+        if (edge != NONE) at = behind(at, edges[edge].to);
     }
 
-    soothsay_place behind(soothsay_place at, int edge) const {
+    // The place after an edge to state `to`.
+    soothsay_place behind(soothsay_place at, int to) const {
         const int length = std::min(at.length + 1, counted - 1);
-        return {shorten(edges[edge].to, length), length};
+        return {shorten(to, length), length};
+    }
+
+    // Load what is read where a tree goes on at a state, which may be far from all that was read last.
+    void prefetch(const State& state) const {
+        __builtin_prefetch(&states[std::max(state.link, ROOT)]);
+        __builtin_prefetch(edges.data() + state.first);
+    }
+
+    // The longest suffix of a text that also occurs elsewhere.
+    soothsay_place repeated(const soothsay_reading& text) const {
+        const int state = text.end == ROOT ? ROOT : shorten(states[text.end].link, counted - 1);
+        return {state, std::min(states[state].length, counted - 1)};
     }
 
 private:
     std::vector<int> table;  // hash table: number of the edge by state and token, with linear probing
+    int live = 0;  // edges that are in use
+    std::vector<int> unused[32];  // first edges of blocks of 2^i edges that are free
 
     size_t place(int from, int token) const {
         const uint64_t key = uint64_t(uint32_t(from)) << 32 | uint32_t(token);
@@ -73,21 +88,41 @@ private:
     }
 
     void connect(int from, int token, int to) {
-        if (3 * table.size() < 4 * (edges.size() + 1)) {
+        if (3 * table.size() < size_t(4) * (live + 1)) {
             table.assign(2 * table.size(), NONE);
-            for (size_t edge = 0; edge < edges.size(); ++edge)
-                table[place(edges[edge].from, edges[edge].token)] = int(edge);
+            for (const Edge& edge : edges)
+                if (edge.from != NONE) table[place(edge.from, edge.token)] = int(&edge - edges.data());
         }
-        const int edge = int(edges.size());
-        table[place(from, token)] = edge;
-        edges.push_back({from, token, to, NONE});
         State& state = states[from];
-        (state.edges++ ? edges[state.last].next : state.first) = edge;
-        state.last = edge;
+        if ((state.edges & (state.edges - 1)) == 0) move(state);
+        const int edge = state.first + state.edges++;
+        table[place(from, token)] = edge;
+        edges[edge] = {from, token, to};
+        ++live;
+    }
+
+    // Move the edges of a state, whose number is 0 or a power of two, to a block with room for twice as many.
+    void move(State& state) {
+        const int before = state.first, count = state.edges, room = std::max(2 * count, 1);
+        std::vector<int>& blocks = unused[__builtin_ctz(room)];
+        if (blocks.empty()) {
+            state.first = int(edges.size());
+            edges.resize(edges.size() + room, {NONE, NONE, NONE});
+        } else {
+            state.first = blocks.back();
+            blocks.pop_back();
+        }
+        for (int i = 0; i < count; ++i) {
+            Edge& edge = edges[before + i];
+            table[place(edge.from, edge.token)] = state.first + i;
+            edges[state.first + i] = edge;
+            edge.from = NONE;
+        }
+        if (count) unused[__builtin_ctz(count)].push_back(before);
     }
 
     int add(int length, int link) {
-        states.push_back({link, length, 0, NONE, NONE, 0});
+        states.push_back({link, length, 0, 0, 0});
         return int(states.size()) - 1;
     }
 
@@ -110,7 +145,10 @@ private:
         const int state = add(states[end].length + 1, states[known].link);
         states[state].count = states[known].count;
         states[known].link = state;
-        for (int e = states[known].first; e != NONE; e = edges[e].next) connect(state, edges[e].token, edges[e].to);
+        for (int i = 0; i < states[known].edges; ++i) {
+            const Edge copied = edges[states[known].first + i];
+            connect(state, copied.token, copied.to);
+        }
         for (; end != NONE && (edge = find(end, token)) != NONE && edges[edge].to == known; end = states[end].link)
             edges[edge].to = state;
         return state;
@@ -118,6 +156,18 @@ private:
 };
 
 namespace {
+
+// An automaton in which a text is followed, and the text's longest match there.
+struct Source {
+    const soothsay_automaton* automaton;
+    double doubt;
+    soothsay_place place;
+
+    void read(const int64_t* tokens, int64_t count) {
+        place.state = automaton->shorten(place.state, place.length);  // it may have been split
+        for (int64_t i = 0; i < count; ++i) automaton->follow(place, int(tokens[i]));
+    }
+};
 
 // A growing tree.
 struct Tree {
@@ -141,7 +191,7 @@ struct Tree {
 // A token after a node, or a context whose followers come after it.
 struct Guess {
     double minus;  // minus its probability, or the largest that a follower may have
-    int number, node, token, source;
+    int number, node, token, to, source;
     soothsay_place place;
     double path, mass;  // probabilities of the node, and of a token of the context after it
 
@@ -159,6 +209,20 @@ double believed(double share, int token, Key key, double odds, double weight) {
 
 }  // namespace
 
+struct soothsay_matcher {
+    soothsay_matcher(soothsay_automaton* own, double doubt) : own(own), sources{{own, doubt, {ROOT, 0}}} {}
+
+    soothsay_automaton* own;
+    soothsay_reading text{ROOT, ROOT};
+    std::vector<Source> sources;  // the first is the text's own automaton
+
+    int longest() const {
+        int most = 0;
+        for (const Source& source : sources) most = std::max(most, source.place.length);
+        return most;
+    }
+};
+
 extern "C" {
 
 soothsay_automaton* soothsay_automaton_new(int counted) { return new soothsay_automaton(counted); }
@@ -169,64 +233,91 @@ void soothsay_automaton_read(soothsay_automaton* automaton, soothsay_reading* te
     for (int64_t i = 0; i < count; ++i) automaton->read(*text, int(tokens[i]));
 }
 
-void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_place* place, const int64_t* tokens,
-                               int64_t count) {
-    place->state = automaton->shorten(place->state, place->length);
-    for (int64_t i = 0; i < count; ++i) automaton->follow(*place, int(tokens[i]));
+soothsay_matcher* soothsay_matcher_new(soothsay_automaton* own, double doubt) { return new soothsay_matcher(own, doubt); }
+
+void soothsay_matcher_free(soothsay_matcher* matcher) { delete matcher; }
+
+int soothsay_matcher_watch(soothsay_matcher* matcher, const soothsay_automaton* const* others, const double* doubts,
+                           int count, const int64_t* tokens, int64_t num_tokens) {
+    const std::vector<Source> before = matcher->sources;
+    matcher->sources.resize(1);
+    for (int i = 0; i < count; ++i) {
+        const auto known = std::find_if(before.begin() + 1, before.end(),
+                                        [&](const Source& one) { return one.automaton == others[i]; });
+        matcher->sources.push_back({others[i], doubts[i], {ROOT, 0}});
+        Source& source = matcher->sources.back();
+        if (known != before.end())
+            source.place = known->place;
+        else
+            source.read(tokens, num_tokens);
+    }
+    return matcher->longest();
 }
 
-void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text, soothsay_place* place) {
-    const int most = automaton->counted - 1;
-    place->state = text->end == ROOT ? ROOT : automaton->shorten(automaton->states[text->end].link, most);
-    place->length = std::min(automaton->states[place->state].length, most);
+int soothsay_matcher_read(soothsay_matcher* matcher, const int64_t* tokens, int64_t count) {
+    std::vector<Source>& sources = matcher->sources;
+    for (int64_t i = 0; i < count; ++i) matcher->own->read(matcher->text, int(tokens[i]));
+    sources[0].place = matcher->own->repeated(matcher->text);
+    for (size_t i = 1; i < sources.size(); ++i) sources[i].read(tokens, count);
+    return matcher->longest();
 }
 
-int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
-                            int count, int nodes, int depth, int widest, double least, int draws, uint64_t seed,
-                            int64_t first, double odds, double weight, int* tokens, int* parents, double* scores) {
+int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth, int widest, double least, int draws,
+                          uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,
+                          double* scores) {
     Tree tree{tokens, parents, scores};
     scores[0] = 0.0;
     std::priority_queue<Guess, std::vector<Guess>, std::greater<Guess>> open;
-    for (int source = 0; source < count; ++source) open.push({-1.0, source, 0, NONE, source, places[source], 1.0, 1.0});
-    int number = count;
+    const std::vector<Source>& sources = matcher->sources;
+    int number = 0;
+    for (Source source : sources) {
+        source.read(nullptr, 0);
+        if (source.place.length)
+            open.push({-1.0, number, 0, NONE, NONE, number, source.place, 1.0, 1.0});
+        ++number;
+    }
+    const size_t count = sources.size();
     std::vector<char> expanded(size_t(nodes) * count);
     while (!open.empty() && tree.size() < nodes) {
-        auto [minus, _, node, token, source, place, path, mass] = open.top();
+        auto [minus, _, node, token, to, source, place, path, mass] = open.top();
         open.pop();
-        const soothsay_automaton& automaton = *automata[source];
+        const soothsay_automaton& automaton = *sources[source].automaton;
         if (token != NONE) {
             node = tree.add(node, token, std::log(-minus) - tree.scores[node]);
-            char& done = expanded[size_t(node) * count + source];
+            char& done = expanded[node * count + source];
             if (done) continue;  // a longer context added it
             done = 1;
-            place = automaton.behind(place, automaton.find(place.state, token));
+            place = automaton.behind(place, to);
             path = -minus, mass = 1.0;
         }
         if (tree.depths[node] >= depth) continue;
         const State& state = automaton.states[place.state];
-        const double doubt = doubts[source] / (doubts[source] + place.length);
+        const Edge* edges = automaton.edges.data() + state.first;
+        const double doubt = sources[source].doubt / (sources[source].doubt + place.length);
         int64_t total = state.count;
         if (state.edges <= widest) {
             total = 0;
-            for (int e = state.first; e != NONE; e = automaton.edges[e].next)
-                total += automaton.states[automaton.edges[e].to].count;
+            for (int i = 0; i < state.edges; ++i) total += automaton.states[edges[i].to].count;
         }
         if (total) {
             const double share = mass / double(total);
             const Key key = Key::of(seed, uint64_t(first + tree.depths[node]));
-            int left = widest;
-            for (int e = state.first; e != NONE && left; e = automaton.edges[e].next, --left) {
-                const Edge& edge = automaton.edges[e];
-                double own = share * (automaton.states[edge.to].count - doubt);
-                if (draws) own = believed(own, edge.token, key, odds, weight);
-                if (path * own >= least)
-                    open.push({-(path * own), ++number, node, edge.token, source, place, path, mass});
+            for (int i = 0; i < std::min(state.edges, widest); ++i) {
+                const State& next = automaton.states[edges[i].to];
+                double own = share * (next.count - doubt);
+                if (draws) own = believed(own, edges[i].token, key, odds, weight);
+                if (path * own >= least) {
+                    automaton.prefetch(next);
+                    open.push({-(path * own), ++number, node, edges[i].token, edges[i].to, source, place, path, mass});
+                }
             }
             mass = share * std::min(doubt * state.edges, double(total));
         }
         if (path * mass >= least && state.link > ROOT) {
-            const soothsay_place shorter{state.link, automaton.states[state.link].length};
-            open.push({-path * (draws ? 1.0 : mass), ++number, node, NONE, source, shorter, path, mass});
+            const State& shorter = automaton.states[state.link];
+            automaton.prefetch(shorter);
+            const soothsay_place after{state.link, shorter.length};
+            open.push({-path * (draws ? 1.0 : mass), ++number, node, NONE, NONE, source, after, path, mass});
         }
     }
     return tree.size();

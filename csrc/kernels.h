@@ -197,7 +197,7 @@ void soothsay_mass_before(const float* x, const float* factors, const float* top
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count, float* values,
                       int64_t* places);
 
-// A suffix automaton (soothsay/core/automaton.py), a text that it reads, and a string in it.
+// A suffix automaton (soothsay/core/automaton.py), a text that it reads, a string in it, and the matches of a text.
 struct soothsay_automaton;
 struct soothsay_reading {
     int end, counted;
@@ -205,21 +205,27 @@ struct soothsay_reading {
 struct soothsay_place {
     int state, length;
 };
+struct soothsay_matcher;
 
 soothsay_automaton* soothsay_automaton_new(int counted);
 void soothsay_automaton_free(soothsay_automaton* automaton);
 void soothsay_automaton_read(soothsay_automaton* automaton, soothsay_reading* text, const int64_t* tokens, int64_t count);
-void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_place* place, const int64_t* tokens,
-                               int64_t count);
-void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text, soothsay_place* place);
 
-// The likeliest paths (soothsay/drafters/lookup/backoff.py) after `count` places, each in an automaton. `doubts` has the
-// match lengths at which half of a lone occurrence is believed. If `draws` is set, the target draws with known
-// noise (`Draws` of soothsay/core/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n, which is
-// at most `nodes`.
-int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places, const double* doubts,
-                            int count, int nodes, int depth, int widest, double least, int draws, uint64_t seed,
-                            int64_t first, double odds, double weight, int* tokens, int* parents, double* scores);
+// A matcher's text is read into `own`. A doubt is the match length at which half of a lone occurrence is believed.
+// `others` are watched from now on, and no more; `tokens` are the last ones of the text. Watching and reading return
+// the length of the longest match. All automata outlive the matcher's last call.
+soothsay_matcher* soothsay_matcher_new(soothsay_automaton* own, double doubt);
+void soothsay_matcher_free(soothsay_matcher* matcher);
+int soothsay_matcher_watch(soothsay_matcher* matcher, const soothsay_automaton* const* others, const double* doubts,
+                           int count, const int64_t* tokens, int64_t num_tokens);
+int soothsay_matcher_read(soothsay_matcher* matcher, const int64_t* tokens, int64_t count);
+
+// The likeliest paths (soothsay/drafters/lookup/backoff.py) after a text's matches. If `draws` is set, the target draws with
+// known noise (`Draws` of soothsay/core/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n,
+// which is at most `nodes`.
+int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth, int widest, double least, int draws,
+                          uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,
+                          double* scores);
 
 // What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/modules/refiner.py). Tables are
 // in bfloat16, and `units` is a multiple of 16.

@@ -19,10 +19,6 @@ Tokens = npt.NDArray[np.int64]
 Place = tuple[int, int]
 """A string in an automaton: its state and its length in tokens."""
 
-Start = tuple["Automaton", float, Place]
-"""A match from which a tree grows: an automaton, a match length, and the longest match of the text. At that
-match length, half of a lone occurrence is believed."""
-
 NOWHERE: Place = (ROOT, 0)
 """The empty string."""
 
@@ -85,26 +81,36 @@ class Automaton(Protocol):
     def read(self, text: Reading, tokens: Tokens) -> None:
         """Append tokens to a text. Texts may be read in turns."""
 
-    def follow(self, place: Place, tokens: Tokens) -> Place:
-        """The longest known suffix of a string with `tokens` appended.
+    def matcher(self, doubt: float) -> Matcher:
+        """A matcher of a text that this automaton reads. `doubt` is as in `Matcher.watch`."""
+
+
+class Matcher(Protocol):
+    """The longest matches of a growing text's end: in the text itself, and in other automata.
+
+    Attributes:
+        longest: length of the longest match in tokens; 0: there is none.
+    """
+
+    longest: int
+
+    def watch(self, others: Sequence[tuple[Automaton, float]], end: Tokens) -> None:
+        """Look for matches in these other automata, and in no more.
 
         Args:
-            place: the longest known suffix of the string. The automaton may have read more texts since.
-            tokens: what follows the string.
+            others: of the same class, each with a match length. At this length, half of a lone occurrence is
+                believed. They may read texts later. A match in one that was watched before goes on.
+            end: the last tokens of the text; as many as a match can have, if there are.
         """
 
-    def repeated(self, text: Reading) -> Place:
-        """The longest suffix of a text that also occurs elsewhere."""
+    def read(self, tokens: Tokens) -> None:
+        """Append tokens to the text."""
 
-    @staticmethod
-    def grow(
-        tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int, draws: Draws | None = None
-    ) -> None:
-        """Add the likeliest followers of some matches, as `soothsay.drafters.lookup.backoff.grow` does.
+    def grow(self, tree: DraftTree, nodes: int, depth: int, draws: Draws | None = None) -> None:
+        """Add the likeliest followers of the matches, as `soothsay.drafters.lookup.backoff.grow` does.
 
         Args:
             tree: has only its root.
-            starts: at least one; their automata are of this class.
             nodes: maximum size of the tree, the root included.
             depth: maximum depth of the tree.
             draws: of the tokens; None: their noise is not known, or there is none.

@@ -104,14 +104,15 @@ class DraftTree:
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
-        self.children += [{} for _ in tokens]
+        children, depths = self.children, self.depths
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
-            if not 0 <= parent < node or self.children[parent].setdefault(token, node) != node:
+            if not 0 <= parent < node or children[parent].setdefault(token, node) != node:
                 raise ValueError(
                     f"node {node} cannot have token {token} below node {parent}: a parent comes before its "
                     "child, from 0 on, and siblings have distinct tokens"
                 )
-            self.depths.append(self.depths[parent] + 1)
+            children.append({})
+            depths.append(depths[parent] + 1)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`, both included."""

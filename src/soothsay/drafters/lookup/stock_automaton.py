@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from soothsay.core.automaton import NOWHERE, ROOT, Automaton, Draws, Place, Reading, Start, Tokens
+import numpy as np
+
+from soothsay.core.automaton import NOWHERE, ROOT, Automaton, Draws, Place, Reading, Tokens
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.lookup.backoff import LEAST, WIDEST, Followers, Source, grow
 from soothsay.model.kernels import Kernels
@@ -51,8 +53,17 @@ class StockAutomaton:
         text.end, text.counted = end, counted
         self.size += len(tokens)
 
-    def follow(self, place: Place, tokens: Tokens) -> Place:
+    def matcher(self, doubt: float) -> StockMatcher:
         """See `Automaton`."""
+        return StockMatcher(self, doubt)
+
+    def follow(self, place: Place, tokens: Tokens) -> Place:
+        """The longest known suffix of a string with `tokens` appended.
+
+        Args:
+            place: the longest known suffix of the string. The automaton may have read more texts since.
+            tokens: what follows the string.
+        """
         after, longest = self.next, self.counted - 1
         state, length = self.short(*place), place[1]
         for token in tokens.tolist():
@@ -65,19 +76,11 @@ class StockAutomaton:
         return state, length
 
     def repeated(self, text: Reading) -> Place:
-        """See `Automaton`."""
+        """The longest suffix of a text that also occurs elsewhere."""
         if text.end == ROOT:
             return NOWHERE
         state = self.short(self.link[text.end], self.counted - 1)
         return state, min(self.length[state], self.counted - 1)
-
-    @staticmethod
-    def grow(
-        tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int, draws: Draws | None = None
-    ) -> None:
-        """See `Automaton`."""
-        sources = [(Occurrences(automaton, doubt), place) for automaton, doubt, place in starts]
-        grow(tree, sources, nodes, depth, draws)
 
     def short(self, state: int, length: int) -> int:
         """The state of the last `length` tokens of a string in `state`."""
@@ -123,13 +126,51 @@ class StockAutomaton:
         return state
 
 
+class StockMatcher:
+    """A `Matcher` of `StockAutomaton`s."""
+
+    __slots__ = ("_own", "_places", "_reading", "longest")
+
+    def __init__(self, own: StockAutomaton, doubt: float):
+        self._own, self._reading = own, Reading()
+        self._places: dict[StockAutomaton, tuple[float, Place]] = {own: (doubt, NOWHERE)}
+        self.longest = 0
+
+    def watch(self, others: Sequence[tuple[Automaton, float]], end: Tokens) -> None:
+        """See `Matcher`."""
+        before, self._places = self._places, {self._own: self._places[self._own]}
+        for automaton, doubt in others:
+            assert isinstance(automaton, StockAutomaton)
+            known = before.get(automaton)
+            self._places[automaton] = known or (doubt, automaton.follow(NOWHERE, end))
+        self._measure()
+
+    def read(self, tokens: Tokens) -> None:
+        """See `Matcher`."""
+        self._own.read(self._reading, tokens)
+        for automaton, (doubt, place) in self._places.items():
+            own = automaton is self._own
+            now = automaton.repeated(self._reading) if own else automaton.follow(place, tokens)
+            self._places[automaton] = doubt, now
+        self._measure()
+
+    def grow(self, tree: DraftTree, nodes: int, depth: int, draws: Draws | None = None) -> None:
+        """See `Matcher`."""
+        none = np.empty(0, dtype=np.int64)
+        places = [(one, doubt, one.follow(place, none)) for one, (doubt, place) in self._places.items()]
+        starts = [(Occurrences(one, doubt), place) for one, doubt, place in places if place != NOWHERE]
+        grow(tree, starts, nodes, depth, draws)
+
+    def _measure(self) -> None:
+        self.longest = max(length for _, (_, length) in self._places.values())
+
+
 class Occurrences(Source[Place]):
     """The texts of a `StockAutomaton` as contexts of any length."""
 
     __slots__ = ("automaton", "doubt")
 
-    def __init__(self, automaton: Automaton, doubt: float):
-        assert isinstance(automaton, StockAutomaton)
+    def __init__(self, automaton: StockAutomaton, doubt: float):
         self.automaton, self.doubt = automaton, doubt
 
     def followers(self, context: Place) -> Followers:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.automaton import NOWHERE, Automaton, Place, Reading, Start
+from soothsay.core.automaton import Automaton, Matcher, Reading
 from soothsay.core.learned import Learned, State
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
@@ -51,31 +51,32 @@ class TextGeneration:
         doubt: match length at which half of a lone occurrence is believed.
         texts: all texts.
         size: number of their tokens, read or not.
+        unread: texts of which a part has not been read.
     """
 
-    __slots__ = ("_unread", "automaton", "doubt", "size", "texts")
+    __slots__ = ("automaton", "doubt", "size", "texts", "unread")
 
     def __init__(self, automaton: Automaton, doubt: float):
         self.automaton, self.doubt = automaton, doubt
         self.texts: list[npt.NDArray[np.int32]] = []
         self.size = 0
-        self._unread: deque[tuple[Reading, npt.NDArray[np.int32]]] = deque()
+        self.unread = deque[tuple[Reading, npt.NDArray[np.int32]]]()
 
     def add(self, tokens: npt.NDArray[np.integer]) -> None:
         """Add a text, to be read later."""
         self.texts.append(tokens.astype(np.int32))
         self.size += len(tokens)
-        self._unread.append((Reading(), self.texts[-1]))
+        self.unread.append((Reading(), self.texts[-1]))
 
     def read(self, most: int) -> int:
         """Read up to `most` more tokens, the oldest text first. Returns their number."""
         left = most
-        while left and self._unread:
-            reading, tokens = self._unread.popleft()
+        while left and self.unread:
+            reading, tokens = self.unread.popleft()
             piece, rest = tokens[:left], tokens[left:]
             self.automaton.read(reading, piece.astype(np.int64))
             if len(rest):
-                self._unread.appendleft((reading, rest))
+                self.unread.appendleft((reading, rest))
             left -= len(piece)
         return most - left
 
@@ -109,45 +110,37 @@ class TextMemory:
         """Read up to `most` more tokens, the oldest text first. Returns their number."""
         left = most
         for generation in self.generations:
-            left -= generation.read(left)
+            if generation.unread:
+                left -= generation.read(left)
         return most - left
 
 
 class _Text:
     """The text of a request, as far as it has been read."""
 
-    __slots__ = ("_automaton", "_known", "_matches", "_places", "_reading", "_size")
+    __slots__ = ("_counted", "_generations", "_matcher", "_size")
 
     def __init__(self, automaton: Automaton):
-        self._automaton = automaton
-        self._reading = Reading()
+        self._matcher, self._counted = automaton.matcher(OWN_DOUBT), automaton.counted
         self._size = 0
-        self._places: dict[TextGeneration, Place] = {}
-        self._known: list[tuple[TextGeneration, int]] = []  # those of `_matches`, and tokens read then
-        self._matches: list[Start] = []
+        self._generations: list[TextGeneration] = []  # those that are watched
 
-    def matches(self, tokens: IntArray, generations: Sequence[TextGeneration]) -> list[Start]:
-        """The longest matches of the text's end, in the text itself and in each generation.
+    def matches(self, tokens: IntArray, generations: list[TextGeneration]) -> Matcher:
+        """The matches of the text's end, in the text itself and in each generation.
 
         Args:
             tokens: the whole text; it extends that of the last call.
             generations: need not be those of the last call.
         """
-        known = [(one, one.automaton.size) for one in generations if one.automaton.size]
-        if self._size == len(tokens) and self._known == known:
-            return self._matches
-        new = tokens[self._size :]
-        self._automaton.read(self._reading, new)
-        self._size, self._known = len(tokens), known
-        before, self._places = self._places, {}
-        for generation, _ in known:
-            automaton, place = generation.automaton, before.get(generation)
-            unseen = tokens[-automaton.counted :] if place is None else new
-            self._places[generation] = automaton.follow(place or NOWHERE, unseen)
-        starts = [(self._automaton, OWN_DOUBT, self._automaton.repeated(self._reading))]
-        starts += [(one.automaton, one.doubt, place) for one, place in self._places.items()]
-        self._matches = [start for start in starts if start[2] != NOWHERE]
-        return self._matches
+        size = self._size
+        if self._generations != generations:
+            watched = [(one.automaton, one.doubt) for one in generations]
+            self._matcher.watch(watched, tokens[max(size - self._counted, 0) : size])
+            self._generations = generations
+        if size < len(tokens):
+            self._matcher.read(tokens[size:])
+            self._size = len(tokens)
+        return self._matcher
 
 
 class Suffix(SignalingDrafter):
@@ -195,7 +188,7 @@ class Suffix(SignalingDrafter):
 
     def signal(self, request: Request) -> int:
         """The bit length of the longest match's length."""
-        return _longest(self._matches(request)).bit_length()
+        return self._matches(request).longest.bit_length()
 
     def first_gain(self, signal: int, sampled: bool) -> float:
         """About as many nodes as the match has tokens: measured with SmolLM2."""
@@ -281,18 +274,18 @@ class Suffix(SignalingDrafter):
         nodes, depth = min(request.max_nodes, self.max_nodes), request.max_depth
         if nodes > 1 and depth > 0:
             matches = self._matches(request)
-            if matches:
-                nodes = min(nodes, 1 + self.factor * _longest(matches))
-                matches[0][0].grow(tree, matches, nodes, depth, coming_draws(request))
+            if matches.longest:
+                nodes = min(nodes, 1 + self.factor * matches.longest)
+                matches.grow(tree, nodes, depth, coming_draws(request))
         return tree
 
-    def _matches(self, request: Request) -> list[Start]:
-        """The longest matches of the request's text, after reading all of it."""
+    def _matches(self, request: Request) -> Matcher:
+        """The matches of the request's text, after reading all of it."""
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self._new_automaton())
-        own = self.memories[request.tenant].generations
-        return text.matches(request.tokens, [*self._stored, *own])
+        generations = self._stored + self.memories[request.tenant].generations
+        return text.matches(request.tokens, [one for one in generations if one.automaton.size])
 
     def _new_memory(self) -> TextMemory:
         return TextMemory(self.memory, MEMORY_DOUBT, self._new_automaton)
@@ -324,8 +317,3 @@ def _as_arrays(texts: Sequence[npt.NDArray[np.integer]]) -> State:
         "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts], dtype=np.int32),  # [sum of lengths]
         "lengths": np.array([len(text) for text in texts], dtype=np.int64),  # [texts], the oldest first
     }
-
-
-def _longest(matches: Sequence[Start]) -> int:
-    """Length of the longest match in tokens; 0 without matches."""
-    return max((length for _, _, (_, length) in matches), default=0)

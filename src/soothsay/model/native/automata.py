@@ -6,15 +6,15 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_int, c_void_p
 
-from soothsay.core.automaton import Draws, Place, Reading, Start, Tokens
+from soothsay.core.automaton import Automaton, Draws, Reading, Tokens
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.tree import DraftTree
 
 
-class _Pair(Structure):
-    """`soothsay_reading` and `soothsay_place` of csrc/kernels.h."""
+class _Reading(Structure):
+    """`soothsay_reading` of csrc/kernels.h."""
 
-    _fields_ = (("first", c_int), ("second", c_int))
+    _fields_ = (("end", c_int), ("counted", c_int))
 
 
 _NO_DRAWS = False, 0, 0, 0.0, 0.0
@@ -43,37 +43,57 @@ class NativeAutomaton:
 
     def read(self, text: Reading, tokens: Tokens) -> None:
         """See `Automaton`."""
-        state = _Pair(text.end, text.counted)
+        state = _Reading(text.end, text.counted)
         self._library.soothsay_automaton_read(self._handle, byref(state), tokens.tobytes(), len(tokens))
-        text.end, text.counted = state.first, state.second
+        text.end, text.counted = state.end, state.counted
         self.size += len(tokens)
 
-    def follow(self, place: Place, tokens: Tokens) -> Place:
+    def matcher(self, doubt: float) -> NativeMatcher:
         """See `Automaton`."""
-        state = _Pair(*place)
-        self._library.soothsay_automaton_follow(self._handle, byref(state), tokens.tobytes(), len(tokens))
-        return state.first, state.second
+        return NativeMatcher(self, doubt)
 
-    def repeated(self, text: Reading) -> Place:
-        """See `Automaton`."""
-        state, found = _Pair(text.end, text.counted), _Pair()
-        self._library.soothsay_automaton_repeated(self._handle, byref(state), byref(found))
-        return found.first, found.second
 
-    @staticmethod
-    def grow(
-        tree: DraftTree, starts: Sequence[Start], nodes: int, depth: int, draws: Draws | None = None
-    ) -> None:
-        """See `Automaton`."""
-        automata, doubts, places = zip(*starts, strict=True)
-        one, count = automata[0], len(starts)
-        assert isinstance(one, NativeAutomaton)
-        tokens, parents, scores = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
-        size = one._library.soothsay_automaton_grow(
+class NativeMatcher:
+    """A `Matcher` in a library's memory.
+
+    Args:
+        own: reads its text.
+        doubt: see `Matcher.watch`.
+    """
+
+    __slots__ = ("_handle", "_library", "_others", "_own", "longest")
+
+    def __init__(self, own: NativeAutomaton, doubt: float):
+        self._own, self._library = own, own._library
+        self._others: list[NativeAutomaton] = []  # alive while they are watched
+        self._handle: int = self._library.soothsay_matcher_new(own._handle, doubt)
+        self.longest = 0
+
+    def __del__(self) -> None:
+        self._library.soothsay_matcher_free(self._handle)
+
+    def watch(self, others: Sequence[tuple[Automaton, float]], end: Tokens) -> None:
+        """See `Matcher`."""
+        automata, count = [one for one, _ in others if isinstance(one, NativeAutomaton)], len(others)
+        assert len(automata) == count
+        self.longest = self._library.soothsay_matcher_watch(
+            self._handle,
             (c_void_p * count)(*[automaton._handle for automaton in automata]),
-            (_Pair * count)(*places),
-            (c_double * count)(*doubts),
-            *(count, nodes, depth, one.widest, one.least),
+            (c_double * count)(*[doubt for _, doubt in others]),
+            *(count, end.tobytes(), len(end)),
+        )
+        self._others = automata
+
+    def read(self, tokens: Tokens) -> None:
+        """See `Matcher`."""
+        self.longest = self._library.soothsay_matcher_read(self._handle, tokens.tobytes(), len(tokens))
+        self._own.size += len(tokens)
+
+    def grow(self, tree: DraftTree, nodes: int, depth: int, draws: Draws | None = None) -> None:
+        """See `Matcher`."""
+        tokens, parents, scores = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+        size = self._library.soothsay_matcher_grow(
+            *(self._handle, nodes, depth, self._own.widest, self._own.least),
             *(_NO_DRAWS if draws is None else (True, draws.seed & LOW_64_BITS, *draws[1:])),
             *(tokens, parents, scores),
         )

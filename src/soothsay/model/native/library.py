@@ -62,13 +62,14 @@ soothsay_automaton* soothsay_automaton_new(int counted);
 void soothsay_automaton_free(soothsay_automaton* automaton);
 void soothsay_automaton_read(soothsay_automaton* automaton, soothsay_reading* text, const int64_t* tokens,
     int64_t count);
-void soothsay_automaton_follow(const soothsay_automaton* automaton, soothsay_place* place,
-    const int64_t* tokens, int64_t count);
-void soothsay_automaton_repeated(const soothsay_automaton* automaton, const soothsay_reading* text,
-    soothsay_place* place);
-int soothsay_automaton_grow(const soothsay_automaton* const* automata, const soothsay_place* places,
-    const double* doubts, int count, int nodes, int depth, int widest, double least, int draws,
-    uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents, double* scores);
+soothsay_matcher* soothsay_matcher_new(soothsay_automaton* own, double doubt);
+void soothsay_matcher_free(soothsay_matcher* matcher);
+int soothsay_matcher_watch(soothsay_matcher* matcher, const soothsay_automaton* const* others,
+    const double* doubts, int count, const int64_t* tokens, int64_t num_tokens);
+int soothsay_matcher_read(soothsay_matcher* matcher, const int64_t* tokens, int64_t count);
+int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth, int widest, double least,
+    int draws, uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,
+    double* scores);
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places,
     int* parents, double* scores);
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams,
