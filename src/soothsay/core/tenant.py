@@ -6,8 +6,7 @@ import hashlib
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -15,8 +14,7 @@ MAX_TENANTS = 32
 """Number of tenants whose values a `PerTenant` keeps. A drafter's value takes up to some 20 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tenant:
+class Tenant(NamedTuple):
     """Whose request it is. Tenants share no prefixes, drafts, statistics or grammars."""
 
     name: str = ""  # for example of an API key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.control.constants import BIN_MEMORY, BIN_PRIOR, BIN_WIDTH, NUM_BINS, REFRESH_NODES
@@ -34,14 +35,14 @@ class AcceptanceCalibration:
         known[0] = 1.0
         return known
 
-    def record(self, tree: DraftTree, right: set[int]) -> None:
+    def record(self, tree: DraftTree, right: Iterable[int]) -> None:
         """Count the nodes of a tree. `right` has the nodes that were right; all others were wrong."""
-        for node in range(1, len(tree)):
-            bin_ = min(int(tree.scores[node] / -BIN_WIDTH), NUM_BINS - 1)
-            self._seen[bin_] += 1.0
-            if node in right:
-                self._right[bin_] += 1.0
-        self._new += len(tree) - 1
+        scores, seen, last = tree.scores, self._seen, NUM_BINS - 1
+        for score in scores[1:]:
+            seen[min(int(score / -BIN_WIDTH), last)] += 1.0
+        for node in right:
+            self._right[min(int(scores[node] / -BIN_WIDTH), last)] += 1.0
+        self._new += len(scores) - 1
         if self._new >= REFRESH_NODES:
             self._new = 0
             self._refresh()

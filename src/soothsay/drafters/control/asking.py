@@ -9,7 +9,7 @@ from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import ASK_MARGIN, CATCH_UP_STEPS
 from soothsay.drafters.control.cost import CostModel, Prices
-from soothsay.drafters.control.forecast import NO_GAIN, NetGain
+from soothsay.drafters.control.forecast import NetGain
 from soothsay.drafters.control.request_state import RequestState
 
 
@@ -21,6 +21,7 @@ class AskingRound:
     active: Sequence[RequestState]
     prices: Prices
     asking: list[float]  # for each drafter, tokens if it is asked for all active requests
+    order: list[int]  # the drafters that are not retired from every active request, the cheapest first
 
 
 class AskingPolicy:
@@ -33,40 +34,36 @@ class AskingPolicy:
     """
 
     def __init__(self, parts: Sequence[Drafter], costs: CostModel, backlogs: Sequence[Backlog]):
-        self._parts, self._costs, self._backlogs = parts, costs, backlogs
+        self._costs = costs
+        self._backlogs = [own if part.taps else None for part, own in zip(parts, backlogs, strict=True)]
 
     def begin_round(self, step: int, active: Sequence[RequestState], prices: Prices) -> AskingRound:
         """Price the drafters for the active requests of a step."""
-        seconds = [self._costs.asking(drafter, len(active)) for drafter in range(len(self._parts))]
-        return AskingRound(step, active, prices, [prices.of_seconds(own) for own in seconds])
+        asking, order = list[float](), list[int]()
+        for drafter in range(len(self._backlogs)):
+            asking.append(prices.of_seconds(self._costs.asking(drafter, len(active))))
+            for state in active:
+                if not state.forecasts[drafter].probes.retired:
+                    order.append(drafter)
+                    break
+        order.sort(key=asking.__getitem__)
+        return AskingRound(step, active, prices, asking, order)
 
-    def cheapest_first(self, this: AskingRound) -> list[int]:
-        """The drafters that are not retired from every active request, in order of their price."""
-        open_ = [
-            drafter
-            for drafter in range(len(self._parts))
-            if any(not state.forecasts[drafter].probes.retired for state in this.active)
-        ]
-        return sorted(open_, key=lambda drafter: this.asking[drafter])
-
-    def alternatives(self, this: AskingRound, later: Sequence[int], held: Sequence[NetGain]) -> list[NetGain]:
+    def alternatives(self, this: AskingRound, place: int, held: Sequence[NetGain]) -> list[NetGain]:
         """For each request, the best it can have without the next drafter.
 
         Args:
             this: the round.
-            later: the drafters that are more expensive.
+            place: of the next drafter in the order.
             held: the best draft that each request has already.
         """
-        prices, n = this.prices, len(this.active)
-        priced = [(drafter, this.asking[drafter] / n) for drafter in later]
-        return [
-            max(
-                own,
-                *(state.forecasts[other].net_gain(prices).minus(price) for other, price in priced),
-                NO_GAIN,
-            )
-            for state, own in zip(this.active, held, strict=True)
-        ]
+        best = [*held]
+        for later in this.order[place + 1 :]:
+            price = this.asking[later] / len(best)
+            for index, state in enumerate(this.active):
+                gain = state.forecasts[later].net_gain(this.prices).minus(price)
+                best[index] = max(best[index], gain)
+        return best
 
     def requests_to_ask(self, this: AskingRound, drafter: int, alternatives: Sequence[NetGain]) -> list[int]:
         """Indices of the active requests that a drafter is asked for: probes first, then by surplus."""
@@ -76,15 +73,20 @@ class AskingPolicy:
         surpluses: list[tuple[float, int]] = []
         for index, (state, alternative) in enumerate(zip(this.active, alternatives, strict=True)):
             forecast = state.forecasts[drafter]
-            catch_up = prices.of_seconds(backlog.catch_up_seconds(state.request))
-            forecast.probes.stretch(step, price + catch_up)
-            if forecast.probes.is_due(step):
-                probes.append(index)
-                continue
+            catch_up = 0.0
+            if backlog is not None:
+                catch_up = prices.of_seconds(backlog.catch_up_seconds(state.request))
+            pays = forecast.probes.interval == 1
+            if not pays:
+                forecast.probes.stretch(step, price + catch_up)
+                if forecast.probes.is_due(step):
+                    probes.append(index)
+                    continue
             surplus = max(forecast.net_gain(prices).added_to(alternative), forecast.added) - ASK_MARGIN
-            if forecast.probes.pays:
+            if pays:
                 surplus = max(surplus, price + ASK_MARGIN)
-            surplus -= catch_up / min(state.tokens_left, CATCH_UP_STEPS)
+            if catch_up:
+                surplus -= catch_up / min(state.tokens_left, CATCH_UP_STEPS)
             if surplus > 0:
                 surpluses.append((surplus, index))
         surpluses.sort(reverse=True)
@@ -113,11 +115,10 @@ class AskingPolicy:
             prices: of this step.
             unread: tokens that will join the backlogs before a drafter can be asked.
         """
-        left = state.tokens_left
-        for drafter, (part, backlog) in enumerate(zip(self._parts, self._backlogs, strict=True)):
-            forecast = state.forecasts[drafter]
-            if not part.taps or forecast.probes.retired:
+        for drafter, (backlog, forecast) in enumerate(zip(self._backlogs, state.forecasts, strict=True)):
+            if backlog is None or forecast.probes.retired:
                 continue
+            left = state.tokens_left
             price = self._costs.price_per_request(drafter, prices)
             seconds = backlog.catch_up_seconds(state.request) + backlog.reading_seconds(unread)
             catch_up = prices.of_seconds(seconds)

@@ -168,7 +168,7 @@ class Cascade(Composite):
                 quality.accepted += (accepted - quality.accepted) * CASCADE_WEIGHT
                 right = right_nodes(tree, seen.verdict.tokens)
                 if right is not None:
-                    quality.calibration.record(tree, set(right))
+                    quality.calibration.record(tree, right)
         super().observe(observations)
 
     def _proposed(self, request: Request) -> Iterable[tuple[int, DraftTree]]:

@@ -90,15 +90,17 @@ class Controller(Composite):
         """The nodes that are worth verifying for each request; the root alone where none is."""
         self.costs.begin_step()
         self.step += 1
-        states = [self._state(request) for request in requests]
+        can_draft = list[RequestState]()
+        for request in requests:
+            state = self._state(request)
+            if request.num_pending == 1 and request.max_nodes > 1:
+                state.check_drafts()
+                can_draft.append(state)
         resized = self.costs.set_batch(requests)
-        can_draft = [s for s in states if s.request.num_pending == 1 and s.request.max_nodes > 1]
-        for state in can_draft:
-            state.check_drafts()
         self._polling.poll(self.step, can_draft)
-        active = [state for state in can_draft if resized or state.is_active(self.step)]
+        active = [state for state in can_draft if resized or state.paused_until <= self.step]
         trees = self._draft(active) if active else {}
-        self._count_decisions(requests)
+        self.decisions[NOBODY] += len(requests) - len(self._trees)
         self.costs.end_decision(len(active))
         return [trees.get(request) or DraftTree(int(request.tokens[-1])) for request in requests]
 
@@ -159,9 +161,8 @@ class Controller(Composite):
         this = self._asking.begin_round(self.step, active, prices)
         held = [NO_GAIN] * len(active)  # the best draft of each request so far
         drafts: list[list[RatedDraft]] = [[] for _ in active]
-        order = self._asking.cheapest_first(this)
-        for place, drafter in enumerate(order):
-            others = self._asking.alternatives(this, order[place + 1 :], held)
+        for place, drafter in enumerate(this.order):
+            others = self._asking.alternatives(this, place, held)
             asked = self._asking.requests_to_ask(this, drafter, others)
             if not asked:
                 continue
@@ -172,14 +173,16 @@ class Controller(Composite):
                 added = gain.added_to(others[index])
                 active[index].forecasts[drafter].record_added(self.step, added, price, spent)
                 held[index] = max(held[index], gain)
-        for state in active:
-            self._asking.retire_drafters(self.step, state, prices)
+        drafted = dict[Request, list[RatedDraft]]()
         for state, own in zip(active, drafts, strict=True):
-            if not own:
+            self._asking.retire_drafters(self.step, state, prices)
+            if own:
+                drafted[state.request] = own
+            else:
                 state.pause_until_next_probe()
-        drafted = {state.request: own for state, own in zip(active, drafts, strict=True) if own}
         selected = select_nodes(drafted, prices, self.costs.proposing, self.costs.batch)
-        self.costs.rows += sum(len(tree) - 1 for tree in selected.values())
+        for tree in selected.values():
+            self.costs.rows += len(tree) - 1
         return selected
 
     def _ask_for_drafts(
@@ -202,12 +205,8 @@ class Controller(Composite):
         trees = self._ask(drafter, requests)
         end = self._clock()
         self.costs.record_proposing(drafter, end - caught_up, end - begin)
+        self.decisions[part.name] += len(requests)
         return price, price + prices.of_seconds(caught_up - begin) / len(asked), trees
-
-    def _count_decisions(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            for name in [self.parts[drafter].name for drafter in self._trees.get(request, ())] or [NOBODY]:
-                self.decisions[name] += 1
 
     def _was_asked(self, drafter: int, request: Request) -> bool:
         """Whether a drafter was asked for a request in this step."""

@@ -37,11 +37,11 @@ class RunningCost:
 
     def __call__(self, requests: int) -> float:
         """Estimated seconds for `requests`; 0 if nothing was measured yet."""
-        if not self._seconds:
-            return 0.0
         key = requests.bit_length()
         if (known := self._seconds.get(key)) is not None:
             return known
+        if not self._seconds:
+            return 0.0
         nearest = min(self._seconds, key=lambda known: abs(known - key))
         return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), MAX_DOUBLINGS)
 
@@ -88,6 +88,8 @@ class CostModel:
         self.prices: Prices | None = None  # those of the last decision
         self._priced: tuple[int, ...] | None = None  # the situation that they are for
         self._proposing = [0.0] * num_drafters  # seconds of `propose` in this step, for each drafter
+        self.proposing = 0.0  # their sum, in this step
+        self._asked = 0  # drafters, in this step
         self._outside = 0.0  # seconds of polling, catching up and proposing in this step
         self._begin = self._end = 0.0  # of this step's decision
         self._followed = 0.0  # the begin of the last step whose pass was compared with `times`
@@ -102,7 +104,7 @@ class CostModel:
     def begin_step(self) -> None:
         """Begin the decision of a step."""
         _ = self.times  # the first measurement must not count as deciding
-        self._begin, self._outside = self._clock(), 0.0
+        self._begin, self._outside, self.proposing, self._asked = self._clock(), 0.0, 0.0, 0
         if self._begin - self._followed >= FOLLOW_INTERVAL:
             self._followed = self._begin
 
@@ -111,14 +113,18 @@ class CostModel:
         changed = len(requests) != self.batch
         if changed:
             self.batch, self.rate = len(requests), 0.0
-        self.rows = sum(request.num_pending for request in requests)
+        self.rows = 0
+        for request in requests:
+            self.rows += request.num_pending
         return changed
 
     def set_prices(self, step: int, active: Sequence[Request]) -> Prices:
         """The prices of this step. They stay the same object while the situation is about the same."""
-        n = len(active)
-        context = sum(len(request.tokens) for request in active) / n
-        nodes = max(request.max_nodes for request in active) - 1
+        n, tokens, nodes = len(active), 0, 0
+        for request in active:
+            tokens += len(request.tokens)
+            nodes = max(nodes, request.max_nodes - 1)
+        context = tokens / n
         situation = (self.rows, self.batch, n, nodes, int(context / PRICE_CONTEXT), step // PRICE_STEPS)
         if self.prices is None or self._priced != situation:
             seconds = self.times.span(self.rows, nodes * n, context)
@@ -136,11 +142,6 @@ class CostModel:
         """Tokens per request if a drafter is asked for the whole batch."""
         return prices.of_seconds(self.asking(drafter, self.batch)) / self.batch
 
-    @property
-    def proposing(self) -> float:
-        """Seconds that drafters have taken to propose in this step."""
-        return sum(self._proposing)
-
     def record_polling(self, requests: int, seconds: float) -> None:
         """Count the seconds of polling some requests."""
         self.polling.record(requests, seconds)
@@ -149,33 +150,39 @@ class CostModel:
     def record_proposing(self, drafter: int, proposing: float, total: float) -> None:
         """Note a drafter's seconds in this step: to propose, and in total with catching up before."""
         self._proposing[drafter] = proposing
+        self.proposing += proposing
         self._outside += total
+        self._asked += 1
 
     def end_decision(self, active: int) -> None:
         """Count the time that the decision took, for each drafter that was asked."""
         self._end = self._clock()
-        if asked := sum(seconds > 0 for seconds in self._proposing):
-            self.deciding.record(active, (self._end - self._begin - self._outside) / asked)
+        if self._asked:
+            self.deciding.record(active, (self._end - self._begin - self._outside) / self._asked)
 
     def end_drafting(self, drafter: int, requests: int, began_observing: float) -> None:
         """Count the whole time of a drafter in this step: to propose, and to observe until now."""
         seconds = self._proposing[drafter] + self._clock() - began_observing
         self.drafting[drafter].record(requests, seconds)
-        self._proposing[drafter] = 0.0
 
     def follow_pass(self, observations: Sequence[Observation], experts: float | None) -> None:
         """Compare the time of this step's pass with `times`, if it is this step's turn.
 
         `experts` is how many experts a layer ran on average; None: no layer has experts.
         """
+        if self._followed != self._begin:
+            return
         now = self._clock()
-        if self._followed != self._begin or any(seen.verdict is None for seen in observations):
+        if any(seen.verdict is None for seen in observations):
             return  # rows of prompt chunks are not in `rows`
         context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
         self.times.follow(self.rows, context, max(now - self._end, 1e-9), experts)
 
     def end_step(self, observations: Sequence[Observation]) -> None:
         """Count the tokens per second of this step."""
-        tokens = sum(len(seen.verdict.tokens) for seen in observations if seen.verdict is not None)
+        tokens = 0
+        for seen in observations:
+            if seen.verdict is not None:
+                tokens += len(seen.verdict.tokens)
         rate = tokens / max(self._clock() - self._begin, 1e-9)
         self.rate = self.rate + MEAN_WEIGHT * (rate - self.rate) if self.rate else rate

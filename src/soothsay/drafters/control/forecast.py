@@ -55,7 +55,8 @@ class SharedForecast:
         """Count a draft of some depth with its expected gains. The first drafts weigh more."""
         self.levels += MEAN_WEIGHT * (max(depth, 1) - self.levels)
         self.drafts += 1
-        self.gains = _moved(self.gains, gains, max(SHARED_MEAN_WEIGHT, 1 / (self.drafts + 1)))
+        weight = max(SHARED_MEAN_WEIGHT, 1 / (self.drafts + 1))
+        self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
 
 
 @dataclass(slots=True)
@@ -92,7 +93,8 @@ class Forecast:
         self.shared.record(gains, depth)
         self._net_gain = None
         self.drafts += 1
-        self.gains = _moved(self.gains, gains, max(MEAN_WEIGHT, 1 / (self.drafts + 4)))
+        weight = max(MEAN_WEIGHT, 1 / (self.drafts + 4))
+        self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
 
     def record_accepted(self, expected: float, right: int) -> None:
         """Count how many nodes of a draft were right, and how many were expected to be."""
@@ -144,8 +146,3 @@ def gains_of(probabilities: Sequence[float], size: int) -> list[float]:
     """
     gains = [*accumulate(probabilities[: size - 1], initial=0.0)]
     return gains + gains[-1:] * (size - len(gains))
-
-
-def _moved(means: Sequence[float], values: Sequence[float], weight: float) -> list[float]:
-    """Running means after one more value each."""
-    return [mean + weight * (value - mean) for mean, value in zip(means, values, strict=True)]

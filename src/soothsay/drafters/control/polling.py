@@ -42,9 +42,11 @@ class SignalPolling:
         """Poll active requests always, and paused ones when polling is cheap or has paid off recently."""
         if not states or not self._any_signals:
             return
-        price = self._costs.polling(len(states)) * self._costs.rate / self._costs.batch
-        interval = 1 if self._gain > price else 1 + int(price / PROBE_SHARE)
-        polled = states if step % interval == 0 else [state for state in states if state.is_active(step)]
+        polled = [state for state in states if state.paused_until <= step]
+        if len(polled) < len(states):
+            price = self._costs.polling(len(states)) * self._costs.rate / self._costs.batch
+            interval = 1 if self._gain > price else 1 + int(price / PROBE_SHARE)
+            polled = polled if step % interval else [*states]
         if not polled:
             return
         begin = self._clock()
@@ -59,11 +61,12 @@ class SignalPolling:
     def _switch(self, step: int, state: RequestState, signals: list[int]) -> float:
         """Use the forecasts for new signals, and end the pause if a drafter is expected to pay.
 
-        Returns the expected tokens beyond the drafter's price, or 0.
+        Returns the expected tokens beyond the drafter's price if the request was paused; else 0.
         """
+        was_active = state.is_active(step)
         state.switch_signals(signals, self._new_forecast)
         prices = self._costs.prices
-        if prices is None:
+        if prices is None or (was_active and state.is_active(step)):
             return 0.0
         surplus = max(
             forecast.net_gain(prices).tokens - self._costs.price_per_request(drafter, prices)

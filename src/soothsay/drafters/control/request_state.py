@@ -42,7 +42,7 @@ class RequestState:
 
     def pause_until_next_probe(self) -> None:
         """Pause until a drafter is to be probed. The request stays active if that is the next step."""
-        self.paused_until = min(forecast.probes.next_step for forecast in self.forecasts)
+        self.paused_until = min([forecast.probes.next_step for forecast in self.forecasts])
 
     @property
     def tokens_left(self) -> int:
@@ -81,12 +81,12 @@ class RequestState:
 
     def check_drafts(self) -> None:
         """Compare open drafts with the tokens that have come since."""
-        still_open = []
-        for draft in self.open_drafts:
-            right = right_nodes(draft.tree, self.request.tokens[draft.length :].tolist())
+        drafts, self.open_drafts = self.open_drafts, []
+        for draft in drafts:
+            forecast, length, tree, expected = draft
+            right = right_nodes(tree, self.request.tokens[length:].tolist())
             if right is None:
-                still_open.append(draft)
+                self.open_drafts.append(draft)
                 continue
-            draft.forecast.shared.calibration.record(draft.tree, set(right))
-            draft.forecast.record_accepted(draft.expected, len(right))
-        self.open_drafts = still_open
+            forecast.shared.calibration.record(tree, right)
+            forecast.record_accepted(expected, len(right))

@@ -36,13 +36,16 @@ def select_nodes(
     merged: list[tuple[Request, DraftTree]] = []
     nodes: list[tuple[float, int, int]] = []  # minus the probability, index in `merged`, node
     for request, own in drafts.items():
+        max_depth = request.max_depth
         drawn = next((draft.tree for draft in own if draft.tree.draws), None)
         if drawn is not None:
             selected[request] = drawn
             continue
         tree, probabilities = _merge_drafts(own)
-        best = sorted((-p, len(merged), node) for node, p in enumerate(probabilities) if node)
-        nodes += [one for one in best if tree.depths[one[2]] <= request.max_depth][: request.max_nodes - 1]
+        index, depths = len(merged), tree.depths
+        best = [(-p, index, node) for node, p in enumerate(probabilities) if 0 < depths[node] <= max_depth]
+        best.sort()
+        nodes += best[: request.max_nodes - 1]
         merged.append((request, tree))
     nodes.sort()
     kept: dict[int, list[int]] = {}
