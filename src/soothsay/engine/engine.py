@@ -214,7 +214,8 @@ class Engine:
         output = self._forward(turns)
         verify(turns, output.logits, self.model.kernels)
         self.scheduler.mark_accepted(turns)
-        self.model.commit(self.cache, [turn.move for turn in turns if turn.verdict is not None])
+        if moves := [turn.move for turn in turns if turn.commits]:
+            self.model.commit(self.cache, moves)
         self._observe(turns, output)
         self.scheduler.update(turns)
 

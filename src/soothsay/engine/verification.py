@@ -104,7 +104,7 @@ def _check_scores(best: Sequence[float]) -> None:
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
     """Select some rows. The result is a view if they are consecutive."""
     if rows == [*range(rows[0], rows[0] + len(rows))]:
-        return logits[rows[0] : rows[-1] + 1]
+        return logits if len(rows) == len(logits) else logits[rows[0] : rows[-1] + 1]
     return logits[torch.tensor(rows, device=logits.device)]
 
 

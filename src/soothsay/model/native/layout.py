@@ -69,8 +69,8 @@ def native_layout(run: Callable[..., None], requests: Sequence[Rows], block_size
         if table is not None:
             if len(table) * block_size < request.start + pending + max(size - 1, 0):
                 raise IndexError("a request has fewer KV blocks than its rows need")
-            held.append(table := np.ascontiguousarray(table, dtype=np.int64))  # alive until the call
-        place = 0 if table is None else table.__array_interface__["data"][0]
+            held.append(torch.from_numpy(np.ascontiguousarray(table, dtype=np.int64)))  # alive until the call
+        place = 0 if table is None else held[-1].data_ptr()
         plan.extend((request.start, request.first_key, request.first, size, pending, place))
         plan.extend(request.tokens.tolist())
         leaves, new = 1, max(size - request.first, 0)
@@ -89,6 +89,6 @@ def native_layout(run: Callable[..., None], requests: Sequence[Rows], block_size
     out = _Layout(*(start + 8 * begin for begin in begins[:-1]))
     run(plan.buffer_info()[0], len(requests), block_size, byref(out), totals)
     wanted = [*sizes[0], num_logits, begins[-1] - begins[4]]
-    tokens, positions, slots, logit_rows, _ = torch.split(room, wanted)
+    tokens, positions, slots, logit_rows, _ = room.split_with_sizes(wanted)
     paths = NativePaths(room, begins[4:-1], totals[0])
     return Layout(tokens, positions, slots, logit_rows, asked, paths, totals[1])
