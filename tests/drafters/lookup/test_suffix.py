@@ -16,12 +16,12 @@ from kernels import FASTEST
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason
-from soothsay.core.automaton import NOWHERE
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned import read_learned
+from soothsay.drafters.lookup.stock_automaton import new_automaton
 from soothsay.drafters.lookup.suffix import PIECE, Suffix, write_texts
 from soothsay.drafters.registry import build_drafter
 
@@ -232,8 +232,9 @@ def test_ended_requests_are_read_bit_by_bit_and_only_where_somebody_asks() -> No
         propose(drafter, 3 * PIECE)
         assert generation.automaton.size == read
         for token in (5, PIECE + 5, 2 * PIECE + 5):
-            _, length = generation.automaton.follow(NOWHERE, np.array([token]))
-            assert length == (token < read)
+            matcher = new_automaton(5, FASTEST).matcher(1.0)
+            matcher.watch([(generation.automaton, 1.0)], np.array([token]))
+            assert matcher.longest == (token < read)
 
 
 def test_no_memory_is_no_store() -> None:
