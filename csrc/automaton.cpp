@@ -22,6 +22,11 @@ struct Edge {
     int from, token, to;
 };
 
+// A string in an automaton: its state, and its length in tokens.
+struct Place {
+    int state, length;
+};
+
 }  // namespace
 
 struct soothsay_automaton {
@@ -45,7 +50,7 @@ struct soothsay_automaton {
         for (int state = text.counted; state > ROOT; state = states[state].link) ++states[state].count;
     }
 
-    void follow(soothsay_place& at, int token) const {
+    void follow(Place& at, int token) const {
         int edge;
         while ((edge = find(at.state, token)) == NONE && at.state) {
             at.state = states[at.state].link;
@@ -55,7 +60,7 @@ struct soothsay_automaton {
     }
 
     // The place after an edge to state `to`.
-    soothsay_place behind(soothsay_place at, int to) const {
+    Place behind(Place at, int to) const {
         const int length = std::min(at.length + 1, counted - 1);
         return {shorten(to, length), length};
     }
@@ -67,7 +72,7 @@ struct soothsay_automaton {
     }
 
     // The longest suffix of a text that also occurs elsewhere.
-    soothsay_place repeated(const soothsay_reading& text) const {
+    Place repeated(const soothsay_reading& text) const {
         const int state = text.end == ROOT ? ROOT : shorten(states[text.end].link, counted - 1);
         return {state, std::min(states[state].length, counted - 1)};
     }
@@ -161,7 +166,7 @@ namespace {
 struct Source {
     const soothsay_automaton* automaton;
     double doubt;
-    soothsay_place place;
+    Place place;
 
     void read(const int64_t* tokens, int64_t count) {
         place.state = automaton->shorten(place.state, place.length);  // it may have been split
@@ -192,7 +197,7 @@ struct Tree {
 struct Guess {
     double minus;  // minus its probability, or the largest that a follower may have
     int number, node, token, to, source;
-    soothsay_place place;
+    Place place;
     double path, mass;  // probabilities of the node, and of a token of the context after it
 
     bool operator>(const Guess& other) const {
@@ -316,7 +321,7 @@ int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth,
         if (path * mass >= least && state.link > ROOT) {
             const State& shorter = automaton.states[state.link];
             automaton.prefetch(shorter);
-            const soothsay_place after{state.link, shorter.length};
+            const Place after{state.link, shorter.length};
             open.push({-path * (draws ? 1.0 : mass), ++number, node, NONE, NONE, source, after, path, mass});
         }
     }

@@ -197,13 +197,10 @@ void soothsay_mass_before(const float* x, const float* factors, const float* top
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count, float* values,
                       int64_t* places);
 
-// A suffix automaton (soothsay/core/automaton.py), a text that it reads, a string in it, and the matches of a text.
+// A suffix automaton (soothsay/core/automaton.py), a text that it reads, and the matches of a text.
 struct soothsay_automaton;
 struct soothsay_reading {
     int end, counted;
-};
-struct soothsay_place {
-    int state, length;
 };
 struct soothsay_matcher;
 
