@@ -79,7 +79,7 @@ def test_nothing_that_a_tenant_sees_depends_on_others(spec: str) -> None:
         assert drafts[0] != drafts[1], "in one tenant, drafts tell too"
 
 
-@pytest.mark.parametrize("tenant", [EVERYBODY, VICTIM, replace(VICTIM, salt="x")])
+@pytest.mark.parametrize("tenant", [EVERYBODY, VICTIM, VICTIM._replace(salt="x")])
 def test_answers_do_not_depend_on_the_tenant(tenant: Tenant) -> None:
     llm = LLM("sibyl", dtype="int8", kv_tokens=4096)
     params = replace(PLAIN, temperature=1.0, seed=5)
