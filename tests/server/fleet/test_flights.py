@@ -44,6 +44,46 @@ def test_a_job_of_an_engine_that_dies_goes_on_at_another_one() -> None:
     run(test)
 
 
+def test_a_successor_learns_what_was_said_until_the_engine_died() -> None:
+    async def test() -> None:
+        one = Fixture(2, restart_delay=1000.0)
+        await one.ready()
+        each = job(n=2)
+        engine = await one.begin(each)
+        one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
+        (other,) = [each for each in one.engines if each is not engine]
+        await until(lambda: other.submits)
+        engine.say(each, 5, end=True)
+        engine.say(each, 2, index=1)
+        engine.die()
+        await until(lambda: other.position(each, 1) == 2)
+        assert other.position(each) == 5
+        other.say(each, 1, index=1, end=True)
+        assert [known for known, _ in (await heard(each)).values()] == [tokens(each, 5), tokens(each, 3, 1)]
+
+    run(test)
+
+
+def test_a_job_whose_answers_have_all_ended_needs_no_further_engine() -> None:
+    """The engine that said the last token did not know yet that it was the last one, and died."""
+
+    async def test() -> None:
+        one = Fixture(2, restart_delay=1000.0)
+        await one.ready()
+        each = job(n=2)
+        engine = await one.begin(each)
+        one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
+        (other,) = [each for each in one.engines if each is not engine]
+        await until(lambda: other.submits)
+        engine.say(each, 5, end=True)
+        engine.die()
+        other.say(each, 5, index=1, end=True)
+        other.die()
+        assert [known for known, _ in (await heard(each)).values()] == [tokens(each, 5), tokens(each, 5, 1)]
+
+    run(test)
+
+
 def test_a_drained_engine_keeps_an_answer_until_another_one_has_its_next_token() -> None:
     async def test() -> None:
         one = Fixture(2)

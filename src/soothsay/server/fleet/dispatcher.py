@@ -154,13 +154,18 @@ class Dispatcher:
         """An engine has died. Its jobs go on at others, or wait for one."""
         self._router.forget(replica)
         for flight in self._flights_at(replica):
+            heir = flight.successor if flight.runner is replica else None
             del self._calls[flight.calls[replica]]
             flight.lose(replica)
-            if flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
-                self._fail(flight, self.no_engine())
+            if flight.has_ended:  # it died before it said that the job has ended
+                self._finish(flight, None)
+            elif flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
+                self._finish(flight, self.no_engine())
+            elif heir is not None:
+                heir.send(CatchUp(flight.calls[heir], flight.said))
         if (self.restart_in or 0) > PATIENCE:  # engines die again and again
             for flight in self._homeless():
-                self._fail(flight, self.no_engine())
+                self._finish(flight, self.no_engine())
         self._place_all()
         self._tell(EngineUpdate(time.monotonic(), [], {}, self.load, {}))
 
@@ -209,7 +214,7 @@ class Dispatcher:
         for flight in self._homeless():
             if flight.numerics not in offered:
                 message = "the engine of this answer has ended, and no other one has its numeric mode"
-                self._fail(flight, ApiError(503, message, "engine_stopped"))
+                self._finish(flight, ApiError(503, message, "engine_stopped"))
 
     def no_engine(self) -> ApiError:
         """The error while no engine is loaded. Clients are told when the next one starts."""
@@ -324,7 +329,7 @@ class Dispatcher:
             for text in flight.texts:
                 self._router.note(replica, self._digests(flight, text))
 
-    def _fail(self, flight: Flight[Replica], failure: ApiError) -> None:
+    def _finish(self, flight: Flight[Replica], failure: ApiError | None) -> None:
         del self._flights[flight.number]
         self._release(flight)
         self._tell(EngineUpdate(time.monotonic(), [], {flight.number: failure}, self.load, {}))

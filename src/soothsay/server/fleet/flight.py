@@ -86,6 +86,11 @@ class Flight(Generic[E]):
         return any(answer.tokens or answer.ended for answer in self._answers)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the client has got the end of every answer."""
+        return all(answer.ended for answer in self._answers)
+
+    @property
     def texts(self) -> list[list[int]]:
         """The token ids of each prompt with its answer so far."""
         prompts, n = self.submit.prompts, self.submit.params.n
