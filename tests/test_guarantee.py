@@ -436,7 +436,7 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
 def test_n_answers_are_independent_and_do_not_depend_on_the_drafter() -> None:
     llm = make()
     params = replace(SAMPLED, n=4)
-    answers = [llm.generate(prompts()[0], params, drafter=resolve(drafter)) for drafter in DRAFTERS[::4]]
+    answers = [llm.generate(prompts()[0], params, drafter=resolve(drafter)) for drafter in DRAFTERS[::12]]
     tokens = [[choice.token_ids for choice in answer.choices] for answer in answers]
     assert all(other == tokens[0] for other in tokens)
     assert len({tuple(choice) for choice in tokens[0]}) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")
 
 REPEATED = [*range(20, 32)] * 4
 ASKED = [REPEATED, [5, 6, 7], [*REPEATED[:30], 9], [*range(60)], [3]]
-MODES = [replace(mode, max_tokens=24) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY)]
+MODES = [replace(mode, max_tokens=12) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY)]
 DRAFTERS = ("suffix", "auto", "layer-skip(exit=3)")  # test_every_kind.py has all
 
 
@@ -39,13 +40,19 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return made
 
 
+@cache
 def loaded(directory: Path, dtype: Any = "float32") -> Transformer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a machine without fast bfloat16
         return load(directory, dtype)
 
 
-def plain(model: Transformer, asked: Sequence[list[int]] = ASKED) -> list[Result]:
+@cache
+def plain(model: Transformer) -> list[Result]:
+    return one_by_one(model, ASKED)
+
+
+def one_by_one(model: Transformer, asked: Sequence[list[int]]) -> list[Result]:
     llm = LLM(model, drafter="none", kv_tokens=512, prefix_caching=False)
     return [llm.generate(ids, mode) for ids, mode in zip(asked, MODES, strict=False)]
 
@@ -58,12 +65,12 @@ def all_same(results: Sequence[Result], expected: Sequence[Result]) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
     """Requests are preempted, and later ones go on from snapshots of the first ones."""
-    heads = medusa(load_model(open_checkpoint(directory), "float32", kernels=TrainingKernels()), heads=2)
     if not (directory / "medusa").exists():
-        write_head(heads, directory / "medusa", str(directory))
+        trained = load_model(open_checkpoint(directory), "float32", kernels=TrainingKernels())
+        write_head(medusa(trained, heads=2), directory / "medusa", str(directory))
     model = loaded(directory, dtype)
     expected = plain(model)
-    llm = LLM(model, drafter="none", kv_tokens=104, block_size=8, max_rows=40)
+    llm = LLM(model, drafter="none", kv_tokens=88, block_size=8, max_rows=40)
     requests = watch(llm)
     for drafter in (*DRAFTERS, f"medusa(model={directory / 'medusa'})"):
         results = llm.generate(ASKED, MODES, drafter=drafter)
@@ -71,7 +78,7 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
         drafted = sum(result.stats.drafted for result in results)
         assert drafted > 0 or drafter == "auto", drafter  # which may find that drafts do not pay here
     assert sum(request.num_preemptions for request in requests) > 0
-    assert sum(request.num_prefix_hits > 0 for request in requests) > 3
+    assert sum(request.num_prefix_hits > 0 for request in requests) >= 3
     assert all(request.state is None for request in requests)
 
 
@@ -110,7 +117,7 @@ def test_requests_together_wait_for_what_they_share(directory: Path) -> None:
     asked = [[*system, *own] for own in ([1, 2, 3], [4, 5], [6] * 20)]
     llm = LLM(model, drafter="suffix", kv_tokens=1024, block_size=8)
     requests = watch(llm)
-    all_same(llm.generate(asked, MODES[:3]), plain(model, asked))
+    all_same(llm.generate(asked, MODES[:3]), one_by_one(model, asked))
     assert [request.num_prefix_hits for request in requests] == [0, 40, 40]
 
 

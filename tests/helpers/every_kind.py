@@ -37,9 +37,12 @@ SIZES = {
         "num_hidden_layers": 8,
         "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"] * 3,
     },
-    "states beside attention": {"num_hidden_layers": 8},
-    "single parts": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
-    "convolutions": {"num_hidden_layers": 8, "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
+    "states beside attention": {"num_hidden_layers": 8, "mamba_d_ssm": 128, "mamba_d_head": 32},
+    "single parts": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2,
+        "mamba_head_dim": 32,
+    },
+    "convolutions": {"num_hidden_layers": 6, "layer_types": ["conv", "full_attention", "conv"] * 2},
     "experts": {"moe_intermediate_size": 64},  # which native kernels multiply
 }
 
