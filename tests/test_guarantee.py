@@ -42,7 +42,7 @@ def drafter(request: pytest.FixtureRequest) -> str:
     return resolve(request.param)
 
 
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
 SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.9, seed=7)
 PENALIZED = replace(
     SAMPLED,
@@ -213,7 +213,7 @@ def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
     their prompts and not for their answers, whatever the others draft.
     """
     bounds = {0: 0, 7: 0, 1: None, 2: 1, 3: 3, 4: None, 5: 1, 6: 3}  # number -> most nodes, by arrival
-    llm = make(kv_tokens=len(prompts()[0]) + len(prompts()[7]) + 32, block_size=8)
+    llm = make(kv_tokens=len(prompts()[0]) + len(prompts()[7]) + 16, block_size=8)
     requests: dict[int, Request] = {}
     for i, most in bounds.items():
         asked = {"drafter": resolve(DRAFTERS[-i]), "max_nodes": most, "priority": -i % 3}
@@ -248,7 +248,7 @@ def test_an_answer_that_another_engine_has_begun_goes_on_at_its_next_token(shift
     """As when a replica dies: the other engine has the tokens so far and nothing else. If the replica is only
     drained, it goes on, and the other one reads what came meanwhile."""
     llm = make()
-    for cut in (9, 1000):
+    for cut in (6, 1000):
         requests: list[Request] = []
         for i, (prompt, params, expected) in enumerate(zip(prompts(), MIXED, plain(), strict=True)):
             drafter = resolve(DRAFTERS[(i + shift) % len(DRAFTERS)])
