@@ -31,7 +31,7 @@ TIMEOUT = 504
 AT_ONCE = 20
 """Bodies that are sent together."""
 
-IN_CI, ONCE = 1_000, int(os.environ.get("SOOTHSAY_FUZZ", 200_000))
+IN_CI, ONCE = 400, int(os.environ.get("SOOTHSAY_FUZZ", 200_000))
 """Bodies that are sent by the test suite, and by `make test-slow`."""
 
 PARTS = 10
