@@ -45,6 +45,8 @@ def load_model(
     kernels: Kernels | None = None,
     max_context: int | None = None,
     layers: range | None = None,
+    coarse: bool = False,
+    tokens: Tensor | None = None,
 ) -> Transformer:
     """Load a model from a checkpoint.
 
@@ -60,6 +62,9 @@ def load_model(
         max_context: the longest context that will be served, for models that have several sets of rotary
             positions (longrope); None: the model's own limit.
         layers: the first ones, if `Transformer.rest` will have the others; None: all.
+        coarse: for draft models, which may lose quality: integers of more bits than `dtype` are rounded
+            again, and so is the output head.
+        tokens: `[n]` int64, those that the output head has logits of, in order; None: all.
 
     Raises `ModelError` for an unknown dtype, quantization or device, for too little memory, and for tensors
     that are missing or do not fit the configuration.
@@ -67,15 +72,16 @@ def load_model(
     check_device(device)
     config = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(config, checkpoint)
-    mode = numeric_mode(names, dtype, device)
+    mode = numeric_mode(names, dtype, device, coarse)
     kernels = kernels or best_kernels(config, device)
     with torch.device("meta"):
         model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
     if not config.tie_embeddings:
         names.require("head")
-    _load_modules(model, names, mode, device)
+    _load_modules(model, names, mode, device, tokens=tokens)
     embedding, head = model.embedding, model.head
-    if config.tie_embeddings and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
+    is_table = config.tie_embeddings and not mode.coarse and tokens is None
+    if is_table and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
         embedding.table = PackedTable(head)  # the same integers, read in one native call
     model.bits = mode.stored_bits
     fuse(model)
@@ -119,12 +125,17 @@ def load_stage(
 
 
 def _load_modules(
-    model: Transformer, names: TensorNames, mode: NumericMode, device: torch.device | str, prefix: str = ""
+    model: Transformer,
+    names: TensorNames,
+    mode: NumericMode,
+    device: torch.device | str,
+    prefix: str = "",
+    tokens: Tensor | None = None,
 ) -> None:
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names.checkpoint, prefix)
-    with WeightSource(names, mode) as source:
+    with WeightSource(names, mode, {} if tokens is None else {"head": tokens}) as source:
         for name, module in list(model.named_modules()):
             if name.startswith(prefix):
                 _fill(model, name, module, source)

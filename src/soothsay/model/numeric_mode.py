@@ -19,7 +19,7 @@ from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, multiplies_bfloat16
-from soothsay.model.quantized import Integers, dequantized, round_to_nearest
+from soothsay.model.quantized import Integers, coarser, dequantized, round_to_nearest
 from soothsay.model.tensor_names import TensorNames
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,6 +42,7 @@ class NumericMode:
     bits: int | None = None  # to which plain weights are rounded; None: they stay plain
     stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
     keeps_integers: bool = False  # whether weights in integers stay so, or become plain
+    coarse: bool = False  # for drafting: integers of more than `bits` are rounded again, the head's too
 
     @property
     def stored_bits(self) -> int | None:
@@ -71,10 +72,10 @@ class NumericMode:
         return dtype
 
     def bits_of(self, module: str) -> int | None:
-        """Bits of a linear layer's integers; None: plain. The head always has 8, and some stay plain."""
+        """Bits of a linear layer's integers; None: plain, as some stay. A head that is not coarse has 8."""
         if self.bits is None or module.endswith(STAY_PLAIN):
             return None
-        return 8 if module == "head" else self.bits
+        return 8 if module == "head" and not self.coarse else self.bits
 
     def bytes_of(self, module: str, linear: Dense) -> int:
         """Memory of a linear layer's weights in bytes, scales included."""
@@ -95,7 +96,13 @@ class NumericMode:
         """A weight in the format of its layer."""
         bits = self.bits_of(module)
         if not isinstance(weight, Tensor):
-            return weight if self.keeps_integers else dequantized(weight, self.dtype)
+            if not self.keeps_integers:
+                return dequantized(weight, self.dtype)
+            return (
+                weight
+                if bits is None or not self.coarse
+                else coarser(weight, bits, group_size(weight.shape[1]))
+            )
         if bits is None:
             return weight.to(self.dtype)
         return round_to_nearest(weight, bits, group_size(weight.shape[1]))
@@ -107,9 +114,15 @@ def group_size(size: int) -> int | None:
 
 
 def numeric_mode(
-    names: TensorNames, dtype: DType = "auto", device: torch.device | str = "cpu"
+    names: TensorNames,
+    dtype: DType = "auto",
+    device: torch.device | str = "cpu",
+    coarse: bool = False,
 ) -> NumericMode:
-    """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`."""
+    """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`.
+
+    With `coarse`, weights in integers may have any `dtype` of integers: see `NumericMode.coarse`.
+    """
     on_cpu = torch.device(device).type == "cpu"
     fast = not on_cpu or multiplies_bfloat16()
     stored = names.checkpoint.weight_format()
@@ -129,8 +142,9 @@ def numeric_mode(
             "which takes as much memory; dtype='bfloat16' dequantizes it, in twice the memory",
             stacklevel=3,
         )
+    coarse = coarse and bits is not None
     if stored is not None:
-        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8):
+        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8) and not coarse:
             raise ModelError(
                 f"{names.checkpoint.path} is stored as {stored.name}, which cannot become {dtype} without "
                 "further loss; leave dtype at auto, or quantize the model that it was made from"
@@ -139,7 +153,9 @@ def numeric_mode(
     if bits is not None or stored is not None:
         if not on_cpu:
             raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
-        return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None)
+        return NumericMode(
+            torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None, coarse
+        )
     with names.checkpoint.open() as read:
         first = read(names.require(names.first_linear)[0])
     if first.dtype == torch.float16 and fast:

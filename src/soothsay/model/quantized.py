@@ -184,7 +184,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Reordered:
-    """A weight whose rows stand in another order. See `QuantizedRows`."""
+    """Some or all rows of a weight, in another order. See `QuantizedRows`."""
 
     weight: QuantizedRows
     order: Tensor  # [out] int64: for each row, its number in `weight`; close rows have close numbers
@@ -192,7 +192,7 @@ class Reordered:
     @property
     def shape(self) -> torch.Size:
         """`[out, in]`."""
-        return self.weight.shape
+        return torch.Size([len(self.order), self.weight.shape[1]])
 
     @property
     def kind(self) -> Kind:
@@ -231,11 +231,42 @@ Integers = QuantizedRows | Mixed
 """A weight in integers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Coarser:
+    """A weight in integers, rounded again to fewer bits. See `QuantizedRows`."""
+
+    weight: QuantizedRows
+    bits: int
+    group_size: int | None  # inputs that share a scale; None: all
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+        return self.weight.shape
+
+    @property
+    def kind(self) -> Kind:
+        """See `QuantizedRows`."""
+        return self.rows(0, 1).kind
+
+    def rows(self, begin: int, end: int) -> Quantized:
+        """See `QuantizedRows`."""
+        return round_to_nearest(self.weight.rows(begin, end).dequantize(), self.bits, self.group_size)
+
+
 def joined(parts: Sequence[QuantizedRows]) -> Integers:
     """Weights one below the other, in order."""
     runs = [list(run) for _, run in groupby(parts, lambda part: part.kind)]
     made = tuple(run[0] if len(run) == 1 else Joined(tuple(run)) for run in runs)
     return made[0] if len(made) == 1 else Mixed(made)
+
+
+def coarser(weight: Integers, bits: int, group_size: int | None) -> Integers:
+    """A weight whose parts of more than `bits` are rounded again, in groups of inputs; None: all in one."""
+    parts = weight.parts if isinstance(weight, Mixed) else (weight,)
+    fine = [part.rows(0, 1).bits > bits for part in parts]
+    made = [Coarser(part, bits, group_size) if f else part for part, f in zip(parts, fine, strict=True)]
+    return joined(made)
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import cast
@@ -25,19 +25,23 @@ MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
 
 
+_ALL: Mapping[str, Tensor] = {}
+
+
 class WeightSource:
     """Reads the tensors of a module, checks their shapes and converts them. A context manager.
 
     Args:
         names: of the checkpoint's tensors.
         mode: in which the model computes.
+        chosen: for a linear layer's name, the rows of its weight that are read, `[n]` int64; others: all.
 
     Attributes:
         used: names of the tensors that were read.
     """
 
-    def __init__(self, names: TensorNames, mode: NumericMode):
-        self.names, self.mode = names, mode
+    def __init__(self, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor] = _ALL):
+        self.names, self.mode, self.chosen = names, mode, chosen
         self._opened = ExitStack()
         self.used = set[str]()
         self._mapped = 0  # bytes read since the files were mapped
@@ -115,6 +119,8 @@ class WeightSource:
 
     def _orders(self, module: str, parts: Sequence[Tensor | QuantizedRows]) -> list[Tensor] | None:
         """For each part of a module, the order of its rows; None if they stay in order."""
+        if module in self.chosen:
+            return [self.chosen[module]]
         order = row_order(module, self.names.config)
         if order is None:
             return None

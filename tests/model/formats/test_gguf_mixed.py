@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 from torch import Tensor
 
-from soothsay import LLM, SamplingParams
+from soothsay import LLM, ModelError, SamplingParams
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.embedding import IntegerEmbedding
 from soothsay.model.formats.gguf_blocks import BlockRows
@@ -176,3 +176,38 @@ def test_a_shared_table_is_read_from_the_packed_head(tmp_path: Path) -> None:
     assert isinstance(stock.embedding.table, BlockRows)
     tokens = torch.arange(VOCAB)
     assert torch.equal(model.embedding(tokens), stock.embedding(tokens))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_draft_model_is_rounded_to_fewer_bits_and_keeps_its_words(tmp_path: Path, tied: bool) -> None:
+    """Integers of up to 4 bits stay, the others are rounded, and the head has the chosen tokens only."""
+    path, chosen = tmp_path / "mixed.gguf", torch.tensor([*range(64), 100, 319])
+    exact = write_mixed(path, "llama", tied=tied)
+    checkpoint = open_checkpoint(path)
+    model = load_model(checkpoint, "int4", coarse=True, tokens=chosen)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, NativeLinear)}
+    if not layers:
+        pytest.skip("no native kernels run here")
+    assert all(part.struct.bits <= 4 for layer in layers.values() for part in layer.parts)
+    assert layers["head"].out_features == len(chosen)
+    fine = load_model(checkpoint)
+    for name, layer in layers.items():
+        rows, theirs = torch.arange(layer.out_features), fine.get_submodule(name)
+        assert isinstance(theirs, NativeLinear)
+        if len(layer.parts) > 1 or len(theirs.parts) > 1:
+            continue
+        read = PackedTable(layer).floats(rows)
+        stored = PackedTable(theirs).floats(chosen if name == "head" else rows)
+        error = (read - stored).norm() / stored.norm()
+        assert (error == 0) if theirs.parts[0].struct.bits <= 4 else (0 < error < 0.15), name
+    assert isinstance(model.embedding, IntegerEmbedding)  # of the file: not coarse
+    tokens = torch.arange(VOCAB)
+    expected = exact.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(model.embedding(tokens), expected, atol=1e-6, rtol=1e-3)
+
+
+def test_a_model_that_is_served_is_not_rounded_again(
+    mixed: tuple[Path, transformers.PreTrainedModel],
+) -> None:
+    with pytest.raises(ModelError, match="cannot become int4 without further loss"):
+        load_model(open_checkpoint(mixed[0]), "int4")
