@@ -1,7 +1,8 @@
 """The protocol of a drafter.
 
 A drafter needs four members: `max_nodes`, `propose`, `observe` and `release`. The rest has defaults. The
-controller uses two more protocols, which a drafter may inherit: `SignalingDrafter` and `LevelwiseDrafter`.
+controller uses more protocols, which a drafter may inherit: `SignalingDrafter`, `LevelwiseDrafter` and
+`ReadingDrafter`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "LevelwiseDrafter",
     "NoDrafter",
     "Observation",
+    "ReadingDrafter",
     "SignalingDrafter",
     "Target",
     "check_at_least_one",
@@ -58,6 +60,10 @@ class Target:
         return self.tokenizer.fingerprint.hex()
 
 
+FIRST_GAIN = 2.0
+"""Initial estimate of a drafter's right nodes, before its first draft. High, so that the drafter is tried."""
+
+
 class Drafter(ABC):
     """Proposes draft tokens. A new drafter is a subclass that sets `max_nodes` and writes `propose`.
 
@@ -70,6 +76,7 @@ class Drafter(ABC):
         max_nodes: nodes of the largest tree that it proposes, the root included. With 1, nothing is drafted.
         taps: target layers whose input the drafter reads. The number of layers means the last layer's output.
         trained: whether it was trained for its target. If its drafts are never right, that is reported.
+        likely_gain: the controller's first estimate of the right nodes in a large draft.
 
     Example:
         >>> class Repeat(Drafter):
@@ -87,6 +94,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     max_nodes: int = 1
     trained: bool = False
+    likely_gain: float = FIRST_GAIN
 
     def __init__(self, target: Target):
         self.target = target
@@ -139,10 +147,6 @@ class Drafter(ABC):
         return ()
 
 
-FIRST_GAIN = 2.0
-"""Initial estimate of a drafter's right nodes, before its first draft. High, so that the drafter is tried."""
-
-
 class SignalingDrafter(Drafter):
     """A drafter that can say cheaply what kind of draft it would make.
 
@@ -175,6 +179,21 @@ class LevelwiseDrafter(Drafter):
 
     A tree stops growing where the nodes to continue have probabilities whose sum is below it. Another level
     would gain at most that sum."""
+
+
+class ReadingDrafter(Drafter):
+    """A drafter that reads the tokens of requests itself, and lags behind where it is not asked.
+
+    The controller lets it catch up before it asks for a draft. So the price of a draft has no prompt in it.
+    """
+
+    @abstractmethod
+    def unread(self, request: Request) -> int:
+        """About how many committed tokens it has not read, without the last, which each draft reads."""
+
+    @abstractmethod
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        """Read these tokens."""
 
 
 class NoDrafter(Drafter):

@@ -30,6 +30,7 @@ class DrafterProxy(Drafter):
     taps: Any = _PassedOn()
     max_nodes: Any = _PassedOn()
     trained: Any = _PassedOn()
+    likely_gain: Any = _PassedOn()
     name: Any = _PassedOn()
     propose: Any = _PassedOn()
     observe: Any = _PassedOn()

@@ -16,7 +16,7 @@ from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, NoDrafter, Observation, SignalingDrafter, Target
+from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.constants import MAX_BACKLOG
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.probes import ProbeSchedule
@@ -408,6 +408,56 @@ def test_prompts_are_read_again_only_where_it_pays(chance: float, times_read: ra
     for i in range(20):
         run(world, auto, 4, 60, range(4 * i, 4 * i + 4), limit=prompt + 450, prompt=prompt)
     assert part.read in times_read
+
+
+class Reader(Scripted, ReadingDrafter):
+    """Reads a token in 0.01 seconds: in `catch_up`, and what is left in a draft."""
+
+    def unread(self, request: Request) -> int:
+        return len(request.tokens) - 1 - self.read.get(request, 0)
+
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.world.now += 0.01 * self.unread(request)
+            self.read[request] = len(request.tokens) - 1
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        self.catch_up(requests)
+        return super().propose(requests)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.read: dict[Request, int] = {}
+
+
+def test_the_price_of_a_draft_has_no_prompt_in_it() -> None:
+    world = World(FLAT)
+    reader = Reader(world, lambda _: 0.9, cost=1.0)
+    controller = Controller(TARGET, [reader], FLAT, world.clock)
+    run(world, controller, 1, 40, prompt=1000)
+    assert reader.asked > 35
+    assert controller.costs.drafting[0](1) == pytest.approx(1.0, rel=0.1)
+    assert controller.backlogs[0].reading_seconds(100) == pytest.approx(1.0)
+
+
+def test_a_drafter_that_was_never_measured_is_taken_to_read_as_slowly_as_the_target() -> None:
+    world = World(FLAT)
+    reader = Reader(world, lambda _: 0.9, cost=1.0)
+    controller = Controller(TARGET, [reader], FLAT, world.clock)
+    run(world, controller, 1, 20, prompt=20_000)  # they would take as long as 586 passes
+    assert reader.asked == 0
+
+
+@pytest.mark.parametrize(("limit", "is_asked"), [(20_010, False), (100_000, True)])
+def test_a_long_prompt_is_read_only_for_an_answer_that_may_be_long(limit: int, is_asked: bool) -> None:
+    """Reading 20,000 tokens takes as long as 20 passes."""
+    world = World(FLAT)
+    reader = Reader(world, lambda _: 0.9, cost=1.0)
+    controller = Controller(TARGET, [reader], FLAT, world.clock)
+    run(world, controller, 1, 40, prompt=100)
+    asked = reader.asked
+    run(world, controller, 1, 20, prompt=20_000, limit=limit, seeds=[7])
+    assert (reader.asked > asked) is is_asked
 
 
 def test_decisions_are_counted_by_name_for_each_request() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -59,19 +60,26 @@ def test_probes_that_do_not_pay_back_off() -> None:
     schedule, start, step = ProbeSchedule(), StartInterval(), 0
     intervals = []
     for _ in range(8):
-        schedule.record(step, pays=False, price=0.032)
-        start.record(schedule.pays, price=0.032)
+        schedule.record(step, pays=False, loss=0.032)
+        start.record(schedule.pays, loss=0.032)
         assert schedule.next_step > step
         assert schedule.next_step % schedule.interval == 0
         intervals.append(schedule.interval)
         step = schedule.next_step
     assert intervals == [4, 8, 16, 32, *[4 * MAX_BACK_OFF] * 4]
     assert start.interval == 4 * NEW_REQUEST_BACK_OFF
-    schedule.record(step, pays=True, price=0.032)
+    schedule.record(step, pays=True, loss=0.032)
     assert schedule.pays
 
 
-def test_a_drafter_that_grows_levels_is_told_what_a_level_costs() -> None:
+def test_a_drafter_that_nearly_pays_is_asked_again_soon() -> None:
+    for added, loss, interval in ((0.9, 0.1, 16), (0.2, 0.8, 128)):
+        known = forecast([0.7, 1.2])
+        known.record_added(0, added, 1.0, loss)
+        assert known.probes.interval == interval
+
+
+def test_a_level_has_a_price_of_its_own() -> None:
     class Levelwise(Scripted, LevelwiseDrafter):
         pass
 
@@ -81,4 +89,19 @@ def test_a_drafter_that_grows_levels_is_told_what_a_level_costs() -> None:
     run(world, controller, 1, 100)
     prices = controller.costs.prices
     assert prices is not None
-    assert part.min_level_gain == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)
+    level = controller.costs.level_price(0, 1, prices)
+    assert level == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)
+    assert controller.costs.price_per_request(0, prices) == pytest.approx(part.depth * level, rel=0.05)
+
+
+def test_a_level_is_grown_where_it_is_expected_to_pay() -> None:
+    honest = forecast([0.7, 1.2])
+    # below a node of probability p, the next is right at 0.7 p, and must be worth 0.2 + 0.016 tokens
+    assert 0.22 < honest.least_claimed(0.2, PRICES) < 0.216 / 0.7
+    doubtful = forecast([0.7, 1.2], reliability=0.5)
+    assert doubtful.least_claimed(0.2, PRICES) > 1.5 * honest.least_claimed(0.2, PRICES)
+    tree = DraftTree(0)
+    tree.extend([1], math.log(0.3))  # scored with 0.3, and never right
+    for _ in range(200):
+        honest.shared.calibration.record(tree, set())
+    assert honest.least_claimed(0.2, PRICES) > 0.35

@@ -428,3 +428,45 @@ def test_shared_noise_is_accepted_as_often_as_theory_says(tiny: Make) -> None:
     assert 0.1 < distance.mean() < 0.6
     assert abs(accepted - agree.mean().item()) < 4.5 * error
     assert accepted > bound.mean().item()
+
+
+class TestCommonTokens:
+    """A draft model whose output head has the rows of some tokens only."""
+
+    KNOWN = torch.tensor([*range(40), 77, 90, 96])
+
+    def test_it_guesses_these_tokens_and_as_it_would_among_them(self, tiny: Make) -> None:
+        draft = tiny(1)
+        short = copy.deepcopy(draft)
+        short.head.weight = torch.nn.Parameter(draft.head.weight[self.KNOWN], requires_grad=False)
+        drafter, _, _ = serve(draft, model=short, width=1, branch=1, tokens=self.KNOWN)
+        assert len(drafter.guesses) > 20
+        for guess in drafter.guesses:
+            if guess.request.params != replace(GREEDY, seed=guess.request.params.seed):
+                continue
+            logits, _ = logits_of(draft, [Rows(np.array(guess.tokens), 0, None, guess.tree)])
+            below = logits[: len(guess.tree) - 1, self.KNOWN].argmax(-1)
+            assert guess.tree.tokens[1:] == self.KNOWN[below].tolist()
+
+    def test_it_reads_apart_up_to_the_last_token(self, tiny: Make) -> None:
+        class ReadsFirst(Watched):
+            def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+                behind.append([self.unread(request) for request in requests])
+                self.catch_up(requests)
+                before = self.num_run
+                trees = super().propose(requests)
+                in_drafts.append(self.num_run - before)
+                return trees
+
+        behind: list[list[int]] = []
+        in_drafts: list[int] = []
+        model, made = tiny(1), list[ReadsFirst]()
+        llm = LLM(model, drafter="none", kv_tokens=4096, max_rows=16)
+        plain = llm.generate(prompts()[:1], GREEDY)[0]
+        result = llm.generate(
+            prompts()[:1], GREEDY, drafter=lambda t: made.append(ReadsFirst(t, model=model)) or made[0]
+        )[0]
+        assert result.token_ids == plain.token_ids
+        assert behind[0] == [39]
+        assert made[0].most_run <= 16
+        assert set(in_drafts) == {1}  # the root alone

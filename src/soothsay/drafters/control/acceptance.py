@@ -35,6 +35,11 @@ class AcceptanceCalibration:
         known[0] = 1.0
         return known
 
+    def claimed(self, probability: float) -> float:
+        """The smallest probability, by the drafter's own score, whose nodes are right at least this often."""
+        too_low = next((i for i, p in enumerate(self._table) if p < probability), NUM_BINS)
+        return math.exp(-BIN_WIDTH * too_low)
+
     def record(self, tree: DraftTree, right: Iterable[int]) -> None:
         """Count the nodes of a tree. `right` has the nodes that were right; all others were wrong."""
         scores, seen, last = tree.scores, self._seen, NUM_BINS - 1

@@ -35,7 +35,8 @@ class AskingPolicy:
 
     def __init__(self, parts: Sequence[Drafter], costs: CostModel, backlogs: Sequence[Backlog]):
         self._costs = costs
-        self._backlogs = [own if part.taps else None for part, own in zip(parts, backlogs, strict=True)]
+        self._backlogs = [own if own.can_grow else None for own in backlogs]
+        self._keeps_features = [bool(part.taps) for part in parts]
 
     def begin_round(self, step: int, active: Sequence[RequestState], prices: Prices) -> AskingRound:
         """Price the drafters for the active requests of a step."""
@@ -70,30 +71,32 @@ class AskingPolicy:
         step, prices, backlog = this.step, this.prices, self._backlogs[drafter]
         price = this.asking[drafter] / len(this.active)
         probes: list[int] = []
-        surpluses: list[tuple[float, int]] = []
+        surpluses: list[tuple[float, int, float]] = []
         for index, (state, alternative) in enumerate(zip(this.active, alternatives, strict=True)):
             forecast = state.forecasts[drafter]
             catch_up = 0.0
             if backlog is not None:
                 catch_up = prices.of_seconds(backlog.catch_up_seconds(state.request))
+            expected = forecast.net_gain(prices).added_to(alternative)
+            loss = max(price - expected, 0.0)
             pays = forecast.probes.interval == 1
             if not pays:
-                forecast.probes.stretch(step, price + catch_up)
+                forecast.probes.stretch(step, loss + catch_up)
                 if forecast.probes.is_due(step):
                     probes.append(index)
                     continue
-            surplus = max(forecast.net_gain(prices).added_to(alternative), forecast.added) - ASK_MARGIN
+            surplus = max(expected, forecast.added) - ASK_MARGIN
             if pays:
                 surplus = max(surplus, price + ASK_MARGIN)
             if catch_up:
-                surplus -= catch_up / min(state.tokens_left, CATCH_UP_STEPS)
+                surplus -= catch_up / _steps_left(state, expected)
             if surplus > 0:
-                surpluses.append((surplus, index))
+                surpluses.append((surplus, index, loss))
         surpluses.sort(reverse=True)
-        count = self._best_count(drafter, [own for own, _ in surpluses], len(probes), prices)
-        for _, index in surpluses[count:]:
-            this.active[index].forecasts[drafter].probes.pause(step, price)
-        return probes + [index for _, index in surpluses[:count]]
+        count = self._best_count(drafter, [own for own, *_ in surpluses], len(probes), prices)
+        for _, index, loss in surpluses[count:]:
+            this.active[index].forecasts[drafter].probes.pause(step, loss)
+        return probes + [index for _, index, _ in surpluses[:count]]
 
     def _best_count(self, drafter: int, surpluses: Sequence[float], probes: int, prices: Prices) -> int:
         """How many requests, by falling surplus, gain the most beyond the price of asking for all of them."""
@@ -116,14 +119,20 @@ class AskingPolicy:
             unread: tokens that will join the backlogs before a drafter can be asked.
         """
         for drafter, (backlog, forecast) in enumerate(zip(self._backlogs, state.forecasts, strict=True)):
-            if backlog is None or forecast.probes.retired:
+            if backlog is None or not self._keeps_features[drafter] or forecast.probes.retired:
                 continue
             left = state.tokens_left
             price = self._costs.price_per_request(drafter, prices)
             seconds = backlog.catch_up_seconds(state.request) + backlog.reading_seconds(unread)
             catch_up = prices.of_seconds(seconds)
-            forecast.probes.stretch(step, price + catch_up)
-            gain = forecast.net_gain(prices).tokens - catch_up / max(min(left, CATCH_UP_STEPS), 1)
+            gain = forecast.net_gain(prices).tokens
+            forecast.probes.stretch(step, max(price - gain, 0.0) + catch_up)
+            gain -= catch_up / _steps_left(state, gain)
             if forecast.probes.next_step > step + left and gain < price:
                 forecast.retire()
                 backlog.drop(state.request)
+
+
+def _steps_left(state: RequestState, gain: float) -> float:
+    """Steps until a request's limit, if each gains so many tokens; `CATCH_UP_STEPS` at most."""
+    return max(min(state.tokens_left / (1 + max(gain, 0.0)), CATCH_UP_STEPS), 1.0)

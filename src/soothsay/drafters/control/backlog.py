@@ -1,4 +1,4 @@
-"""Section 2 of docs/controller.md: features that a drafter did not read while it paused, and their cost."""
+"""Section 2 of docs/controller.md: what a drafter did not read while it paused, and what reading costs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from soothsay.core.request import Request
-from soothsay.drafters.base import Drafter, Observation
-from soothsay.drafters.control.constants import COST_WEIGHT, CROWDED_ROWS, MAX_BACKLOG
+from soothsay.drafters.base import Drafter, Observation, ReadingDrafter
+from soothsay.drafters.control.constants import COST_WEIGHT, CROWDED_ROWS, MAX_BACKLOG, READ_APART
 from soothsay.drafters.trees.features import READ
 
 
@@ -26,19 +26,41 @@ class _UnreadFeatures:
 class Backlog:
     """Keeps features for a drafter that is not asked at every step, and shows them in one piece.
 
+    A `ReadingDrafter` without taps reads tokens, of which nothing has to be kept.
+
     Args:
         drafter: the drafter that may pause.
         layers: where its taps are among the taps of an observation.
         clock: returns seconds since an arbitrary moment.
+        target_seconds: returns the seconds in which the target reads a token of a prompt. A drafter that
+            reads tokens is taken for as slow until its own time is measured.
     """
 
-    def __init__(self, drafter: Drafter, layers: slice, clock: Callable[[], float]):
+    def __init__(
+        self,
+        drafter: Drafter,
+        layers: slice,
+        clock: Callable[[], float],
+        target_seconds: Callable[[], float],
+    ):
+        self._target_seconds = target_seconds
         self._drafter, self._layers, self._clock = drafter, layers, clock
+        self._reader = drafter if isinstance(drafter, ReadingDrafter) and not drafter.taps else None
         self._unread: dict[Request, _UnreadFeatures] = {}
         self._token_seconds = 0.0  # running mean; 0: not measured yet
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether the drafter reads anything that it could miss."""
+        return self._reader is not None or bool(self._drafter.taps)
+
     def catch_up_seconds(self, request: Request) -> float:
-        """Estimated seconds to read a request's backlog; 0 if nothing was measured yet."""
+        """Estimated seconds to read a request's backlog; 0 for features if nothing was measured yet."""
+        if self._reader is not None:
+            tokens = self._reader.unread(request)
+            if tokens < READ_APART:
+                return 0.0
+            return (self._token_seconds or self._target_seconds()) * tokens
         unread = self._unread.get(request)
         return 0.0 if unread is None else self.reading_seconds(unread.tokens)
 
@@ -68,15 +90,29 @@ class Backlog:
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Let the drafter read the backlogs of these requests."""
+        if self._reader is not None:
+            self._let_read(self._reader, requests)
+            return
         unread = [(request, self._unread.pop(request)) for request in requests if request in self._unread]
         if not unread:
             return
         begin = self._clock()
         self._drafter.observe([_as_prompt_chunk(request, own) for request, own in unread])
         if tokens := sum(own.tokens for _, own in unread if own.tokens >= READ):
-            seconds = (self._clock() - begin) / tokens
-            weight = COST_WEIGHT if self._token_seconds else 1.0
-            self._token_seconds += weight * (seconds - self._token_seconds)
+            self._record(self._clock() - begin, tokens)
+
+    def _let_read(self, drafter: ReadingDrafter, requests: Sequence[Request]) -> None:
+        counts = {request: drafter.unread(request) for request in requests}
+        behind = [request for request, count in counts.items() if count >= READ_APART]
+        if behind:
+            begin = self._clock()
+            drafter.catch_up(behind)
+            self._record(self._clock() - begin, sum(counts[request] for request in behind))
+
+    def _record(self, seconds: float, tokens: int) -> None:
+        """Count the time of reading some tokens."""
+        weight = COST_WEIGHT if self._token_seconds else 1.0
+        self._token_seconds += weight * (seconds / tokens - self._token_seconds)
 
     def drop(self, request: Request) -> None:
         """Forget the features of a request."""

@@ -24,6 +24,10 @@ PRICE_STEPS = 16
 PRICE_CONTEXT = 64
 """Tokens of context within which prices stay the same. Attention to this many tokens costs little."""
 
+START_LEVEL_PRICE = 0.25
+"""Tokens that a level of a draft is taken to cost before any was measured, which is about a draft model's. So
+the first drafts are about as deep as the later ones."""
+
 MAX_BACKLOG = 2048
 """Tokens of a request whose features are kept until its drafter is asked. If there are more, it reads them at
 once. In a model of 1B parameters they take a third of the memory of keys and values."""
@@ -31,6 +35,10 @@ once. In a model of 1B parameters they take a third of the memory of keys and va
 CROWDED_ROWS = 4
 """Rows per request above which a pass has prompts in it. Its features are then copied: a view of a few rows
 would keep the features of the whole pass in memory."""
+
+READ_APART = 16
+"""Tokens from which on a drafter that reads tokens does so before its draft, in a pass of its own. Fewer cost
+little in the pass of the draft."""
 
 CATCH_UP_STEPS = 64
 """Steps within which reading a backlog must have paid."""

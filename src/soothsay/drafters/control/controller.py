@@ -14,7 +14,6 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import (
-    FIRST_GAIN,
     Drafter,
     LevelwiseDrafter,
     Observation,
@@ -76,7 +75,8 @@ class Controller(Composite):
         self.states: dict[Request, RequestState] = {}
         self.shared_forecasts: PerTenant[dict[tuple[int, int, bool], SharedForecast]] = PerTenant(dict)
         self.costs = CostModel(len(parts), lambda: times or _measured_times(target), clock)
-        self.backlogs = [Backlog(*own, clock) for own in zip(parts, self._taps, strict=True)]
+        reading = self.costs.target_reading
+        self.backlogs = [Backlog(*own, clock, reading) for own in zip(parts, self._taps, strict=True)]
         self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
         self._asking = AskingPolicy(parts, self.costs, self.backlogs)
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
@@ -116,7 +116,7 @@ class Controller(Composite):
                 begin = self._clock()
                 part.observe([self._seen_by(drafter, seen) for seen in asked])
                 self._watch(drafter, asked)
-                self.costs.end_drafting(drafter, len(asked), begin)
+                self.costs.end_drafting(drafter, len(asked), begin, self._levels(drafter, asked))
         self._trees.clear()
         self.costs.end_step(observations)
 
@@ -151,7 +151,7 @@ class Controller(Composite):
         shared = known.get(kind)
         if shared is None:
             size = min(part.max_nodes, self.target.config.max_tree)
-            most = FIRST_GAIN if signaling is None else signaling.first_gain(signal, sampled)
+            most = part.likely_gain if signaling is None else signaling.first_gain(signal, sampled)
             shared = known[kind] = SharedForecast(start_gains(size, most))
         return shared.new_forecast(self.step)
 
@@ -170,8 +170,9 @@ class Controller(Composite):
             for index, tree in zip(asked, trees, strict=True):
                 draft, gain = active[index].rate_draft(drafter, tree, prices)
                 drafts[index].append(draft)
-                added = gain.added_to(others[index])
-                active[index].forecasts[drafter].record_added(self.step, added, price, spent)
+                forecast, other = active[index].forecasts[drafter], others[index]
+                loss = spent - forecast.net_gain(prices).added_to(other)
+                forecast.record_added(self.step, gain.added_to(other), price, max(loss, 0.0))
                 held[index] = max(held[index], gain)
         drafted = dict[Request, list[RatedDraft]]()
         for state, own in zip(active, drafts, strict=True):
@@ -197,7 +198,10 @@ class Controller(Composite):
         price = this.asking[drafter] / len(asked)
         states = [this.active[index] for index in asked]
         if isinstance(part, LevelwiseDrafter):
-            part.min_level_gain = price / max(state.forecasts[drafter].shared.levels for state in states)
+            level_price = self.costs.level_price(drafter, len(asked), prices)
+            part.min_level_gain = min(
+                state.forecasts[drafter].least_claimed(level_price, prices) for state in states
+            )
         requests = [state.request for state in states]
         begin = self._clock()
         self.backlogs[drafter].catch_up(requests)
@@ -211,6 +215,12 @@ class Controller(Composite):
     def _was_asked(self, drafter: int, request: Request) -> bool:
         """Whether a drafter was asked for a request in this step."""
         return drafter in self._trees.get(request, ())
+
+    def _levels(self, drafter: int, asked: Sequence[Observation]) -> int:
+        """How many levels a drafter has computed in this step, one after the other."""
+        if not isinstance(self.parts[drafter], LevelwiseDrafter):
+            return 1
+        return max(1, *(max(self._trees[seen.request][drafter].depths) for seen in asked))
 
     def _has_missed(self, drafter: int, request: Request) -> bool:
         """Whether a drafter was not asked for a request, and may be asked later."""

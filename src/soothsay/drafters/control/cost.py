@@ -16,6 +16,7 @@ from soothsay.drafters.control.constants import (
     MEAN_WEIGHT,
     PRICE_CONTEXT,
     PRICE_STEPS,
+    START_LEVEL_PRICE,
 )
 from soothsay.model.pass_times import PassTimes
 
@@ -79,10 +80,12 @@ class CostModel:
     def __init__(self, num_drafters: int, times: Callable[[], PassTimes], clock: Callable[[], float]):
         self._load_times, self._clock = times, clock
         self._times: PassTimes | None = None
-        self.drafting = [RunningCost() for _ in range(num_drafters)]
+        self.drafting = [RunningCost() for _ in range(num_drafters)]  # of a level of a draft
+        self._levels = [0.0] * num_drafters  # running mean of a draft's levels; 0: not measured yet
         self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
         self.polling = RunningCost()
         self.batch = 0  # requests in the step
+        self._served = set[Request]()  # the requests of the last step
         self.rows = 0  # of the step's pass
         self.rate = 0.0  # running mean of tokens per second at this batch size; 0: not measured yet
         self.prices: Prices | None = None  # those of the last decision
@@ -101,6 +104,11 @@ class CostModel:
             self._times = self._load_times()
         return self._times
 
+    def target_reading(self) -> float:
+        """Seconds in which the target reads a token of a prompt."""
+        rows = self.times.rows[-1]
+        return self.times(rows) / rows
+
     def begin_step(self) -> None:
         """Begin the decision of a step."""
         _ = self.times  # the first measurement must not count as deciding
@@ -109,10 +117,14 @@ class CostModel:
             self._followed = self._begin
 
     def set_batch(self, requests: Sequence[Request]) -> bool:
-        """Note the requests of this step. Returns whether their number has changed."""
+        """Note the requests of this step. Returns whether their number has changed.
+
+        The rate begins anew then, and also if all requests are new: their texts may be harder to guess.
+        """
         changed = len(requests) != self.batch
-        if changed:
+        if changed or not self._served.intersection(requests):
             self.batch, self.rate = len(requests), 0.0
+        self._served = set(requests)
         self.rows = 0
         for request in requests:
             self.rows += request.num_pending
@@ -136,7 +148,7 @@ class CostModel:
 
     def asking(self, drafter: int, requests: int) -> float:
         """Seconds to ask a drafter for `requests`, and to decide what to do with its drafts."""
-        return self.drafting[drafter](requests) + self.deciding(requests)
+        return self.drafting[drafter](requests) * self._levels[drafter] + self.deciding(requests)
 
     def price_per_request(self, drafter: int, prices: Prices) -> float:
         """Tokens per request if a drafter is asked for the whole batch."""
@@ -160,10 +172,20 @@ class CostModel:
         if self._asked:
             self.deciding.record(active, (self._end - self._begin - self._outside) / self._asked)
 
-    def end_drafting(self, drafter: int, requests: int, began_observing: float) -> None:
-        """Count the whole time of a drafter in this step: to propose, and to observe until now."""
+    def end_drafting(self, drafter: int, requests: int, began_observing: float, levels: int = 1) -> None:
+        """Count the whole time of a drafter in this step: to propose, and to observe until now.
+
+        `levels` is the number of levels that it computed one after the other.
+        """
         seconds = self._proposing[drafter] + self._clock() - began_observing
-        self.drafting[drafter].record(requests, seconds)
+        self.drafting[drafter].record(requests, seconds / levels)
+        known = self._levels[drafter]
+        self._levels[drafter] = known + MEAN_WEIGHT * (levels - known) if known else float(levels)
+
+    def level_price(self, drafter: int, requests: int, prices: Prices) -> float:
+        """Tokens per request that a level of a draft costs; a first estimate if none was measured yet."""
+        seconds = self.drafting[drafter](requests)
+        return prices.of_seconds(seconds) / requests if seconds else START_LEVEL_PRICE
 
     def follow_pass(self, observations: Sequence[Observation], experts: float | None) -> None:
         """Compare the time of this step's pass with `times`, if it is this step's turn.

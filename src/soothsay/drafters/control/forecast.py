@@ -43,7 +43,6 @@ class SharedForecast:
 
     gains: list[float]  # running mean of the right nodes among the best k, by k
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
-    levels: float = 1.0  # running mean of the trees' depth
     drafts: int = 0
     start: StartInterval = field(default_factory=StartInterval)
 
@@ -51,9 +50,8 @@ class SharedForecast:
         """The forecast of a new request."""
         return Forecast(self, self.gains, self.start.new_schedule(step))
 
-    def record(self, gains: Sequence[float], depth: int) -> None:
-        """Count a draft of some depth with its expected gains. The first drafts weigh more."""
-        self.levels += MEAN_WEIGHT * (max(depth, 1) - self.levels)
+    def record(self, gains: Sequence[float]) -> None:
+        """Count a draft with its expected gains. The first drafts weigh more."""
         self.drafts += 1
         weight = max(SHARED_MEAN_WEIGHT, 1 / (self.drafts + 1))
         self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
@@ -88,9 +86,18 @@ class Forecast:
             self._net_gain = prices, NetGain(prices.best_net_gain(gains), best)
         return self._net_gain[1]
 
-    def record(self, gains: Sequence[float], depth: int) -> None:
-        """Count a draft of some depth with its expected gains."""
-        self.shared.record(gains, depth)
+    def least_claimed(self, level_price: float, prices: Prices) -> float:
+        """The drafter's own probability of the nodes below which another level pays.
+
+        The best node of that level is right about as often as the best one below a root, and is verified.
+        """
+        gain = min(self.gains[1] * self.reliability, 1.0)
+        price = level_price + prices.node_prices[1]
+        return self.shared.calibration.claimed(price / max(gain, price))
+
+    def record(self, gains: Sequence[float]) -> None:
+        """Count a draft with its expected gains."""
+        self.shared.record(gains)
         self._net_gain = None
         self.drafts += 1
         weight = max(MEAN_WEIGHT, 1 / (self.drafts + 4))
@@ -102,18 +109,18 @@ class Forecast:
         self.expected += MEAN_WEIGHT * (expected - self.expected)
         self.right += MEAN_WEIGHT * (right - self.right)
 
-    def record_added(self, step: int, added: float, usual_price: float, price: float) -> None:
+    def record_added(self, step: int, added: float, usual_price: float, loss: float) -> None:
         """Count what a draft added, and schedule the next probe. All values are in tokens.
 
         Args:
             step: the current step.
             added: what the draft adds to the alternatives.
             usual_price: of asking the drafter.
-            price: of asking it now, with catching up.
+            loss: what asking it now costs with catching up, less what it is expected to add.
         """
         self.added += max(MEAN_WEIGHT, 1 / (self.drafts + 1)) * (max(added, 0.0) - self.added)
-        self.probes.record(step, added > usual_price, price)
-        self.shared.start.record(self.probes.pays, price)
+        self.probes.record(step, added > usual_price, loss)
+        self.shared.start.record(self.probes.pays, loss)
 
     def retire(self) -> None:
         """Stop asking the drafter for this request."""

@@ -23,7 +23,7 @@ from soothsay.core.noise import gumbel, noise_key
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, ReadingDrafter, Target
 from soothsay.drafters.control.experience import ORDER, SILENT, SILENT_ON_IT, Experience, Opinion, bin_of
 from soothsay.drafters.lookup.ngram import Tokens
 
@@ -88,7 +88,7 @@ class OpenDraft:
     numbers: Iterator[int] = field(default_factory=count)  # break ties
 
 
-class Learning(LevelwiseDrafter):
+class Learning(LevelwiseDrafter, ReadingDrafter):
     """Joins the drafts of `inner` with n-grams of the target's answers.
 
     Both give probabilities of the tokens after a node. A table, learned from verified tokens, says how often
@@ -110,6 +110,7 @@ class Learning(LevelwiseDrafter):
 
     def __init__(self, target: Target, inner: Drafter, clock: Callable[[], float] = time.perf_counter):
         self.target, self.inner, self.taps = target, inner, inner.taps
+        self.likely_gain = inner.likely_gain
         self.max_nodes = max(inner.max_nodes, target.config.max_tree)
         self.allowance = Allowance(target.config.learn, clock)
         self._drafts: dict[Request, OpenDraft] = {}
@@ -122,6 +123,15 @@ class Learning(LevelwiseDrafter):
             self.inner.min_level_gain = self.min_level_gain
         trees = self.inner.propose(requests)
         return [self._join(request, tree) for request, tree in zip(requests, trees, strict=True)]
+
+    def unread(self, request: Request) -> int:
+        """See `ReadingDrafter`."""
+        return self.inner.unread(request) if isinstance(self.inner, ReadingDrafter) else 0
+
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        """See `ReadingDrafter`."""
+        if isinstance(self.inner, ReadingDrafter):
+            self.inner.catch_up(requests)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Let the inner drafter learn, and count who was right."""

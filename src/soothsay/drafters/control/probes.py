@@ -42,30 +42,30 @@ class ProbeSchedule:
         """Whether the drafter pauses and is to be probed in this step."""
         return self.interval > 1 and self.next_step <= step
 
-    def stretch(self, step: int, price: float) -> None:
-        """Lengthen the interval of a drafter that pauses, if probes at this price were too frequent."""
+    def stretch(self, step: int, loss: float) -> None:
+        """Lengthen the interval of a drafter that pauses, if probes at this loss were too frequent."""
         if self.interval == 1 or self.retired:
             return
-        if self.interval < (shortest := shortest_interval(price)):
+        if self.interval < (shortest := shortest_interval(loss)):
             self._start(step, shortest)
 
-    def pause(self, step: int, price: float) -> None:
+    def pause(self, step: int, loss: float) -> None:
         """Begin to pause, if the drafter was not pausing: its forecast has fallen below its price."""
         if self.interval == 1:
-            self._start(step, shortest_interval(price))
+            self._start(step, shortest_interval(loss))
 
-    def record(self, step: int, pays: bool, price: float) -> None:
+    def record(self, step: int, pays: bool, loss: float) -> None:
         """Set the interval after a draft: 1 if it paid. After a probe that did not pay, back off.
 
         Args:
             step: the current step.
             pays: whether the draft added more than the drafter's usual price.
-            price: tokens that the draft cost now, with catching up.
+            loss: tokens that the draft cost now, with catching up, less those that it was expected to add.
         """
         if pays:
             self._start(step, 1)
             return
-        shortest = shortest_interval(price)
+        shortest = shortest_interval(loss)
         was_probe = self.next_step <= step  # otherwise it was asked because it was expected to pay
         self._start(step, min(max(self.interval << was_probe, shortest), MAX_BACK_OFF * shortest))
 
@@ -84,12 +84,12 @@ class StartInterval:
         next_step = 0 if self.interval == 1 else (step // self.interval + 1) * self.interval
         return ProbeSchedule(next_step, self.interval)
 
-    def record(self, pays: bool, price: float) -> None:
+    def record(self, pays: bool, loss: float) -> None:
         """Count a draft, as in `ProbeSchedule.record`. `pays`: the request's interval is 1 after it."""
-        shortest = shortest_interval(price)
+        shortest = shortest_interval(loss)
         self.interval = 1 if pays else min(max(2 * self.interval, shortest), NEW_REQUEST_BACK_OFF * shortest)
 
 
-def shortest_interval(price: float) -> int:
-    """Steps between probes that cost `price` tokens each and take `PROBE_SHARE` of the time."""
-    return 1 << int(price / PROBE_SHARE).bit_length()
+def shortest_interval(loss: float) -> int:
+    """Steps between probes that lose `loss` tokens each, and `PROBE_SHARE` of the time together."""
+    return 1 << int(loss / PROBE_SHARE).bit_length()

@@ -71,7 +71,7 @@ class RequestState:
         forecast = self.forecasts[drafter]
         probabilities = forecast.shared.calibration.probabilities(tree)[1:]
         best = sorted(probabilities, reverse=True)
-        forecast.record(gains_of(best, len(forecast.gains)), max(tree.depths))
+        forecast.record(gains_of(best, len(forecast.gains)))
         self.open_drafts.append(OpenDraft(forecast, len(self.request.tokens), tree, sum(best)))
         reliability = forecast.reliability
         rated = [min(p * reliability, 1.0) for p in probabilities]

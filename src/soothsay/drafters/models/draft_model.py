@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
-from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Drafter, Observation, ReadingDrafter, Target, check_at_least_one
 from soothsay.drafters.models.universal import UniversalDraftModel
 from soothsay.drafters.models.vocabulary import Translation
 from soothsay.drafters.places import drafter_directory
@@ -28,10 +27,16 @@ from soothsay.drafters.trees.context import TokenKV, pack
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
 from soothsay.drafters.trees.shapes import ConfidentShape
 from soothsay.errors import DrafterError
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
+
+MAX_WIDTH = 3
+"""Default width of a tree. With weights in integers, three rows take as long as one, and five much longer."""
+
+COMMON_TOKENS = 98_304
+"""Tokens that a draft model guesses by default. The others of Qwen's are one in 200 (docs/log.md)."""
 
 
 def draft_model(
@@ -41,6 +46,7 @@ def draft_model(
     width: int | None = None,
     branch: int | None = None,
     dtype: DType = "auto",
+    vocabulary: int = COMMON_TOKENS,
 ) -> Drafter:
     """Return a `DraftModel`, or a `UniversalDraftModel` if its tokenizer is not the target's.
 
@@ -49,16 +55,21 @@ def draft_model(
         model: a path or name that `LLM` would take, or a `Transformer` with the target's vocabulary; empty:
             `drafters/draft-model` beside the target's weights.
         depth: number of tokens that are drafted in a row.
-        width: nodes of each level that are expanded, in one pass; None: as many as the largest tree has room
-            for. 1 gives a chain.
+        width: nodes of each level that are expanded, in one pass; None: 3, or fewer where the largest tree
+            has no room for them. 1 gives a chain.
         branch: likeliest tokens that are added below each of them; None: one more than `width`.
-        dtype: element type of the draft model, as in `LLM`.
+        dtype: element type of the draft model, as in `LLM`. Weights that are stored in integers may be
+            rounded to fewer bits: this costs guesses, but changes no token of an answer. "auto" chooses int4
+            if the target's weights are in integers.
+        vocabulary: number of tokens that are guessed: the first ones, which a tokenizer of byte pairs has
+            found to be the most frequent, and control tokens. The others' rows of the output head are not
+            read. 0: all.
 
     Raises:
         DrafterError: a number is below 1; the draft model's context is smaller than the target's; a tree is
             asked for with another vocabulary; or a tokenizer cannot be translated.
     """
-    shape = ConfidentShape.within("draft-model", target, depth, width, branch)
+    shape = ConfidentShape.within("draft-model", target, depth, width, branch, MAX_WIDTH)
     if isinstance(model, Transformer):
         return DraftModel(target, model, depth, shape.width, shape.branch)
     checkpoint = open_checkpoint(str(model) or drafter_directory("draft-model", "", target))
@@ -68,14 +79,18 @@ def draft_model(
             f"the draft model {model} has another vocabulary than the target, so it can only guess a chain: "
             f"leave out width={width} and branch={branch}"
         )
-    loaded = load_model(checkpoint, dtype, target.model.device, max_context=target.config.max_context)
+    if dtype == "auto" and target.model.bits is not None:
+        dtype = "int4"
+    tokens = common_tokens(checkpoint, vocabulary) if translation is None else None
+    device, context = target.model.device, target.config.max_context
+    loaded = load_model(checkpoint, dtype, device, max_context=context, coarse=True, tokens=tokens)
     if translation is None:
-        return DraftModel(target, loaded, depth, shape.width, shape.branch)
+        return DraftModel(target, loaded, depth, shape.width, shape.branch, tokens)
     _check_context(loaded, target)
     return UniversalDraftModel(target, loaded, translation, depth)
 
 
-class DraftModel(GrownDrafter[None]):
+class DraftModel(GrownDrafter[None], ReadingDrafter):
     """Proposes chains or trees with another model that has the same vocabulary.
 
     Its KV is in a pool of its own. Blocks that the target found in its prefix cache, but that this model
@@ -87,6 +102,7 @@ class DraftModel(GrownDrafter[None]):
         depth: number of tokens that are drafted in a row.
         width: nodes of each level that are expanded; 1 gives a chain.
         branch: likeliest tokens that are added below each of them.
+        tokens: `[n]` int64, those that the model's output head has logits of, ascending; None: all.
 
     Raises:
         DrafterError: a number is below 1, the model's context is smaller than the target's, or it keeps
@@ -94,12 +110,25 @@ class DraftModel(GrownDrafter[None]):
     """
 
     trained = True
+    likely_gain = 3.0  # a model of the same family is right at seven of ten tokens or more
 
-    def __init__(self, target: Target, model: Transformer, depth: int = 4, width: int = 1, branch: int = 1):
+    def __init__(
+        self,
+        target: Target,
+        model: Transformer,
+        depth: int = 4,
+        width: int = 1,
+        branch: int = 1,
+        tokens: Tensor | None = None,
+    ):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
         _check_context(model, target)
         super().__init__(target, ConfidentShape(depth, width, branch))
         self.model = model
+        known = torch.arange(model.config.vocab_size) if tokens is None else tokens
+        known = known[known < target.model.config.vocab_size]  # the draft model may have more tokens
+        self._first = int((known == torch.arange(len(known))).sum())  # these are 0, 1, 2, ...
+        self._others = known[self._first :].to(model.device)
         self.kv = TokenKV(target, model.new_cache(target.num_blocks, target.config.block_size))
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -113,6 +142,15 @@ class DraftModel(GrownDrafter[None]):
     def reset(self) -> None:
         """Forget what was computed for other requests."""
         self.kv.reset()
+
+    def unread(self, request: Request) -> int:
+        """See `ReadingDrafter`."""
+        return self.kv.unread(request)
+
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        """See `ReadingDrafter`."""
+        for batch in self.kv.catch_up(dict.fromkeys(requests)):
+            self.run(batch.rows)
 
     def ready(self, request: Request) -> bool:
         """Return True: whatever is missing can be computed. See `Expander`."""
@@ -140,9 +178,21 @@ class DraftModel(GrownDrafter[None]):
         return batch.select_logit_rows(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Return `[M, V]` logits in the target's vocabulary, minus infinity where it has more tokens."""
-        logits = self.model.logits(hidden)
-        return F.pad(logits, (0, self.target.model.config.vocab_size - logits.shape[1]), value=-math.inf)
+        """Return `[M, V]` logits of the target's tokens, minus infinity for those that are not guessed."""
+        logits, first, others = self.model.logits(hidden), self._first, self._others
+        whole = logits.new_full((len(logits), self.target.model.config.vocab_size), -math.inf)
+        whole[:, :first] = logits[:, :first]
+        whole[:, others] = logits[:, first : first + len(others)]
+        return whole
+
+
+def common_tokens(checkpoint: Checkpoint, count: int) -> Tensor | None:
+    """The first `count` tokens of a vocabulary and its control tokens, `[n]` int64 in order; None: all."""
+    tokenizer, size = checkpoint.tokenizer(), read_model_config(checkpoint).vocab_size
+    if not 0 < count < size or tokenizer is None:
+        return None
+    added = [token for token in tokenizer.backend.get_added_tokens_decoder() if count <= token < size]
+    return torch.tensor([*range(count), *sorted(added)])
 
 
 def _check_context(model: Transformer, target: Target) -> None:

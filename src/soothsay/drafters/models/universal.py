@@ -22,7 +22,7 @@ from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Target, check_at_least_one
+from soothsay.drafters.base import ReadingDrafter, Target, check_at_least_one
 from soothsay.drafters.models.vocabulary import Translation, continues_character
 from soothsay.drafters.trees.context import pack
 from soothsay.drafters.trees.guesses import likeliest
@@ -55,7 +55,7 @@ class _Chain:
     log_probs: list[float] = field(default_factory=list)  # of each drafted token
 
 
-class UniversalDraftModel(Drafter):
+class UniversalDraftModel(ReadingDrafter):
     """Proposes chains with a model that has another vocabulary.
 
     Its KV has blocks of its own, as many as the target's, because a text has another length in its tokens.
@@ -102,6 +102,17 @@ class UniversalDraftModel(Drafter):
         for chain in chains:
             trees[chain.place] = chain.tree
         return trees
+
+    def unread(self, request: Request) -> int:
+        """See `ReadingDrafter`."""
+        view = self.views.get(request)
+        return len(request.tokens) - 1 - (0 if view is None else view.read)
+
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        """See `ReadingDrafter`."""
+        views = [self.view_of(request) for request in requests]
+        if readable := [view for view in views if self._has_room(view)]:
+            self.run(readable)
 
     def release(self, request: Request) -> None:
         """Forget a request, and free its blocks."""

@@ -83,11 +83,11 @@ class OwnKV(ABC, Generic[AnyState]):
         self.block_size, self.max_rows = target.config.block_size, target.config.max_rows
         self.notes: dict[int, NotedBlock] = {}  # block -> its content
 
-    def catch_up(self, trees: Mapping[Request, DraftTree]) -> Iterator[DraftPass]:
+    def catch_up(self, trees: Mapping[Request, DraftTree | None]) -> Iterator[DraftPass]:
         """Plan passes over all committed tokens without KV; a request's last rows come with its tree.
 
         Each pass must be computed before the next is asked for. A tree has its request's root, and at most
-        `request.max_nodes` nodes.
+        `request.max_nodes` nodes. A request without a tree is computed up to the token before the root.
 
         Raises:
             ValueError: a tree has more rows than a pass may have.
@@ -98,17 +98,17 @@ class OwnKV(ABC, Generic[AnyState]):
             for request, tree in list(waiting.items()):
                 state = self.states[request]
                 left = len(request.tokens) - state.cached
-                at_end = left + len(tree) - 1 <= room
+                at_end = tree is not None and left + len(tree) - 1 <= room
                 count = left if at_end else min(left - 1, room)
-                if count < 1:
-                    continue
-                self._add(batch, request, state, count, tree if at_end else None)
-                room -= batch.rows[-1].num_rows
-                if at_end:
+                if count >= 1:
+                    self._add(batch, request, state, count, tree if at_end else None)
+                    room -= batch.rows[-1].num_rows
+                if at_end or (tree is None and count == left - 1):
                     del waiting[request]
-            if not batch.rows:
+            if batch.rows:
+                yield batch
+            elif waiting:
                 raise ValueError(f"a tree is larger than a pass, which has {room} rows")
-            yield batch
 
     def release(self, request: Request) -> None:
         """Forget a request. The notes on its blocks stay."""
@@ -157,13 +157,18 @@ class TokenState(KVState):
 class TokenKV(OwnKV[TokenState]):
     """The KV of a drafter that reads tokens only."""
 
-    def catch_up(self, trees: Mapping[Request, DraftTree]) -> Iterator[DraftPass]:
+    def unread(self, request: Request) -> int:
+        """The number of a request's tokens without KV, without the last; it may be new."""
+        return len(request.tokens) - 1 - self._open(request).cached
+
+    def catch_up(self, trees: Mapping[Request, DraftTree | None]) -> Iterator[DraftPass]:
         """Plan passes, see `OwnKV`; requests may be new.
 
         The trees may grow afterwards. `commit` takes them as they are then.
         """
         for request, tree in trees.items():
-            self._open(request).expanded = tree
+            state = self._open(request)
+            state.expanded = state.expanded if tree is None else tree
         yield from super().catch_up(trees)
 
     def commit(self, observations: Sequence[Observation]) -> None:

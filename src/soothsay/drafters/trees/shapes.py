@@ -60,7 +60,13 @@ class ConfidentShape:
 
     @classmethod
     def within(
-        cls, name: str, target: Target, depth: int, width: int | None = None, branch: int | None = None
+        cls,
+        name: str,
+        target: Target,
+        depth: int,
+        width: int | None = None,
+        branch: int | None = None,
+        most: int | None = None,
     ) -> ConfidentShape:
         """Return the shape for the drafter called `name`, with options that may be left out.
 
@@ -70,12 +76,14 @@ class ConfidentShape:
             depth: levels below the root.
             width: None: the largest number for which the tree has room for all levels.
             branch: None: one more than `width`.
+            most: the largest default width; None: there is no bound.
 
         Raises:
             DrafterError: a number is below 1.
         """
         if width is None:
-            width = max((target.config.max_tree - 1) // max(depth - 1, 1), 1)
+            room = (target.config.max_tree - 1) // max(depth - 1, 1)
+            width = max(room if most is None else min(room, most), 1)
         branch = width + 1 if branch is None else branch
         check_at_least_one(name, depth=depth, width=width, branch=branch)
         return cls(depth, width, branch)
