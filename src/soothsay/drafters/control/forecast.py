@@ -75,6 +75,11 @@ class Forecast:
         """How much better the drafter's nodes are for this request than for all requests."""
         return self.right / self.expected
 
+    @property
+    def _weight(self) -> float:
+        """The weight of the newest draft in this request's means. The first ones weigh more."""
+        return max(MEAN_WEIGHT, 1 / (self.drafts + 4))
+
     def net_gain(self, prices: Prices) -> NetGain:
         """The expected net gain of the next draft. It is the same until a draft is recorded or checked."""
         if self.probes.next_step == NEVER:
@@ -100,14 +105,15 @@ class Forecast:
         self.shared.record(gains)
         self._net_gain = None
         self.drafts += 1
-        weight = max(MEAN_WEIGHT, 1 / (self.drafts + 4))
+        weight = self._weight
         self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
 
     def record_accepted(self, expected: float, right: int) -> None:
         """Count how many nodes of a draft were right, and how many were expected to be."""
         self._net_gain = None
-        self.expected += MEAN_WEIGHT * (expected - self.expected)
-        self.right += MEAN_WEIGHT * (right - self.right)
+        weight = self._weight
+        self.expected += weight * (expected - self.expected)
+        self.right += weight * (right - self.right)
 
     def record_added(self, step: int, added: float, usual_price: float, loss: float) -> None:
         """Count what a draft added, and schedule the next probe. All values are in tokens.
