@@ -24,7 +24,8 @@ from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
-from soothsay.drafters.models.draft_model import DraftModel
+from soothsay.drafters.models.draft_model import DraftModel, common_tokens
+from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 
@@ -434,6 +435,32 @@ class TestCommonTokens:
     """A draft model whose output head has the rows of some tokens only."""
 
     KNOWN = torch.tensor([*range(40), 77, 90, 96])
+
+    def test_those_of_a_model_are_its_first_and_its_control_tokens(self) -> None:
+        checkpoint = open_checkpoint("sibyl")
+        tokenizer = checkpoint.tokenizer()
+        assert tokenizer is not None
+        common = common_tokens(checkpoint, 1000)
+        assert common is not None
+        assert common[:1000].tolist() == list(range(1000))
+        assert {t for t in tokenizer.backend.get_added_tokens_decoder() if t >= 1000} == {
+            *common[1000:].tolist()
+        }
+        assert common_tokens(checkpoint, 0) is None
+        assert common_tokens(checkpoint, 100_000) is None
+
+    @pytest.mark.parametrize("dtype", ["float32", "int8"])
+    def test_a_model_that_guesses_few_tokens_changes_no_answer(self, dtype: Any) -> None:
+        llm, params = LLM("sibyl", dtype=dtype, drafter="none", kv_tokens=2048), max_tokens_(24)
+        plain = llm.generate("The old house", params)
+        drafter = "draft-model(model=sibyl, vocabulary=2000)"
+        drafted = llm.generate("The old house", params, drafter=drafter)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.steps < 20
+
+    def test_less_than_none_are_refused(self) -> None:
+        with pytest.raises(DrafterError, match=r"vocabulary=-1\) cannot be below 0"):
+            LLM("sibyl", drafter="draft-model(model=sibyl, vocabulary=-1)", kv_tokens=512)
 
     def test_it_guesses_these_tokens_and_as_it_would_among_them(self, tiny: Make) -> None:
         draft = tiny(1)

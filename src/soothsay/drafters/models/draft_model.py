@@ -66,9 +66,11 @@ def draft_model(
             read. 0: all.
 
     Raises:
-        DrafterError: a number is below 1; the draft model's context is smaller than the target's; a tree is
+        DrafterError: a number is too small; the draft model's context is smaller than the target's; a tree is
             asked for with another vocabulary; or a tokenizer cannot be translated.
     """
+    if vocabulary < 0:
+        raise DrafterError(f"draft-model(vocabulary={vocabulary}) cannot be below 0; 0 stands for all tokens")
     shape = ConfidentShape.within("draft-model", target, depth, width, branch, MAX_WIDTH)
     if isinstance(model, Transformer):
         return DraftModel(target, model, depth, shape.width, shape.branch)
