@@ -135,7 +135,7 @@ def _load_modules(
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names.checkpoint, prefix)
-    with WeightSource(names, mode, {} if tokens is None else {"head": tokens}) as source:
+    with WeightSource(names, mode, None if tokens is None else {"head": tokens}) as source:
         for name, module in list(model.named_modules()):
             if name.startswith(prefix):
                 _fill(model, name, module, source)

@@ -98,11 +98,9 @@ class NumericMode:
         if not isinstance(weight, Tensor):
             if not self.keeps_integers:
                 return dequantized(weight, self.dtype)
-            return (
-                weight
-                if bits is None or not self.coarse
-                else coarser(weight, bits, group_size(weight.shape[1]))
-            )
+            if bits is None or not self.coarse:
+                return weight
+            return coarser(weight, bits, group_size(weight.shape[1]))
         if bits is None:
             return weight.to(self.dtype)
         return round_to_nearest(weight, bits, group_size(weight.shape[1]))

@@ -25,23 +25,20 @@ MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
 
 
-_ALL: Mapping[str, Tensor] = {}
-
-
 class WeightSource:
     """Reads the tensors of a module, checks their shapes and converts them. A context manager.
 
     Args:
         names: of the checkpoint's tensors.
         mode: in which the model computes.
-        chosen: for a linear layer's name, the rows of its weight that are read, `[n]` int64; others: all.
+        chosen: for a linear layer's name, the rows of its weight that are read, `[n]` int64; others, or None: all.
 
     Attributes:
         used: names of the tensors that were read.
     """
 
-    def __init__(self, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor] = _ALL):
-        self.names, self.mode, self.chosen = names, mode, chosen
+    def __init__(self, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor] | None = None):
+        self.names, self.mode, self.chosen = names, mode, chosen or {}
         self._opened = ExitStack()
         self.used = set[str]()
         self._mapped = 0  # bytes read since the files were mapped

@@ -44,15 +44,21 @@ def test_a_job_of_an_engine_that_dies_goes_on_at_another_one() -> None:
     run(test)
 
 
+async def handed_over(one: Fixture, each: Job) -> tuple[FakeEngine, FakeEngine]:
+    """The engine of a job, which is drained, and the one that takes over but has said nothing yet."""
+    engine = await one.begin(each)
+    one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
+    (other,) = [replica for replica in one.engines if replica is not engine]
+    await until(lambda: other.submits)
+    return engine, other
+
+
 def test_a_successor_learns_what_was_said_until_the_engine_died() -> None:
     async def test() -> None:
         one = Fixture(2, restart_delay=1000.0)
         await one.ready()
         each = job(n=2)
-        engine = await one.begin(each)
-        one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
-        (other,) = [each for each in one.engines if each is not engine]
-        await until(lambda: other.submits)
+        engine, other = await handed_over(one, each)
         engine.say(each, 5, end=True)
         engine.say(each, 2, index=1)
         engine.die()
@@ -71,10 +77,7 @@ def test_a_job_whose_answers_have_all_ended_needs_no_further_engine() -> None:
         one = Fixture(2, restart_delay=1000.0)
         await one.ready()
         each = job(n=2)
-        engine = await one.begin(each)
-        one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
-        (other,) = [each for each in one.engines if each is not engine]
-        await until(lambda: other.submits)
+        engine, other = await handed_over(one, each)
         engine.say(each, 5, end=True)
         engine.die()
         other.say(each, 5, index=1, end=True)

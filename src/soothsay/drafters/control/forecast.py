@@ -94,7 +94,7 @@ class Forecast:
     def least_claimed(self, level_price: float, prices: Prices) -> float:
         """The drafter's own probability of the nodes below which another level pays.
 
-        The best node of that level is right about as often as the best one below a root, and is verified.
+        The level's best node is taken to be right as often as the best one below a root. It is verified too.
         """
         gain = min(self.gains[1] * self.reliability, 1.0)
         price = level_price + prices.node_prices[1]
