@@ -31,7 +31,7 @@ class WeightSource:
     Args:
         names: of the checkpoint's tensors.
         mode: in which the model computes.
-        chosen: for a linear layer's name, the rows of its weight that are read, `[n]` int64; others, or None: all.
+        chosen: the rows that are read of the weights of some linear layers, by name: `[n]` int64; None: all.
 
     Attributes:
         used: names of the tensors that were read.
