@@ -19,10 +19,10 @@ struct Planes {
     Plane planes[2];
     int count;
 
-    explicit Planes(int bits)
+    constexpr explicit Planes(int bits)
         : planes{{bits == 6 || bits == 5 ? 4 : bits, 0}, {bits - 4, 4}}, count(bits == 6 || bits == 5 ? 2 : 1) {}
 
-    int inputs() const { return 32 / planes[count - 1].bits; }  // of a unit
+    constexpr int inputs() const { return 32 / planes[count - 1].bits; }  // of a unit
 };
 
 // Adds the integers of a unit to `out`; returns where the next unit of the same output begins.
@@ -38,35 +38,43 @@ const uint8_t* read_unit(const Planes& all, const uint8_t* step, int32_t* out) {
     return step;
 }
 
-// Writes the integers of a unit; returns where the next unit of the same output begins. The bytes of a word are shifted
+// Writes a plane of a unit's integers; returns where the next one of the same output begins. The bytes of a word are shifted
 // together: none has bits that leave it.
-uint8_t* write_unit(const Planes& all, const uint8_t* integers, uint8_t* step) {
-    for (int p = 0; p < all.count; ++p) {
-        const Plane plane = all.planes[p];
-        const int fields = 8 / plane.bits;
-        const uint32_t mask = 0x01010101u * ((1u << plane.bits) - 1);
-        for (int first = 0; first < all.inputs(); first += 4 * fields, step += STEP) {
-            uint32_t word = 0;
-            for (int f = 0; f < fields; ++f) {
-                uint32_t four;
-                std::memcpy(&four, integers + first + 4 * f, 4);
-                word |= (four >> plane.shift & mask) << plane.bits * f;
-            }
-            std::memcpy(step, &word, 4);
+template <int BITS, int SHIFT, int INPUTS>
+inline uint8_t* write_plane(const uint8_t* integers, uint8_t* step) {
+    constexpr int fields = 8 / BITS;
+    constexpr uint32_t mask = 0x01010101u * ((1u << BITS) - 1);
+    for (int first = 0; first < INPUTS; first += 4 * fields, step += STEP) {
+        uint32_t word = 0;
+        for (int f = 0; f < fields; ++f) {
+            uint32_t four;
+            std::memcpy(&four, integers + first + 4 * f, 4);
+            word |= (four >> SHIFT & mask) << BITS * f;
         }
+        std::memcpy(step, &word, 4);
     }
     return step;
 }
 
+// Writes the integers of a unit; returns where the next unit of the same output begins.
+template <int BITS>
+inline uint8_t* write_unit(const uint8_t* integers, uint8_t* step) {
+    constexpr Planes all(BITS);
+    step = write_plane<all.planes[0].bits, all.planes[0].shift, all.inputs()>(integers, step);
+    if constexpr (all.count == 2) step = write_plane<all.planes[1].bits, all.planes[1].shift, all.inputs()>(integers, step);
+    return step;
+}
+
 // Packs up to PANEL rows. A few units of all rows come before the next ones, so that what is written stays in the cache.
-void pack_panel(const Planes& planes, const uint8_t* integers, int64_t rows, int inputs, uint8_t* panel) {
-    const int few = 8 * planes.inputs();
+template <int BITS>
+void pack_panel(const uint8_t* integers, int64_t rows, int inputs, uint8_t* panel) {
+    constexpr int unit = Planes(BITS).inputs(), few = 8 * unit;
     for (int first = 0; first < inputs; first += few) {
         uint8_t* end = panel;
         for (int64_t row = 0; row < rows; ++row) {
             uint8_t* step = panel + 4 * row;
-            for (int i = first; i < first + few && i < inputs; i += planes.inputs())
-                step = write_unit(planes, integers + row * inputs + i, step);
+            for (int i = first; i < first + few && i < inputs; i += unit)
+                step = write_unit<BITS>(integers + row * inputs + i, step);
             end = step - 4 * row;
         }
         panel = end;
@@ -106,13 +114,16 @@ void read_row(const soothsay_weights& w, int64_t row, std::vector<int32_t>& inte
 }  // namespace
 
 extern "C" void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data) {
-    const Planes planes(bits);
+    const auto pack = bits == 2   ? pack_panel<2>
+                      : bits == 4 ? pack_panel<4>
+                      : bits == 5 ? pack_panel<5>
+                      : bits == 6 ? pack_panel<6>
+                                  : pack_panel<8>;
     const int64_t bytes = int64_t(inputs) * bits / 8 * PANEL;  // of a panel
     parallel((rows + PANEL - 1) / PANEL, 1, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel) {
             const int64_t first = panel * PANEL;
-            pack_panel(planes, integers + first * inputs, std::min<int64_t>(rows - first, PANEL), inputs,
-                       (uint8_t*)data + panel * bytes);
+            pack(integers + first * inputs, std::min<int64_t>(rows - first, PANEL), inputs, (uint8_t*)data + panel * bytes);
         }
     });
 }

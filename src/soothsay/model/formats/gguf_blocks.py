@@ -71,7 +71,9 @@ class BlockRows:
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""
-        return self.take(torch.arange(begin, end))
+        if self.heads:
+            return self.take(torch.arange(begin, end))
+        return decode(self.type, torch.from_numpy(self.data[begin:end]))
 
     def take(self, rows: Tensor) -> Quantized:
         """Some rows: `[n]` int64, their numbers."""
@@ -94,9 +96,11 @@ def _halves(data: Tensor) -> Tensor:
 def _cut(data: Tensor, bits: int, run: int) -> Tensor:
     """Integers above each other: those in the lowest bits of `run` bytes, then those in the next bits."""
     words = data.clone(memory_format=torch.contiguous_format).view(torch.int32)  # four bytes at once
-    runs, mask = words.view(len(data), -1, run // 4), 0x01010101 * ((1 << bits) - 1)
-    parts = [runs >> shift & mask for shift in range(0, 8, bits)]
-    return torch.cat(parts, -1).view(len(data), -1).view(torch.uint8)
+    runs = words.view(len(data), -1, run // 4)
+    cut = torch.empty(*runs.shape[:2], 8 // bits, run // 4, dtype=torch.int32)
+    for field in range(8 // bits):
+        torch.bitwise_right_shift(runs, bits * field, out=cut[:, :, field])
+    return cut.bitwise_and_(0x01010101 * ((1 << bits) - 1)).view(len(data), -1).view(torch.uint8)
 
 
 def _q4_0(data: Tensor) -> Blocks:
