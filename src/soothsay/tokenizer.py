@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,12 @@ class Tokenizer:
         """The id of every token by its text, added tokens included."""
         return dict(self.backend.get_vocab(with_added_tokens=True))
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         """A hash of the vocabulary, tokens and ids, in 16 bytes."""
-        digest = blake2b(digest_size=16)
-        for token, number in sorted(self.vocabulary().items(), key=lambda item: item[1]):
-            digest.update(f"{number} {len(token)} {token}\n".encode(errors="surrogatepass"))
-        return digest.digest()
+        tokens = sorted(self.vocabulary().items(), key=lambda item: item[1])
+        text = "".join([f"{number} {len(token)} {token}\n" for token, number in tokens])
+        return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
     @property
     def has_chat_template(self) -> bool:
