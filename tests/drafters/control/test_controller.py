@@ -21,6 +21,7 @@ from soothsay.drafters.control.constants import MAX_BACKLOG
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.probes import ProbeSchedule
 from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.lookup.suffix import Suffix
 from soothsay.model.pass_times import PassTimes
 
 
@@ -215,6 +216,34 @@ def test_signals_that_take_long_are_always_looked_at_where_they_pay(count: int) 
     assert rate > 1.1 * plain
     assert part.looks > 1150 * count
     assert part.asked > 0.9 * part.places
+
+
+def test_the_first_look_which_reads_the_prompt_does_not_count() -> None:
+    class Slow(Knowing):
+        def signal(self, request: Request) -> int:
+            self.look = 0.0 if self.looks else 500.0
+            return super().signal(request)
+
+    world = World(FLAT)
+    part = Slow(world, lambda request: 0.95 * part.knows(request), cost=4.0)
+    auto = Controller(TARGET, [part], FLAT, world.clock)
+    run(world, auto, 1, 20)
+    assert part.looks > 10
+    assert auto.costs.polling(1) == 0
+
+
+def test_signals_are_read_after_the_first_token(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal, answered = Suffix.signal, []
+
+    def watched(self: Suffix, request: Request) -> int:
+        answered.append(len(request.tokens) - request.num_prompt)
+        return signal(self, request)
+
+    monkeypatch.setattr(Suffix, "signal", watched)
+    sibyl.generate(
+        "One, two", SamplingParams(max_tokens=8, ignore_eos=True), drafter="suffix | prompt-lookup"
+    )
+    assert min(answered) == 1
 
 
 def test_more_requests_turn_speculation_off_and_fewer_on_again() -> None:

@@ -133,7 +133,7 @@ class Controller(Composite):
         """The state of a request, created when the request is new."""
         state = self.states.get(request)
         if state is None:
-            signals = self._polling.signals(request)
+            signals = [0] * len(self.parts)
             forecasts = [self._new_forecast(request, *own) for own in enumerate(signals)]
             state = self.states[request] = RequestState(request, signals, forecasts)
             if self.costs.prices is not None:

@@ -157,6 +157,10 @@ class CostModel:
     def record_polling(self, requests: int, seconds: float) -> None:
         """Count the seconds of polling some requests."""
         self.polling.record(requests, seconds)
+        self.leave_out(seconds)
+
+    def leave_out(self, seconds: float) -> None:
+        """Note seconds that are no part of this step's decision."""
         self._outside += seconds
 
     def record_proposing(self, drafter: int, proposing: float, total: float) -> None:

@@ -34,7 +34,7 @@ class SignalPolling:
         self._costs, self._clock, self._new_forecast = costs, clock, new_forecast
         self._gain = START_POLL_GAIN  # running mean of the tokens gained by polling a paused request
 
-    def signals(self, request: Request) -> list[int]:
+    def _signals(self, request: Request) -> list[int]:
         """The signal of each drafter; 0 for one that does not signal."""
         return [0 if part is None else part.signal(request) for part in self._parts]
 
@@ -42,6 +42,9 @@ class SignalPolling:
         """Poll active requests always, and paused ones when polling is cheap or has paid off recently."""
         if not states or not self._any_signals:
             return
+        for state in states:
+            if not state.was_polled:
+                self._greet(step, state)
         polled = [state for state in states if state.paused_until <= step]
         if len(polled) < len(states):
             price = self._costs.polling(len(states)) * self._costs.rate / self._costs.batch
@@ -52,11 +55,21 @@ class SignalPolling:
         begin = self._clock()
         for state in polled:
             was_paused = not state.is_active(step)
-            signals = self.signals(state.request)
+            signals = self._signals(state.request)
             gain = self._switch(step, state, signals) if signals != state.signals else 0.0
             if was_paused:
                 self._gain += SHARED_MEAN_WEIGHT * (gain - self._gain)
         self._costs.record_polling(len(polled), self._clock() - begin)
+
+    def _greet(self, step: int, state: RequestState) -> None:
+        """Read a request's first signals. Its drafters read the prompt for them, which a poll does not cost.
+
+        They are read after the prompt's pass: the first token does not wait for them.
+        """
+        begin = self._clock()
+        state.switch_signals(self._signals(state.request), self._new_forecast)
+        state.was_polled, state.paused_until = True, step
+        self._costs.leave_out(self._clock() - begin)
 
     def _switch(self, step: int, state: RequestState, signals: list[int]) -> float:
         """Use the forecasts for new signals, and end the pause if a drafter is expected to pay.

@@ -29,11 +29,12 @@ class RequestState:
     """Forecasts, open drafts and the pause of one request."""
 
     request: Request
-    signals: list[int]  # the last signal of each drafter
+    signals: list[int]  # the last signal of each drafter; 0 until they are polled
     forecasts: list[Forecast]  # of each drafter, for its signal
     other_forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)
     """Forecasts for signals that a drafter had before, by drafter and signal."""
     open_drafts: list[OpenDraft] = field(default_factory=list)
+    was_polled: bool = False  # whether the drafters' signals have been read
     paused_until: int = 0  # no drafter is asked before this step, unless the batch size changes
 
     def is_active(self, step: int) -> bool:

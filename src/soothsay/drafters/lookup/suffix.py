@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -205,6 +206,7 @@ class Suffix(SignalingDrafter):
         self._texts: WeakKeyDictionary[Request, _Text] = WeakKeyDictionary()
         self.memories = PerTenant(self._new_memory)
         self._stored: list[TextGeneration] = []
+        self._reader: Thread | None = None
         if self.store:
             self.load(self.store)
 
@@ -220,13 +222,17 @@ class Suffix(SignalingDrafter):
     def load(self, path: str | Path) -> None:
         """Use the texts of a file written by `save` for all tenants, in place of those loaded before.
 
-        All of them are kept; `memory` limits ended requests only.
+        All of them are kept; `memory` limits ended requests only. They are read in a thread of their own, and
+        the first draft waits for its end: meanwhile the first request can read its prompt.
 
         Raises `DrafterError` if the file is missing or damaged, or was written for another vocabulary.
         """
         state = read_learned(Path(path), self.kind, self.identity)
         room = 2 * np.size(state.get("tokens", ()))  # so that one generation holds all
-        self._stored = self._restored(state, TextMemory(room, STORE_DOUBT, self._new_automaton)).generations
+        memory = self._restored(state, TextMemory(room, STORE_DOUBT, self._new_automaton))
+        self._stored = memory.generations
+        self._reader = Thread(target=memory.read, args=(room,), name="soothsay suffix store")
+        self._reader.start()
 
     kind = "suffix"
 
@@ -249,10 +255,12 @@ class Suffix(SignalingDrafter):
 
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
-        self.memories[tenant] = self._restored(state, self._new_memory())
+        memory = self._restored(state, self._new_memory())
+        memory.read(memory.size)
+        self.memories[tenant] = memory
 
     def _restored(self, state: State, memory: TextMemory) -> TextMemory:
-        """A memory with the texts in arrays. Raises `DrafterError` if the arrays are impossible."""
+        """A memory with the texts in arrays, still unread. Raises `DrafterError` if these are impossible."""
         tokens, lengths = (state.get(name, np.empty((0, 0))) for name in ("tokens", "lengths"))
         if (tokens.dtype.name, lengths.dtype.name, tokens.ndim, lengths.ndim) != ("int32", "int64", 1, 1):
             raise DrafterError("suffix: what was kept is damaged: it has no texts")
@@ -266,7 +274,6 @@ class Suffix(SignalingDrafter):
         first = int(np.searchsorted(ends, len(tokens) - memory.size, side="right"))  # older texts do not fit
         for text in np.split(tokens, ends[:-1])[first:]:
             memory.add(text)
-        memory.read(len(tokens))
         return memory
 
     def _propose(self, request: Request) -> DraftTree:
@@ -281,6 +288,9 @@ class Suffix(SignalingDrafter):
 
     def _matches(self, request: Request) -> Matcher:
         """The matches of the request's text, after reading all of it."""
+        if self._reader is not None:
+            self._reader.join()
+            self._reader = None
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self._new_automaton())
