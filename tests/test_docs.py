@@ -113,6 +113,7 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "README.md").symlink_to(ROOT / "README.md")
     for name in FILES:
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in questions))
+    (tmp_path / "answers.features").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

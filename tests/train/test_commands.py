@@ -82,6 +82,22 @@ def test_resumes_to_the_same_bits_and_is_served(name: str, data: Path, tmp_path:
     assert answer.token_ids == llm.generate("Count", answer_params(), drafter="none").token_ids
 
 
+@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+def test_learns_from_the_features_of_answers(name: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = f"train data sibyl {data} --out {out} --features {name} --limit 6 --max-tokens 8 --batch 2"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    features = tmp_path / "answers.features"
+    assert str(features) in result.output
+    assert "step 4: loss" in train(name, features, tmp_path / "head")
+    other = "eagle3" if name == "medusa" else "medusa"
+    command = f"train {other} sibyl {features} --out {tmp_path / 'other'} --steps 1 --held-out 1"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 2
+    assert "--features of this drafter" in " ".join(result.output.split())
+
+
 def answer_params() -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

@@ -25,6 +25,7 @@ from soothsay.errors import RequestError, TrainingError
 from soothsay.llm import LLM
 from soothsay.result import Choice, Stream
 from soothsay.tokenizer import Message
+from soothsay.train.recorded import FeatureFolder, FeatureRecorder
 
 Progress = Callable[[int, int, int], None]
 """Called with the number of finished conversations, of all conversations, and of tokens of this run."""
@@ -86,6 +87,7 @@ def write_answers(
     params: SamplingParams,
     *,
     limit: int | None = None,
+    features: FeatureFolder | None = None,
     progress: Progress = lambda *_: None,
 ) -> AnswersReport:
     """Let the model answer turn by turn, in the context of its own answers, and write what is finished.
@@ -100,6 +102,8 @@ def write_answers(
             lines that are there already are kept, and their conversations are not answered again.
         params: for all answers. The seeds of the answers are derived from its seed, or from 0.
         limit: number of conversations that the file has in the end. They are the same in every run.
+        features: also gets the target's states at every token. Then the model answers without drafts, and the
+            engine has no prefix caching.
         progress: see `Progress`.
 
     Raises:
@@ -115,7 +119,7 @@ def write_answers(
     total = report.before + len(todo)
     progress(report.before, total, 0)
     with _opened(out, size) as file:
-        for answered in _AnswerRun(llm, params, report).answers(todo):
+        for answered in _AnswerRun(llm, params, report, features).answers(todo):
             if answered.messages:
                 _write(file, out, answered)
                 report.written += 1
@@ -156,9 +160,13 @@ class _Conversation:
 class _AnswerRun:
     """Runs conversations through the engine, as many at a time as it takes requests."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, report: AnswersReport):
-        self.llm, self.params, self.report = llm, params, report
-        self.drafter = _EndNotes(build_drafter(llm.drafter, llm.engine.target))
+    def __init__(
+        self, llm: LLM, params: SamplingParams, report: AnswersReport, features: FeatureFolder | None
+    ):
+        self.llm, self.params, self.report, self.features = llm, params, report, features
+        target = llm.engine.target
+        self.recorder = None if features is None else FeatureRecorder(target, features.taps)
+        self.drafter = _EndNotes(self.recorder or build_drafter(llm.drafter, target))
         self.running: dict[int, tuple[_Conversation, Stream]] = {}  # by the request's seed
 
     def answers(self, asked: Sequence[NumberedMessages]) -> Iterator[NumberedMessages]:
@@ -173,9 +181,13 @@ class _AnswerRun:
                 if not self.running:
                     return
                 self.llm.engine.step()
-                for seed in self.drafter.take():
-                    conversation, stream = self.running.pop(seed)
+                for request in self.drafter.take():
+                    conversation, stream = self.running.pop(request.seed)
                     self._note(stream.choice)
+                    if self.recorder is not None and self.features is not None:
+                        name = f"{conversation.number:07}-{conversation.turn}"
+                        states = self.recorder.take(request)
+                        self.features.write(name, request.tokens.tolist(), request.num_prompt, states)
                     conversation.answer(stream.choice.text)
                     if not self._go_on(conversation):
                         yield self._finished(conversation)
@@ -213,22 +225,22 @@ class _AnswerRun:
 
 
 class _EndNotes(DrafterProxy):
-    """Notes the seeds of requests that have ended."""
+    """Notes the requests that have ended."""
 
     def __init__(self, drafter: Drafter):
         super().__init__(drafter)
-        self._seeds: list[int] = []
+        self._ended: list[Request] = []
 
     def release(self, request: Request) -> None:
         """Note the end of a request. A preempted request has not ended: it runs again later."""
         if request.finish_reason is not None:
-            self._seeds.append(request.seed)
+            self._ended.append(request)
         self.drafter.release(request)
 
-    def take(self) -> list[int]:
-        """Return the seeds of requests that have ended since the last call."""
-        seeds, self._seeds = self._seeds, []
-        return seeds
+    def take(self) -> list[Request]:
+        """Return the requests that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
 
 # the file

@@ -31,6 +31,7 @@ class Example:
 
     tokens: IntArray  # [n]
     answer: BoolArray  # [n], the tokens to learn: the assistant's, or all tokens of a plain text
+    features: Path | None = None  # the file of its features, if they were kept while the target answered
 
     @property
     def prompt(self) -> list[int]:

@@ -1,19 +1,21 @@
-"""What a frozen target computes for examples, kept for later epochs."""
+"""What a frozen target computes for examples, kept for later epochs or since it answered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
+from soothsay.train.recorded import read_states
 from soothsay.train.sequences import Sequences
 
 
 class FeatureStore:
-    """The final states and taps of examples, in memory, in bfloat16.
+    """The final states and taps of examples, in memory, in bfloat16, or from a folder of features.
 
     The target reads an example once instead of in each epoch: it takes most of the time of a step. When the
     memory is full, further examples are computed each time. What is kept was computed beside other examples,
@@ -32,8 +34,9 @@ class FeatureStore:
     @torch.no_grad()
     def read(self, examples: Sequence[Example], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The target's final states `[B * T, H]`, and its taps. `batch` has the examples, padded."""
-        if self._kept.keys() >= {id(example) for example in examples}:
-            return self._restored(examples, batch)
+        known = [self._known(example) for example in examples]
+        if all(states is not None for states in known):
+            return self._restored(cast(list[Tensor], known), batch)
         hidden, taps = self.target(batch, taps=self.taps)
         if self.left > 0:
             whole = torch.stack([hidden, *taps]).bfloat16().view(1 + len(taps), *batch.shape, -1)
@@ -46,8 +49,12 @@ class FeatureStore:
             self._kept[id(example)] = example, states.clone()
             self.left -= states.numel() * states.itemsize
 
-    def _restored(self, examples: Sequence[Example], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
-        kept = [self._kept[id(example)][1] for example in examples]
+    def _known(self, example: Example) -> Tensor | None:
+        """The states of an example in memory or on disk, `[1 + taps, n, H]` bfloat16; None if not kept."""
+        kept = self._kept.get(id(example))
+        return read_states(example, self.taps) if kept is None else kept[1]
+
+    def _restored(self, kept: Sequence[Tensor], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
         whole = kept[0].new_zeros(len(kept[0]), *batch.shape, kept[0].shape[-1])
         for row, states in enumerate(kept):
             whole[:, row, : states.shape[1]] = states

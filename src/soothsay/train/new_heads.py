@@ -28,6 +28,7 @@ from soothsay.model.blocks import Block
 from soothsay.model.feed_forward import FeedForward
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
+from soothsay.train.features import FeatureStore
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 
@@ -163,8 +164,7 @@ def redrafter(
         cell: units of the cell.
         shortlist: tokens that it guesses; empty: all.
     """
-    layers = target.config.num_layers
-    taps = tuple(sorted({max(layers - 1 - k * layers // 3, 0) for k in range(3)}))
+    taps = spread_layers(target.config.num_layers)
     config = RedrafterConfig(
         target_hidden_size=target.config.hidden_size,
         vocab_size=target.config.vocab_size,
@@ -180,16 +180,29 @@ def redrafter(
         head.shortlist = torch.tensor(sorted(shortlist))
     head.borrow(TargetEnds.of(target))
     batch = Sequences.of(examples[:MEASURED], target.device)
-    features = torch.cat(target(batch, taps=taps)[1], dim=-1)[batch.real.view(-1) & (batch.positions > 0)]
+    tapped = FeatureStore(target, taps).read(examples[:MEASURED], batch)[1]
+    features = torch.cat(tapped, dim=-1)[batch.real.view(-1) & (batch.positions > 0)]
     head.tap_scale.copy_(features.square().mean(0).clamp(min=config.norm_eps).rsqrt())
     head.norm.weight.fill_(float(cast(Tensor, target.norm.weight).abs().mean()))
     weight_of(head.refiner.out).zero_()
     return head
 
 
+def spread_layers(layers: int) -> tuple[int, ...]:
+    """The layers whose inputs redrafters read: the last one, and a third and two thirds of all before it."""
+    return tuple(sorted({max(layers - 1 - k * layers // 3, 0) for k in range(3)}))
+
+
 def three_layers(layers: int) -> tuple[int, ...]:
     """The layers whose inputs EAGLE-3 reads: low, middle and high (Li et al. 2025, arXiv 2503.01840)."""
     return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+
+
+def taps_of(method: str, layers: int) -> tuple[int, ...]:
+    """The layers whose inputs a new head of this method reads, for a target with so many layers."""
+    if method == "redrafter":
+        return spread_layers(layers)
+    return three_layers(layers) if method in ("eagle3", "block") else (layers,)
 
 
 def _blocks(target: ModelConfig, layers: int) -> ModelConfig:

@@ -38,8 +38,8 @@ class TrainingRun:
         list[Path],
         typer.Argument(
             exists=True,
-            help="Training data: JSON lines with 'messages' or 'text', plain text, or a directory that was "
-            "saved by 'datasets'.",
+            help="Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
+            "saved by 'datasets', or a folder that 'train data --features' has written.",
         ),
     ]
     out: Annotated[
@@ -95,13 +95,19 @@ class TrainingRun:
         """Read the data. Returns the examples to train on, and those to evaluate on."""
         from soothsay.errors import TrainingError
         from soothsay.train.examples import read_examples, split
+        from soothsay.train.recorded import is_feature_folder, recorded_examples
 
         tokenizer = self.checkpoint().tokenizer()
         if tokenizer is None:
             raise TrainingError(f"{self.model} has no tokenizer, so no text can be encoded for it")
+        folders = [path for path in self.data if is_feature_folder(path)]
+        files = [path for path in self.data if path not in folders]
         with notice("reading the data ..."):
-            examples, skipped = read_examples(self.data, tokenizer, self.max_tokens)
-        if str(skipped):
+            examples = [one for path in folders for one in recorded_examples(path, self.max_tokens)]
+            if files:
+                texts, skipped = read_examples(files, tokenizer, self.max_tokens)
+                examples += texts
+        if files and str(skipped):
             Console(stderr=True, highlight=False).print(str(skipped), style="yellow", soft_wrap=True)
         if len(examples) <= self.held_out:
             raise TrainingError(
