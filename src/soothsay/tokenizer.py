@@ -109,9 +109,14 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """A hash of the vocabulary, tokens and ids, in 16 bytes."""
+        """A hash of the vocabulary, tokens and ids, in 16 bytes.
+
+        Without the names that GGUF files give to ids without a token, so that it is the same for all files of
+        a model.
+        """
         tokens = sorted(self.vocabulary().items(), key=lambda item: item[1])
-        text = "".join([f"{number} {len(token)} {token}\n" for token, number in tokens])
+        named = [(token, number) for token, number in tokens if token != f"[PAD{number}]"]
+        text = "".join([f"{number} {len(token)} {token}\n" for token, number in named])
         return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
     @property

@@ -215,6 +215,14 @@ def test_a_fingerprint_is_of_tokens_and_their_ids() -> None:
     assert words(5).fingerprint == made[0].fingerprint
 
 
+def test_names_of_missing_tokens_do_not_change_a_fingerprint() -> None:
+    named = {str(i): i for i in range(5)}
+    padded = Tokenizer(Backend(WordLevel({**named, "[PAD5]": 5, "[PAD6]": 6}, unk_token="0")))
+    assert padded.fingerprint == words(5).fingerprint
+    other = Tokenizer(Backend(WordLevel({**named, "[PAD6]": 5}, unk_token="0")))
+    assert other.fingerprint != words(5).fingerprint
+
+
 class TestWriting:
     def test_an_interrupt_leaves_what_was_there(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
