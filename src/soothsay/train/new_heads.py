@@ -141,8 +141,14 @@ def block(
     return head
 
 
-MEASURED = 16
-"""Examples in which the sizes of features are measured."""
+MEASURED = 1024
+"""Examples in which the sizes of features and their linear relations are measured."""
+
+AT_ONCE = 16
+"""Examples whose states are read together."""
+
+RIDGE = 0.003
+"""Weight of the size of the coefficients in least squares, relative to the inputs' mean square."""
 
 
 @torch.no_grad()
@@ -156,9 +162,11 @@ def redrafter(
 ) -> RedrafterHead:
     """Make a head of one look and a recurrent cell, which refines nothing yet.
 
+    Its guesses begin near the best linear prediction of the target's next final state.
+
     Args:
         target: the model to draft for.
-        examples: the sizes of its features are measured in the first of them.
+        examples: the features of the first of them are measured.
         size: number of guesses in a row.
         hidden: units between features and guesses.
         cell: units of the cell.
@@ -178,14 +186,54 @@ def redrafter(
     head = RedrafterHead(config)
     if shortlist:
         head.shortlist = torch.tensor(sorted(shortlist))
-    head.borrow(TargetEnds.of(target))
-    batch = Sequences.of(examples[:MEASURED], target.device)
-    tapped = FeatureStore(target, taps).read(examples[:MEASURED], batch)[1]
-    features = torch.cat(tapped, dim=-1)[batch.real.view(-1) & (batch.positions > 0)]
-    head.tap_scale.copy_(features.square().mean(0).clamp(min=config.norm_eps).rsqrt())
-    head.norm.weight.fill_(float(cast(Tensor, target.norm.weight).abs().mean()))
+    shared = TargetEnds.of(target)
+    head.borrow(shared)
+    inputs, products, size_of_states = _moments(head, FeatureStore(target, taps), examples[:MEASURED], shared)
+    seen = config.target_hidden_size * len(taps)
+    scale = inputs.diagonal().clamp(min=config.norm_eps).rsqrt()
+    scale[seen:] = 1  # of embeddings, which are normed
+    head.tap_scale.copy_(scale[:seen])
+    head.norm.weight.fill_(size_of_states)
+    weight_of(head.skip).copy_(least_squares(inputs * scale * scale[:, None], products * scale[:, None]))
     weight_of(head.refiner.out).zero_()
     return head
+
+
+def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
+    """The matrix with small coefficients (ridge) that predicts vectors y from vectors x.
+
+    Args:
+        inputs: `[X, X]` mean of x x^T.
+        products: `[X, Y]` mean of x y^T.
+
+    Returns:
+        `[Y, X]`.
+    """
+    ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs))
+    return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()
+
+
+def _moments(
+    head: RedrafterHead, store: FeatureStore, examples: Sequence[Example], shared: TargetEnds
+) -> tuple[Tensor, Tensor, float]:
+    """Means over the tokens of examples, of what a head reads and of the target's next final state.
+
+    Returns:
+        `[X, X]` and `[X, H]`, the means of x x^T and x y^T: x has the unscaled taps of a token and the
+        embedding of the next one, y is the target's final state at the next one. And the root of y's mean
+        square.
+    """
+    inputs, products, size, rows = torch.zeros(()), torch.zeros(()), torch.zeros(()), 0
+    for first in range(0, len(examples), AT_ONCE):
+        some = examples[first : first + AT_ONCE]
+        batch = Sequences.of(some, store.target.device)
+        hidden, taps = store.read(some, batch)
+        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
+        x = torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)[there]
+        y = hidden.roll(-1, dims=0)[there]
+        inputs, products = inputs + x.t() @ x, products + x.t() @ y
+        size, rows = size + y.square().mean(1).sum(), rows + len(x)
+    return inputs / rows, products / rows, float((size / rows).sqrt())
 
 
 def spread_layers(layers: int) -> tuple[int, ...]:

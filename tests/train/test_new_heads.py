@@ -1,0 +1,38 @@
+"""A new head begins with what needs no training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.model.transformer import Transformer
+from soothsay.train import new_heads
+from soothsay.train.examples import Example
+from soothsay.train.sequences import Sequences, TrainingKernels
+
+
+def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Transformer]) -> None:
+    """The weights equal those of NumPy's least squares, with a row for each input that keeps them small."""
+    torch.manual_seed(0)
+    target = Transformer(tiny(0).config, TrainingKernels())
+    rng = np.random.default_rng(0)
+    examples = [
+        Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 40).tolist()
+    ]
+    head = new_heads.redrafter(target, examples, 2, 16, 16)
+    inputs, outputs = [], []
+    for example in examples:
+        with torch.no_grad():
+            hidden, taps = target(Sequences.of([example]), taps=head.taps)
+            embedded = head.embedded(torch.from_numpy(example.tokens), TargetEnds.of(target))
+        inputs.append(torch.cat([torch.cat(taps, -1)[:-1] * head.tap_scale, embedded[1:]], -1))
+        outputs.append(hidden[1:])
+    x, y = torch.cat(inputs).double().numpy(), torch.cat(outputs).double().numpy()
+    np.testing.assert_allclose((x[:, : len(head.tap_scale)] ** 2).mean(0), 1, rtol=1e-3)
+    small = np.sqrt(new_heads.RIDGE * (x**2).mean() * len(x)) * np.eye(x.shape[1])
+    expected = np.linalg.lstsq(np.vstack([x, small]), np.vstack([y, 0 * small[:, : y.shape[1]]]))[0].T
+    np.testing.assert_allclose(head.skip.weight.detach().numpy(), expected, atol=2e-3)
+    np.testing.assert_allclose(head.norm.weight.detach().numpy(), np.sqrt((y**2).mean()), rtol=1e-4)
