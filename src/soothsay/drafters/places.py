@@ -12,7 +12,10 @@ from soothsay.files import user_path
 SUFFIX_STORE = "suffix.store"
 """File name of the texts from which `auto` drafts besides those of the requests."""
 
-SHIPPED_TEXTS = {"34693f9b4d4f3de390259f3beb839ccb": "smollm2"}
+SHIPPED_TEXTS = {
+    "34693f9b4d4f3de390259f3beb839ccb": "smollm2",
+    "09385509cd28a4dda001dcd6026e3158": "qwen2.5",
+}
 """Folders of the package with answers of a model, by the vocabulary of the model (`Target.vocabulary`)."""
 
 

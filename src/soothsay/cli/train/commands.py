@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from soothsay.cli.option_groups import grouped
+from soothsay.cli.terminal import notice
 from soothsay.cli.train.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ def _head(
     examples, held_out = run.examples()
     torch.manual_seed(run.seed)
     target = run.target()
-    head = make(target, examples)
+    with notice("making a new head ..."):
+        head = make(target, examples)
     if run.init is not None:
         _begin_with(run, head, target)
     judge, name = run.judge(head.method, held_out), Path(run.model).name
