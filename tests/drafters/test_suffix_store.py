@@ -64,7 +64,7 @@ def test_a_target_without_texts_has_no_store(sibyl: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("vocabulary", "tokens"),
-    [*zip(SHIPPED_TEXTS, (500_000, 188_989), strict=True)],
+    [*zip(SHIPPED_TEXTS, (500_000, 341_806), strict=True)],
     ids=[*SHIPPED_TEXTS.values()],
 )
 def test_texts_of_the_package_are_whole_and_of_their_vocabulary(vocabulary: str, tokens: int) -> None:
