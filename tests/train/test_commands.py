@@ -91,6 +91,7 @@ def test_learns_from_the_features_of_answers(name: str, data: Path, tmp_path: Pa
     features = tmp_path / "answers.features"
     assert str(features) in result.output
     assert "step 4: loss" in train(name, features, tmp_path / "head")
+    assert CliRunner().invoke(app, [*command.split(), "--drafter", "suffix"]).exit_code == 2
     other = "eagle3" if name == "medusa" else "medusa"
     command = f"train {other} sibyl {features} --out {tmp_path / 'other'} --steps 1 --held-out 1"
     result = CliRunner().invoke(app, command.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from soothsay.drafters.heads.modules.base import TargetEnds
@@ -36,3 +37,15 @@ def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Trans
     expected = np.linalg.lstsq(np.vstack([x, small]), np.vstack([y, 0 * small[:, : y.shape[1]]]))[0].T
     np.testing.assert_allclose(head.skip.weight.detach().numpy(), expected, atol=2e-3)
     np.testing.assert_allclose(head.norm.weight.detach().numpy(), np.sqrt((y**2).mean()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafter"])
+def test_features_are_kept_of_the_layers_that_a_new_head_reads(
+    method: str, tiny: Callable[..., Transformer]
+) -> None:
+    target = Transformer(tiny(0).config, TrainingKernels())
+    examples = [Example(np.arange(9), np.ones(9, dtype=bool))]
+    more = {"eagle3": ([1, 2],), "redrafter": (examples, 2, 16, 16)}.get(method, ())
+    assert getattr(new_heads, method)(target, *more).taps == new_heads.taps_of(
+        method, target.config.num_layers
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from soothsay.train.answers import NumberedMessages, write_answers
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
 from soothsay.train.new_heads import taps_of
-from soothsay.train.recorded import FeatureFolder, is_feature_folder, recorded_examples
+from soothsay.train.recorded import FeatureFolder, is_feature_folder, read_states, recorded_examples
 from soothsay.train.sequences import Sequences, TrainingKernels
 
 ASKED = [
@@ -86,7 +87,7 @@ def test_features_of_other_layers_are_refused(folder: Path, trainable: Transform
         FeatureStore(trainable, (1, 2)).read([first], Sequences.of([first]))
 
 
-@pytest.mark.parametrize("damage", ["cut", "no tokens", "no prompt"])
+@pytest.mark.parametrize("damage", ["cut", "no tokens", "no prompt", "no states", "fewer layers"])
 def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
     file = sorted(folder.glob("*.safetensors"))[1]
     if damage == "cut":
@@ -94,9 +95,19 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
     else:
         tensors = load_file(file)
         kept = {name: value for name, value in tensors.items() if damage != f"no {name}"}
+        if damage == "fewer layers":
+            kept["states"] = kept["states"][1:].clone()
         save_file(kept, file, None if damage == "no prompt" else {"prompt": "5"})
     with pytest.raises(TrainingError, match=rf"{file.name} is damaged"):
         list(recorded_examples(folder, 1000))
+
+
+@pytest.mark.parametrize("change", ["vocab_size", "hidden_size"])
+def test_features_of_another_model_are_refused(folder: Path, trainable: Transformer, change: str) -> None:
+    (first, *_) = recorded_examples(folder, 1000)
+    smaller = replace(trainable.config, **{change: 16})
+    with pytest.raises(TrainingError, match="is of another model"):
+        read_states(first, TAPS, smaller)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

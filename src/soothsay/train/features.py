@@ -52,7 +52,7 @@ class FeatureStore:
     def _known(self, example: Example) -> Tensor | None:
         """The states of an example in memory or on disk, `[1 + taps, n, H]` bfloat16; None if not kept."""
         kept = self._kept.get(id(example))
-        return read_states(example, self.taps) if kept is None else kept[1]
+        return read_states(example, self.taps, self.target.config) if kept is None else kept[1]
 
     def _restored(self, kept: Sequence[Tensor], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
         whole = kept[0].new_zeros(len(kept[0]), *batch.shape, kept[0].shape[-1])

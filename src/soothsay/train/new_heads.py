@@ -183,7 +183,7 @@ def redrafter(
         shortlist_size=len(shortlist),
         norm_eps=target.config.norm_eps,
     )
-    head = RedrafterHead(config)
+    head = RedrafterHead(config).to(target.device)
     if shortlist:
         head.shortlist = torch.tensor(sorted(shortlist))
     shared = TargetEnds.of(target)
@@ -209,7 +209,7 @@ def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
     Returns:
         `[Y, X]`.
     """
-    ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs))
+    ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
     return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()
 
 

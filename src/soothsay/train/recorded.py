@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from soothsay.config import ModelConfig
 from soothsay.core.request import Observation, Request
 from soothsay.drafters.base import NoDrafter, Target
 from soothsay.errors import TrainingError
@@ -105,23 +106,26 @@ def recorded_examples(path: Path, max_tokens: int) -> Iterator[Example]:
 
     Raises `TrainingError` if a file is damaged.
     """
-    _read_card(path)
+    taps = _read_card(path)
     for file in sorted(path.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as opened:
                 tokens = opened.get_tensor("tokens").numpy().astype(np.int64)[:max_tokens]
                 num_prompt = int(opened.metadata()["prompt"])
+                kept, length, _ = opened.get_slice("states").get_shape()
+            if kept != 1 + len(taps) or tokens.ndim != 1 or not length > 0:
+                raise ValueError(f"its states do not belong to {len(taps)} layers")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TrainingError(f"{file} is damaged ({error}); remove it") from None
         if 0 < num_prompt < len(tokens):
             yield Example(tokens, np.arange(len(tokens)) >= num_prompt, file)
 
 
-def read_states(example: Example, taps: Sequence[int]) -> Tensor | None:
+def read_states(example: Example, taps: Sequence[int], config: ModelConfig) -> Tensor | None:
     """The states `[1 + taps, n, H]` bfloat16 of an example's n tokens; None if they were not kept.
 
     Tokens at the end whose states nobody computed have zeros. Raises `TrainingError` if other layers were
-    kept.
+    kept, or those of a model of another size or vocabulary.
     """
     if example.features is None:
         return None
@@ -133,6 +137,9 @@ def read_states(example: Example, taps: Sequence[int]) -> Tensor | None:
         )
     with safe_open(example.features, "pt") as opened:
         states: Tensor = opened.get_tensor("states")[:, : len(example.tokens)]
+    known = example.tokens.min() >= 0 and example.tokens.max() < config.vocab_size
+    if states.shape[-1] != config.hidden_size or not known:
+        raise TrainingError(f"{example.features} is of another model: its states or tokens do not fit")
     return torch.nn.functional.pad(states, (0, 0, 0, len(example.tokens) - states.shape[1]))
 
 

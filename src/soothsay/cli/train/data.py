@@ -78,6 +78,8 @@ def data(
     Each answer follows the model's own earlier answers. A conversation is written when it ends. After an
     interruption, the same command continues.
     """
+    if features is not None and drafter != PLAIN:
+        raise typer.BadParameter("with --features the model answers without a drafter: leave out --drafter")
     with notice(f"reading {prompts} ..."):
         from soothsay.train.answers import read_unanswered, write_answers
 
@@ -88,7 +90,7 @@ def data(
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         llm = LLM(
             model,
-            drafter=drafter if features is None else PLAIN,
+            drafter=drafter,
             dtype=dtype,
             max_context=max_context,
             max_requests=batch,
