@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -77,3 +78,15 @@ def test_texts_of_the_package_are_whole_and_of_their_vocabulary(vocabulary: str,
     texts = read_learned(store, Suffix.kind, vocabulary)  # checks the digest too
     assert len(texts["tokens"]) == texts["lengths"].sum() == tokens
     assert store.stat().st_size < 3_000_000
+
+
+def test_a_reset_does_not_read_a_store_again(sibyl: LLM, tmp_path: Path) -> None:
+    """It would be read beside what runs next, and slow that down."""
+    store = tmp_path / "suffix.store"
+    write_texts(store, [np.arange(50)], sibyl.engine.target.vocabulary)
+    drafter = Suffix(sibyl.engine.target, store=store)
+    store.unlink()
+    drafter.reset()
+    drafter.save(tmp_path / "kept")
+    texts = read_learned(tmp_path / "kept", Suffix.kind, drafter.identity)
+    assert texts["tokens"].tolist() == list(range(50))

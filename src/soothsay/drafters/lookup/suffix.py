@@ -178,6 +178,10 @@ class Suffix(SignalingDrafter):
             raise DrafterError(f"suffix(memory={memory}): it must be at least 0")
         self.target, self.max_nodes = target, nodes
         self.factor, self.longest, self.memory, self.store = factor, longest, memory, store
+        self._stored: list[TextGeneration] = []
+        self._reader: Thread | None = None
+        if store:
+            self.load(store)
         self.reset()
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -202,13 +206,9 @@ class Suffix(SignalingDrafter):
             self.memories[request.tenant].add(request.tokens)
 
     def reset(self) -> None:
-        """Forget all requests, and load `store` again."""
+        """Forget all requests. Texts that were loaded stay."""
         self._texts: WeakKeyDictionary[Request, _Text] = WeakKeyDictionary()
         self.memories = PerTenant(self._new_memory)
-        self._stored: list[TextGeneration] = []
-        self._reader: Thread | None = None
-        if self.store:
-            self.load(self.store)
 
     def save(self, path: str | Path, tenant: Tenant = EVERYBODY) -> None:
         """Write what is stored to a file: the texts that were loaded, and one tenant's ended requests.
