@@ -394,9 +394,10 @@ def redrafter_outputs(head: RedrafterHead, target: Transformer, taps: Tensor, ro
     """Compute the outputs `[size, H]` before they are refined. `taps` `[taps * H]` precede the root."""
     w = head.state_dict()
     seen = torch.cat([taps * w["tap_scale"], rms_norm(target.embedding.weight[root], head.embedding_norm)])
-    gate, up = (w["look.weight"] @ seen).chunk(2)
-    made = w["guesses.weight"] @ (silu(gate) * up)
-    return rms_norm(made.view(head.config.size, -1) + w["skip.weight"] @ seen, head.norm)
+    h = head.config.hidden_size
+    looked = w["look.weight"] @ seen
+    made = w["guesses.weight"] @ (silu(looked[:h]) * looked[h : 2 * h])
+    return rms_norm(made.view(head.config.size, -1) + looked[2 * h :], head.norm)
 
 
 def redrafter_path(head: RedrafterHead, target: Transformer, outputs: Tensor, path: Sequence[int]) -> Tensor:

@@ -149,19 +149,21 @@ def measure(
 ) -> list[DemoEntry]:
     """Answer every task, plainly and with each drafter, in each round. Calls `advance` after each answer.
 
-    Drafters take turns, so that a noisy machine disturbs all of them equally. Each round builds new drafters:
-    they can learn from earlier prompts of the round, but never see a prompt twice.
+    Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before each
+    round: they can learn from earlier prompts of the round, but never see a prompt twice.
     """
     from soothsay.drafters.registry import build_drafter
 
     entries = [DemoEntry(task, name, []) for task in TASKS for name in (PLAIN, *names)]
+    drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
     begin = time.perf_counter()
     for number in range(repeats):
         if number and time.perf_counter() - begin > PATIENCE:
             break
-        specs = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
+        for drafter in drafters.values():
+            drafter.reset()
         for entry in entries:
-            entry.answers.append(decode(llm, entry.task, specs[entry.drafter], max_tokens))
+            entry.answers.append(decode(llm, entry.task, drafters[entry.drafter], max_tokens))
             advance()
     return entries
 

@@ -180,9 +180,9 @@ class Suffix(SignalingDrafter):
         self.factor, self.longest, self.memory, self.store = factor, longest, memory, store
         self._stored: list[TextGeneration] = []
         self._reader: Thread | None = None
+        self.reset()
         if store:
             self.load(store)
-        self.reset()
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The likeliest continuations of each request; only the root if nothing matches."""
@@ -206,7 +206,8 @@ class Suffix(SignalingDrafter):
             self.memories[request.tenant].add(request.tokens)
 
     def reset(self) -> None:
-        """Forget all requests. Texts that were loaded stay."""
+        """Forget all requests. Texts that were loaded stay, and from now on no thread reads them."""
+        self._end_reading()
         self._texts: WeakKeyDictionary[Request, _Text] = WeakKeyDictionary()
         self.memories = PerTenant(self._new_memory)
 
@@ -288,14 +289,18 @@ class Suffix(SignalingDrafter):
 
     def _matches(self, request: Request) -> Matcher:
         """The matches of the request's text, after reading all of it."""
-        if self._reader is not None:
-            self._reader.join()
-            self._reader = None
+        self._end_reading()
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self._new_automaton())
         generations = self._stored + self.memories[request.tenant].generations
         return text.matches(request.tokens, [one for one in generations if one.automaton.size])
+
+    def _end_reading(self) -> None:
+        """Wait until the texts that were loaded have been read."""
+        if self._reader is not None:
+            self._reader.join()
+            self._reader = None
 
     def _new_memory(self) -> TextMemory:
         return TextMemory(self.memory, MEMORY_DOUBT, self._new_automaton)

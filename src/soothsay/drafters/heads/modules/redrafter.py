@@ -58,7 +58,7 @@ class RedrafterConfig:
 class RedrafterHead(ShortlistHead):
     """A gated layer that looks at the target's features and the root's token, once for all guesses.
 
-    Each guess has an output of its own. A `Refiner` then makes it depend on the tokens of its path. There is
+    `look` gives the layer's gates and values, and what is passed on to all guesses. Each guess has an output of its own. A `Refiner` then makes it depend on the tokens of its path. There is
     no attention: a feature of the target has seen the whole context.
 
     `tap_scale` `[taps * H]` brings the features' numbers to equal sizes. In real models, a few of them are
@@ -73,11 +73,15 @@ class RedrafterHead(ShortlistHead):
         h, seen = config.target_hidden_size, (len(config.taps) + 1) * config.target_hidden_size
         self.tap_scale = nn.Parameter(torch.ones(seen - h), requires_grad=False)
         self.embedding_norm = RMSNorm(h, config.norm_eps)
-        self.look: nn.Module = Dense.random(seen, 2 * config.hidden_size)
-        self.skip: nn.Module = Dense.random(seen, h)
+        self.look: nn.Module = Dense.random(seen, 2 * config.hidden_size + h)
         self.guesses: nn.Module = Dense.random(config.hidden_size, config.size * h)
         self.norm = RMSNorm(h, config.norm_eps)
         self.refiner = Refiner(h, config.cell_size)
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """What `look` gives: numbers of gates, of values, and of what is passed on."""
+        return self.config.hidden_size, self.config.hidden_size, self.config.target_hidden_size
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """The features, scaled: `[N, H]` for each tap -> `[N, taps * H]` float32."""
@@ -98,8 +102,8 @@ class RedrafterHead(ShortlistHead):
             `[N, hidden]` and `[N, H]`, both float32.
         """
         both = torch.cat([features, embedded], dim=-1)
-        gate, up = self.look(both).float().chunk(2, dim=-1)
-        return F.silu(gate) * up, self.skip(both).float()
+        gate, up, passed = self.look(both).float().split(self.parts, dim=-1)
+        return F.silu(gate) * up, passed
 
     def forward(self, features: Tensor, embedded: Tensor, shared: TargetEnds) -> Tensor:
         """The outputs of all guesses before they are refined: `[N, size, H]` normed, float32.
