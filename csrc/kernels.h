@@ -224,6 +224,21 @@ int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth,
                           uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,
                           double* scores);
 
+// The layers of a one-pass drafter with a recurrent cell (soothsay/drafters/heads/modules/redrafter.py). look: its inputs are
+// features and an embedding, its outputs gates and values of guesses' inputs, and what is passed on to all guesses.
+struct soothsay_looking {
+    const soothsay_weights *look, *guesses, *cell_read, *cell_token, *cell_out, *head;
+    const float* norm;  // [embedding]
+    float eps;
+    int embedding, depths;
+};
+
+// features [rows, all inputs of look but the embedding], embedded [rows, embedding] -> logits [rows, depths, outputs of head] of
+// the guesses, the first of which is refined; read [rows, depths, units] of those before they are refined; states [rows, units]
+// of the cell at the root.
+void soothsay_look(const soothsay_looking* looking, const float* features, const float* embedded, int64_t rows, float* logits,
+                   float* read, float* states);
+
 // What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/modules/refiner.py). Tables are
 // in bfloat16, and `units` is a multiple of 16.
 struct soothsay_paths {

@@ -149,8 +149,8 @@ def measure(
 ) -> list[DemoEntry]:
     """Answer every task, plainly and with each drafter, in each round. Calls `advance` after each answer.
 
-    Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before each
-    round: they can learn from earlier prompts of the round, but never see a prompt twice.
+    Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before
+    each round: they can learn from earlier prompts of the round, but never see a prompt twice.
     """
     from soothsay.drafters.registry import build_drafter
 

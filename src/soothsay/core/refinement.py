@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,14 @@ class Refinement:
     carry: Tensor  # [U, U] bfloat16: the part that the state above makes, a row for each of its units
     out: Tensor  # [V, U] bfloat16: a token's correction is the product with the state
     followers: Tensor  # [V, F] int64: for each token, some that often come after it
+
+
+class Looked(NamedTuple):
+    """What one pass says of D depths, for each of R requests, float32. V and U are those of `Refinement`."""
+
+    logits: Tensor  # [R * D, V], of the depths of a request one after the other; the first is refined
+    read: Tensor  # [R * D, U]: the part of a state that each depth makes
+    states: Tensor  # [R, U]: the states of the roots
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ A model holds one set of kernels and passes it on. `StockKernels` uses stock ope
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,7 +20,7 @@ from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
 from soothsay.core.integer_keys import written
-from soothsay.core.refinement import Candidates, Refinement, grow
+from soothsay.core.refinement import Candidates, Looked, Refinement, grow
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.attention import attend
@@ -83,6 +84,24 @@ FusedExperts = Callable[[Tensor, Tensor | None], Tensor]
 """A mixture of experts in one call, with the same bits: `[N, hidden]` to `[N, hidden]` float32.
 
 The second argument are the router's scores `[N, experts]`; None: it computes them."""
+
+
+@dataclass(frozen=True, eq=False)
+class LookLayers:
+    """The layers of a `soothsay.drafters.heads.modules.redrafter.RedrafterHead`, as they are served."""
+
+    look: nn.Module
+    guesses: nn.Module
+    cell_read: nn.Module
+    cell_token: nn.Module
+    cell_out: nn.Module
+    head: nn.Module
+    norm: Norm  # of guesses
+    depths: int
+
+
+FusedLook = Callable[[Tensor, Tensor], Looked]
+"""A drafter's one look in one call, of features `[R, F]` and normed embeddings `[R, H]`, both float32."""
 
 
 class Kernels(noise.SamplingKernels):
@@ -276,6 +295,13 @@ class Kernels(noise.SamplingKernels):
         """One call for a mixture of experts; None if these kernels have none for it.
 
         It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
+        """
+        return None
+
+    def fuse_look(self, layers: LookLayers) -> FusedLook | None:
+        """One call for all that a drafter's look computes; None if these kernels have none for it.
+
+        The weights must keep their addresses.
         """
         return None
 

@@ -21,9 +21,13 @@ from oracles import (
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.core.refinement import LEAST
+from soothsay.drafters.heads import serving
 from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.redrafter import Redrafter
+from soothsay.model.kernels import StockKernels
+from soothsay.model.native.kernels import load_native
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -65,6 +69,37 @@ def test_trees_are_the_best_by_the_formula(stress: str, tiny: Make) -> None:
             assert min(tree.scores) > max(left_out) - 0.1
         else:
             assert max(left_out[1:], default=-99.0) < left_out[0] + 0.1
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_one_call_computes_what_the_layers_do(rows: int, tiny: Make) -> None:
+    kernels = load_native()
+    if kernels is None:
+        pytest.skip("no native kernels run here")
+    shared = TargetEnds.of(tiny(0))
+    head = copy.deepcopy(HEAD)
+    head.borrow(shared)
+    head = serving.serve(head, kernels, torch.float32, 8)
+    fused = head.fused(kernels)
+    assert fused is not None
+    features, embedded = torch.randn(rows, 96), torch.randn(rows, 48)
+    expected = head.looked(features, embedded, shared)
+    for part, wanted in zip(fused(features, embedded), expected, strict=True):
+        assert part.shape == wanted.shape
+        assert (part - wanted).norm() < 0.01 * wanted.norm()  # inputs of products are rounded to 8 bits
+
+
+def test_layers_of_another_kind_are_not_one_call(tiny: Make) -> None:
+    """A head without a list guesses with the target's output head, and stock layers have no addresses."""
+    kernels = load_native()
+    if kernels is None:
+        pytest.skip("no native kernels run here")
+    shared = TargetEnds.of(tiny(0))
+    for shortlist, native in ((), kernels), (range(5, 97, 2), StockKernels()):
+        head = make_redrafter_head(shortlist=shortlist)
+        head.borrow(shared)
+        head = serving.serve(head, native, torch.float32, 8 if native is kernels else None)
+        assert head.fused(kernels) is None
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "rsd", "specinfer"])

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from soothsay.config import DType
+from soothsay.core.refinement import Looked
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
@@ -43,6 +45,7 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
         super().__init__(target, load_head(RedrafterHead, model, target, dtype))
         self.max_nodes = 1 + nodes
         self.refined = RefinedTrees(self.head, self.shared, self.max_nodes)
+        self._fused = self.head.fused(self.shared.kernels)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -52,5 +55,10 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
         roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
         embedded = self.head.embedded(roots, self.shared)
-        outputs = self.head(self.features.stacked(ready), embedded, self.shared)
-        return self.refined.trees(ready, outputs, embedded)
+        return self.refined.trees(ready, self._look(self.features.stacked(ready), embedded))
+
+    def _look(self, features: Tensor, embedded: Tensor) -> Looked:
+        if self._fused is None:
+            return self.head.looked(features, embedded, self.shared)
+        looked = self._fused(features, embedded)
+        return looked._replace(logits=self.shared.finished(looked.logits))

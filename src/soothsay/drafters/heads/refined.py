@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.core.params import MIN_TEMPERATURE
-from soothsay.core.refinement import Candidates, Refinement
+from soothsay.core.refinement import Candidates, Looked, Refinement
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.modules.base import TargetEnds
@@ -59,23 +58,14 @@ class RefinedTrees:
                 followers=_followers(torch.cat(tokens), corrections),
             )
 
-    def trees(self, requests: Sequence[Request], outputs: Tensor, embedded: Tensor) -> list[DraftTree]:
-        """Make a tree for each of R requests.
-
-        Args:
-            requests: the requests to draft for.
-            outputs: `[R, D, H]` normed, for D depths from the token after the root on.
-            embedded: `[R, H]` normed, of the roots' tokens.
-        """
-        depths = outputs.shape[1]
-        first, states = self.cell(outputs[:, 0], embedded, None)
-        rows = torch.cat([first[:, None], outputs[:, 1:]], dim=1).flatten(0, 1)
-        logits = self.head.logits(rows, self.shared)
+    def trees(self, requests: Sequence[Request], looked: Looked) -> list[DraftTree]:
+        """Make a tree for each of R requests, whose guesses begin with the token after the root."""
+        logits, read, states = looked
+        depths = len(logits) // len(states)
         if any(request.params.rule.guessing.draws for request in requests):
             return self._drawn(requests, logits, depths)
         factors = [SHARPNESS if request.params.temperature == 0 else 1.0 for request in requests]
         scores, values, places = self._candidates(requests, logits, depths, factors)
-        read = cast(Tensor, self.cell.read(rows)).float()
         trees = []
         for i, request in enumerate(requests):
             own = slice(i * depths, (i + 1) * depths)

@@ -18,7 +18,7 @@ from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import SQUARED_RELU, Kernels, Norm
+from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
@@ -27,6 +27,7 @@ from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.native.look import NativeLook
 from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.state_space import StateSpaceWeights
@@ -273,6 +274,10 @@ class NativeKernels(NativeSampling, Kernels):
         """See `Kernels`."""
         return NativeAutomaton(self._library, counted, widest, least)
 
+    def fuse_look(self, layers: LookLayers) -> NativeLook | None:
+        """See `Kernels`."""
+        return NativeLook(self._look, layers) if NativeLook.fit(layers) else None
+
     def grow_paths(
         self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
     ) -> tuple[list[int], list[int], list[float]]:
@@ -310,6 +315,9 @@ class NativeKernels(NativeSampling, Kernels):
 
     def _run_experts(self, *arguments: object) -> None:
         self._library.soothsay_mix(*arguments)
+
+    def _look(self, *arguments: object) -> None:
+        self._library.soothsay_look(*arguments)
 
     def _run_blocks(self, *arguments: object) -> None:
         self._library.soothsay_blocks(*arguments)

@@ -70,6 +70,8 @@ int soothsay_matcher_read(soothsay_matcher* matcher, const int64_t* tokens, int6
 int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth, int widest, double least,
     int draws, uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,
     double* scores);
+void soothsay_look(const soothsay_looking* looking, const float* features, const float* embedded,
+    int64_t rows, float* logits, float* read, float* states);
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places,
     int* parents, double* scores);
 void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams,

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.core.refinement import Looked
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.refiner import Refiner
 from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.errors import DrafterError
+from soothsay.model.kernels import FusedLook, Kernels, LookLayers
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
 
@@ -58,8 +60,9 @@ class RedrafterConfig:
 class RedrafterHead(ShortlistHead):
     """A gated layer that looks at the target's features and the root's token, once for all guesses.
 
-    `look` gives the layer's gates and values, and what is passed on to all guesses. Each guess has an output of its own. A `Refiner` then makes it depend on the tokens of its path. There is
-    no attention: a feature of the target has seen the whole context.
+    `look` gives the layer's gates and values, and what is passed on to all guesses. Each guess has an output
+    of its own. A `Refiner` then makes it depend on the tokens of its path. There is no attention: a feature
+    of the target has seen the whole context.
 
     `tap_scale` `[taps * H]` brings the features' numbers to equal sizes. In real models, a few of them are
     hundreds of times larger than the others.
@@ -113,3 +116,31 @@ class RedrafterHead(ShortlistHead):
         inner, passed = self.seen(features, embedded)
         outputs = self.guesses(inner).float().view(len(inner), self.config.size, -1) + passed[:, None]
         return shared.kernels.norm(outputs.flatten(0, 1), self.norm, torch.float32).view(outputs.shape)
+
+    def looked(self, features: Tensor, embedded: Tensor, shared: TargetEnds) -> Looked:
+        """All that a tree needs of one look. Arguments are those of `seen`."""
+        outputs = self(features, embedded, shared)
+        first, states = self.refiner(outputs[:, 0], embedded, None)
+        rows = torch.cat([first[:, None], outputs[:, 1:]], dim=1).flatten(0, 1)
+        return Looked(self.logits(rows, shared), self.refiner.read(outputs.flatten(0, 1)).float(), states)
+
+    def fused(self, kernels: Kernels) -> FusedLook | None:
+        """`looked` in one call, of a head that is ready to draft, but with products of the output head.
+
+        None: the kernels have none, or the head guesses with the target's own output head.
+        """
+        if self.head is None:
+            return None
+        cell = self.refiner
+        return kernels.fuse_look(
+            LookLayers(
+                look=self.look,
+                guesses=self.guesses,
+                cell_read=cell.read,
+                cell_token=cell.token,
+                cell_out=cell.out,
+                head=self.head,
+                norm=self.norm,
+                depths=self.config.size,
+            )
+        )
