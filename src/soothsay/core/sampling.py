@@ -62,13 +62,17 @@ class Nodes:
     indices: Sequence[int]
 
 
-def perturb(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) -> Tensor:
+def perturb(
+    logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels, ids: Tensor | None = None
+) -> Tensor:
     """Scores whose argmax is the token emitted at each node; log p for verifiers without shared noise.
 
     Args:
         logits: `[M, V]` float32, the rows of all of `asked` in order. Not changed.
         asked: the nodes of the rows.
         kernels: of the device of `logits`.
+        ids: `[V]` int64, the tokens that the columns stand for; None: all tokens. Only for requests whose
+            logits nothing changes before they are scaled.
 
     Returns:
         `[M, V]` float32: log p up to a constant, minus infinity where p is 0. At a temperature above 0, a
@@ -79,9 +83,9 @@ def perturb(logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels) ->
     if noisy:
         keys = torch.tensor([key for *_, key in noisy], device=logits.device)
         if len(noisy) == len(logits):
-            return perturb_rows(adjusted, [params for _, params, _ in noisy], keys, kernels)
-        scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys, kernels)
-    return _replace(scores, adjusted, noiseless, None, kernels) if noiseless else scores
+            return perturb_rows(adjusted, [params for _, params, _ in noisy], keys, kernels, ids)
+        scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys, kernels, ids)
+    return _replace(scores, adjusted, noiseless, None, kernels, ids) if noiseless else scores
 
 
 Noisy = tuple[int, SamplingParams, tuple[int, int]]
@@ -167,17 +171,25 @@ def _replace(
     sampled: Sequence[tuple[int, SamplingParams]],
     keys: Tensor | None,
     kernels: SamplingKernels,
+    ids: Tensor | None,
 ) -> Tensor:
     """`scores` with some rows replaced by those of `perturb_rows`."""
     rows = torch.tensor([row for row, _ in sampled], device=logits.device)
-    new = perturb_rows(logits.index_select(0, rows), [params for _, params in sampled], keys, kernels)
+    new = perturb_rows(logits.index_select(0, rows), [params for _, params in sampled], keys, kernels, ids)
     return scores.index_copy(0, rows, new)
 
 
 def perturb_rows(
-    logits: Tensor, params: Sequence[SamplingParams], keys: Tensor | None, kernels: SamplingKernels
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    keys: Tensor | None,
+    kernels: SamplingKernels,
+    ids: Tensor | None = None,
 ) -> Tensor:
-    """Rows `[R, V]` of temperature above 0, scaled and truncated, plus noise if there are keys."""
+    """Rows `[R, V]` of temperature above 0, scaled and truncated, plus noise if there are keys.
+
+    `ids` are those of `perturb`.
+    """
     device, vocab = logits.device, logits.shape[1]
     temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]
     logits = logits / torch.tensor(temperatures, device=device)[:, None]
@@ -186,8 +198,8 @@ def perturb_rows(
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], -math.inf)
     cut = [row for row, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < vocab]
     if len(cut) < len(params):
-        everything = torch.arange(vocab, device=device)[None]
-        full = logits if keys is None else logits + gumbel(keys, everything, kernels)
+        everything = torch.arange(vocab, device=device) if ids is None else ids
+        full = logits if keys is None else logits + gumbel(keys, everything[None], kernels)
     else:
         full = torch.empty_like(logits)
     width = min(NUCLEUS_WIDTH, vocab)
@@ -195,7 +207,8 @@ def perturb_rows(
         rows = torch.tensor(cut, device=device)
         own = [params[row] for row in cut]
         values, tokens, complete = nucleus(logits.index_select(0, rows), own, width, kernels)
-        noise = 0.0 if keys is None else gumbel(keys.index_select(0, rows), tokens, kernels)
+        named = tokens if ids is None else ids[tokens]
+        noise = 0.0 if keys is None else gumbel(keys.index_select(0, rows), named, kernels)
         kept = torch.full((len(cut), vocab), -math.inf, device=device)
         full.index_copy_(0, rows, kept.scatter_reduce_(1, tokens, values + noise, "amax"))
         cut = [row for row, done in zip(cut, complete.tolist(), strict=True) if not done]

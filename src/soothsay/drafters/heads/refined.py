@@ -87,10 +87,12 @@ class RefinedTrees:
         self, requests: Sequence[Request], logits: Tensor, depths: int, factors: Sequence[float]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Scores `[R * D, V_short]`; log-probabilities and places of each row's best tokens, `[R * D, K]`."""
-        if not all(_plain(request) for request in requests):
-            logits = score_rows(requests, self._whole(logits), [depths] * len(requests), self.kernels)
-            if self.head.shortlist is not None:
-                logits = logits.index_select(1, self.head.shortlist)
+        rows, short = [depths] * len(requests), self.head.shortlist
+        if any(r.constraint is not None or r.params.changes_logits for r in requests):
+            logits = score_rows(requests, self._whole(logits), rows, self.kernels)
+            logits = logits if short is None else logits.index_select(1, short)
+        elif any(request.params.temperature > 0 for request in requests):
+            logits = score_rows(requests, logits, rows, self.kernels, short)
         sharp = [factor for factor in factors for _ in range(depths)]
         best = self.kernels.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
         return logits, *best
@@ -120,9 +122,3 @@ def _followers(tokens: Tensor, corrections: Tensor) -> Tensor:
     count, matrix = min(FOLLOWERS, len(tokens)), corrections.bfloat16()
     states = torch.split(F.silu(tokens.float()).bfloat16(), ROWS)
     return torch.cat([(some @ matrix).topk(count).indices for some in states])
-
-
-def _plain(request: Request) -> bool:
-    """Whether the token at a node is that of the largest logit."""
-    params = request.params
-    return params.temperature == 0 and request.constraint is None and not params.changes_logits

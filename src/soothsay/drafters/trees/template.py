@@ -154,7 +154,11 @@ def best_first(tree: DraftTree, ranked: Ranked, size: int) -> None:
 
 
 def score_rows(
-    requests: Sequence[Request], logits: Tensor, depths: Sequence[int], kernels: Kernels
+    requests: Sequence[Request],
+    logits: Tensor,
+    depths: Sequence[int],
+    kernels: Kernels,
+    ids: Tensor | None = None,
 ) -> Tensor:
     """Return `[M, V]` log-probabilities, up to a constant, under each request's parameters and noise.
 
@@ -163,6 +167,7 @@ def score_rows(
         logits: `[M, V]` float32: for each request, one row for each depth, from the token after its root on.
         depths: how many of the M rows each request has.
         kernels: of the target.
+        ids: the tokens that the columns stand for, see `perturb`.
     """
     likeliest, asked, begin = best_tokens(logits, kernels), [], 0
     for request, depth in zip(requests, depths, strict=True):
@@ -170,7 +175,7 @@ def score_rows(
         chain.extend(likeliest[begin : begin + depth - 1])
         asked.append(Nodes(request, chain, range(depth)))
         begin += depth
-    return perturb(logits, asked, kernels)
+    return perturb(logits, asked, kernels, ids)
 
 
 def rank_rows(scores: Tensor, depths: Sequence[int], ranks: int, kernels: Kernels) -> list[Ranked]:
