@@ -18,11 +18,12 @@ from oracles import (
     redrafter_path,
     taps_of,
 )
+from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.core.refinement import LEAST
 from soothsay.drafters.heads import serving
-from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.checkpoints.directory import read_head, write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.redrafter import Redrafter
@@ -122,6 +123,31 @@ def test_a_checkpoint_comes_back_as_it_was(tiny: Make, tmp_path: Path) -> None:
     assert drafter.head.config == HEAD.config
     assert torch.equal(drafter.head.tap_scale, HEAD.tap_scale.bfloat16().float())
     assert drafter.refined.ids == HEAD.shortlist.tolist()
+
+
+def test_a_checkpoint_of_integers(tiny: Make, tmp_path: Path) -> None:
+    head = randomize(RedrafterHead(RedrafterConfig(48, 97, (0,), 3, 32, 16)))  # 48 is not whole groups
+    target = LLM(tiny(0), drafter="none").engine.target
+    for layout in "", "int8":
+        write_head(copy.deepcopy(head), tmp_path / f"head{layout}", "tiny", layout)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("head", "headint8")]
+    assert sizes[1] < 0.7 * sizes[0]
+    whole, rounded = (read_head(tmp_path / name, target).state_dict() for name in ("head", "headint8"))
+    for name, value in whole.items():
+        assert (rounded[name] - value).norm() <= 0.01 * value.norm()
+    assert not torch.equal(rounded["look.weight"], whole["look.weight"])
+    assert torch.equal(rounded["refiner.read.weight"], whole["refiner.read.weight"])
+
+
+def test_integers_with_scales_that_do_not_fit(tiny: Make, tmp_path: Path) -> None:
+    head = RedrafterHead(RedrafterConfig(48, 97, (0,), 3, 32, 16))
+    write_head(head, tmp_path / "head", "tiny", "int8")
+    file = tmp_path / "head" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["look.scales"] = tensors["look.scales"][:, 1:].contiguous()
+    save_file(tensors, file)
+    with pytest.raises(DrafterError, match=r"look.weight is \[112, 96\] with scales \[112, 2\]"):
+        read_head(tmp_path / "head", LLM(tiny(0), drafter="none").engine.target)
 
 
 @pytest.mark.parametrize(

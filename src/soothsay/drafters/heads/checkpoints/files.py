@@ -26,7 +26,10 @@ NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.b
 
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that weights may be stored in. All others are quantized weights, which are not read."""
+"""Dtypes that weights may be stored in. All others are quantized weights, which are not read, except ours."""
+
+GROUP = 32
+"""Inputs that share a scale, of weights that soothsay has written as int8."""
 
 
 class DrafterFiles:
@@ -72,7 +75,8 @@ class DrafterFiles:
         if self._in_gguf is not None:
             return frozenset(self._in_gguf.tensors)
         stacks = {part.stack for part in self._experts.values()}
-        return frozenset([*(self._mapped.keys() - stacks), *self._pickled, *self._experts])
+        own = self._mapped.keys() - stacks - {scales_of(name) for name in self._mapped}
+        return frozenset([*own, *self._pickled, *self._experts])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
@@ -123,15 +127,33 @@ class DrafterFiles:
             if part is not None:
                 return part.of(self._mapped[part.stack].get_slice(part.stack)[part.expert])
             tensor: Tensor = self._mapped[name].get_tensor(name)
+            scales = scales_of(name)
+            if tensor.dtype == torch.int8 and scales in self._mapped:
+                return self._scaled(name, tensor, self._mapped[scales].get_tensor(scales))
         except SafetensorError as error:
             raise DrafterError(f"{self.path} does not give {name!r} ({error}); download it again") from error
         return tensor
+
+    def _scaled(self, name: str, integers: Tensor, scales: Tensor) -> Tensor:
+        """A matrix in float32, of integers `[out, in]` and scales `[out, in / GROUP]` of their groups."""
+        rows, inputs = tuple(integers.shape) if integers.dim() == 2 else (0, 0)
+        if not rows or inputs % GROUP or scales.shape != (rows, inputs // GROUP):
+            raise DrafterError(
+                f"{self.path}: {name} is {list(integers.shape)} with scales {list(scales.shape)}; each "
+                f"{GROUP} numbers of a row should have one: it is damaged"
+            )
+        return (integers.float().view(rows, -1, GROUP) * scales.float()[:, :, None]).view(rows, inputs)
 
     def _open(self, file: Path) -> Any:
         try:
             return self._opened.enter_context(safe_open(file, framework="pt"))
         except (SafetensorError, OSError) as error:
             raise DrafterError(f"{file} is damaged or cut short ({error}); download it again") from error
+
+
+def scales_of(name: str) -> str:
+    """The name of the scales of a weight that soothsay has written as int8."""
+    return f"{name.removesuffix('.weight')}.scales"
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soothsay.drafters.heads.checkpoints.blocks import block_config, hf_config
-from soothsay.drafters.heads.checkpoints.files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.files import GROUP, DrafterFiles, scales_of
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import split
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
@@ -55,14 +55,27 @@ def open_redrafter(files: DrafterFiles, fit: Fit) -> StoredHead:
 
 
 def write_own(
-    head: HydraHead | BlockHead | RedrafterHead, target: str
+    head: HydraHead | BlockHead | RedrafterHead, target: str, *, integers: bool = False
 ) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
-    """Make config.json and tensors for soothsay."""
+    """Make config.json and tensors for soothsay. `integers`: matrices as int8, which takes half the space."""
     config = {"soothsay_method": head.method, "target": target, **asdict(head.config)}
     if isinstance(head, BlockHead):
         config["block"] = hf_config(head.config.block)
-    tensors = split(head, {})
-    return config, ((name, value) for name, value in tensors if name != "head.weight")  # the target has it
+    own = ((name, value) for name, value in split(head, {}) if name != "head.weight")  # the target has it
+    return config, _rounded(own) if integers else own
+
+
+def _rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Matrices as int8, with a scale in float16 for each `GROUP` numbers of a row; all else as it is."""
+    for name, value in tensors:
+        if value.dim() != 2 or value.shape[1] % GROUP:
+            yield name, value
+            continue
+        groups = value.float().view(len(value), -1, GROUP)
+        scales = (groups.abs().amax(-1) / 127).half()
+        whole = groups / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[:, :, None]
+        yield name, whole.round().clamp(-127, 127).to(torch.int8).flatten(1)
+        yield scales_of(name), scales
 
 
 def _values(kind: type[HydraConfig | BlockConfig | RedrafterConfig], files: DrafterFiles) -> dict[str, Any]:
