@@ -194,7 +194,7 @@ def redrafter(
     scale[seen:] = 1  # of embeddings, which are normed
     head.tap_scale.copy_(scale[:seen])
     head.norm.weight.fill_(size_of_states)
-    *_, passed = weight_of(head.look).split(head.parts)
+    passed = weight_of(head.look)[-config.target_hidden_size :]
     passed.copy_(least_squares(inputs * scale * scale[:, None], products * scale[:, None]))
     weight_of(head.refiner.out).zero_()
     return head
