@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.learned import read_learned
-from soothsay.drafters.lookup.suffix import Suffix, write_texts
+from soothsay.drafters.lookup.suffix import Suffix, TextMemory, write_texts
 from soothsay.drafters.places import SHIPPED_TEXTS, suffix_store
 from soothsay.drafters.registry import build_drafter
 
@@ -90,3 +91,24 @@ def test_a_reset_does_not_read_a_store_again(sibyl: LLM, tmp_path: Path) -> None
     drafter.save(tmp_path / "kept")
     texts = read_learned(tmp_path / "kept", Suffix.kind, drafter.identity)
     assert texts["tokens"].tolist() == list(range(50))
+
+
+def test_a_reset_waits_until_the_store_is_read(
+    sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the rest is read beside what runs next, and slows that down."""
+    store, read = tmp_path / "suffix.store", TextMemory.read
+    ended: list[int] = []
+    write_texts(store, [np.arange(50)], sibyl.engine.target.vocabulary)
+
+    def slow(self: TextMemory, most: int) -> int:
+        time.sleep(0.2)
+        done = read(self, most)
+        ended.append(done)
+        return done
+
+    monkeypatch.setattr(TextMemory, "read", slow)
+    drafter = Suffix(sibyl.engine.target, store=store)
+    assert ended == []
+    drafter.reset()
+    assert ended == [50]

@@ -150,6 +150,15 @@ def test_integers_with_scales_that_do_not_fit(tiny: Make, tmp_path: Path) -> Non
         read_head(tmp_path / "head", LLM(tiny(0), drafter="none").engine.target)
 
 
+def test_scales_beside_weights_that_need_none(tiny: Make, tmp_path: Path) -> None:
+    """They belong to another way of writing integers, and would be left out."""
+    write_head(make_redrafter_head(), tmp_path / "head", "tiny")
+    file = tmp_path / "head" / "model.safetensors"
+    save_file({**load_file(file), "look.scales": torch.ones(112, 3)}, file)
+    with pytest.raises(DrafterError, match=r"has a tensor 'look.scales', which soothsay would leave out"):
+        read_head(tmp_path / "head", LLM(tiny(0), drafter="none").engine.target)
+
+
 @pytest.mark.parametrize(
     "changes", [{"size": 0}, {"taps": ()}, {"cell_size": 24}, {"hidden_size": 0}, {"shortlist_size": 98}]
 )

@@ -75,8 +75,8 @@ class DrafterFiles:
         if self._in_gguf is not None:
             return frozenset(self._in_gguf.tensors)
         stacks = {part.stack for part in self._experts.values()}
-        own = self._mapped.keys() - stacks - {scales_of(name) for name in self._mapped}
-        return frozenset([*own, *self._pickled, *self._experts])
+        scales = {scales_of(name) for name in self._mapped if self._has_scales(name)}
+        return frozenset([*(self._mapped.keys() - stacks - scales), *self._pickled, *self._experts])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
@@ -127,12 +127,17 @@ class DrafterFiles:
             if part is not None:
                 return part.of(self._mapped[part.stack].get_slice(part.stack)[part.expert])
             tensor: Tensor = self._mapped[name].get_tensor(name)
-            scales = scales_of(name)
-            if tensor.dtype == torch.int8 and scales in self._mapped:
+            if self._has_scales(name):
+                scales = scales_of(name)
                 return self._scaled(name, tensor, self._mapped[scales].get_tensor(scales))
         except SafetensorError as error:
             raise DrafterError(f"{self.path} does not give {name!r} ({error}); download it again") from error
         return tensor
+
+    def _has_scales(self, name: str) -> bool:
+        """Whether a tensor of a safetensors file is int8 as soothsay writes it."""
+        there = scales_of(name) in self._mapped
+        return there and self._mapped[name].get_slice(name).get_dtype() == "I8"
 
     def _scaled(self, name: str, integers: Tensor, scales: Tensor) -> Tensor:
         """A matrix in float32, of integers `[out, in]` and scales `[out, in / GROUP]` of their groups."""
