@@ -105,7 +105,7 @@ def test_a_chat_streams_in_colours(watched: Watched, site: Running) -> None:
 
 def test_the_tree_is_that_of_the_step(watched: Watched) -> None:
     page = watched.open()
-    watched.ask()
+    watched.ask("Name five animals of the sea, and what they eat.")  # not asked before: more than one step
     slider = page.locator("#tree-slider")
     shown, last = slider.evaluate("slider => [Number(slider.value), Number(slider.max)]")
     assert shown == last > 1
@@ -134,7 +134,7 @@ def test_replay_walks_to_the_end(watched: Watched) -> None:
     page = watched.open()
     page.clock.install()
     watched.page.fill("#max-tokens", "20")
-    watched.page.fill("#message", QUESTION)
+    watched.page.fill("#message", "Name five rivers, and the seas they reach.")  # not asked before
     page.press("#message", "Enter")
     page.wait_for_selector("text=Compare with plain decoding")
     page.click("#tree-replay")
