@@ -65,7 +65,7 @@ class LLM:
         dtype: element type of the linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`;
             see `soothsay.model.load.load_model`.
         tokenizer: takes the place of the model's own.
-        device: where the model runs, as PyTorch names it. Only `"cpu"` is tested.
+        device: where the model runs, as PyTorch names it. Only `"cpu"` is fast, and tested throughout.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
         kernels: `"auto"`, the fastest that run here; or an instruction set such as `"avx2"` or `"portable"`;

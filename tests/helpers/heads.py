@@ -45,9 +45,9 @@ def makers(vocabulary: range) -> dict[str, Callable[[Transformer], Head]]:
         "hydra": lambda target: new_heads.hydra(target, heads=3),
         "eagle": new_heads.eagle,
         "eagle2": new_heads.eagle,
-        "eagle3": lambda target: new_heads.eagle3(target, vocabulary),
+        "eagle3": lambda target: new_heads.eagle3(target, SOME, vocabulary),
         "mtp": new_heads.mtp,
-        "block": lambda target: new_heads.block(target, size=4, layers=1, markov_rank=8),
+        "block": lambda target: new_heads.block(target, SOME, size=4, cell=32),
         "redrafter": lambda target: new_heads.redrafter(target, SOME, size=4, hidden=64, cell=32),
     }
 

@@ -15,6 +15,7 @@ from kernels import FASTEST
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
+from soothsay.core.refinement import LEAST
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.drafters.base import Observation
@@ -212,6 +213,38 @@ def check_grown_tree(
                 assert tree.scores[node] + scores.max().item() <= bound + 1e-3
     assert len(tree) > 1
     assert max(tree.depths) <= min(depth, guess.max_depth)
+
+
+def check_refined_tree(
+    guess: Guess, before: Tensor, after: Callable[[list[int]], Tensor], largest: int
+) -> None:
+    """Assert that a node scores what the cell says of its path, and no path that is left out scores higher.
+
+    Args:
+        guess: a tree, and what was known when it grew.
+        before: `[D, V]` logits by depth, the first refined, before penalties and truncation.
+        after: gives the refined logits after a path from the root.
+        largest: number of nodes, the root not counted.
+    """
+    scores, tree = log_probs(guess, before), guess.tree
+    temperature = guess.request.params.temperature
+    factor = 1.0 if temperature else 2.0
+    left_out = [math.log(LEAST)]
+    for node in range(len(tree)):
+        if tree.depths[node] < min(guess.max_depth, len(before)):
+            path = [tree.tokens[above] for above in tree.path(node)]
+            change = after(path) - before[len(path) - 1]
+            logits = factor * (scores[len(path) - 1] + change.nan_to_num(0.0) / (temperature or 1.0))
+            expected = tree.scores[node] + logits.log_softmax(-1)
+            for token, child in tree.children[node].items():
+                assert abs(tree.scores[child] - float(expected[token])) < 0.1
+                expected[token] = -torch.inf
+            left_out.append(float(expected.max()))
+        assert tree.depths[node] <= max(guess.max_depth, 0)
+    if len(tree) == min(largest + 1, guess.max_nodes):
+        assert min(tree.scores) > max(left_out) - 0.1
+    else:
+        assert max(left_out[1:], default=-99.0) < left_out[0] + 0.1
 
 
 def counting_model(vocab: int, step: int = 1) -> Transformer:

@@ -371,12 +371,14 @@ def make_block_head(
     size: int = 4,
     layers: int = 2,
     rank: int = 0,
+    cell: int = 0,
     kernels: Kernels | None = None,
     shortlist: Sequence[int] = (),
     **changes: object,
 ) -> BlockHead:
     block = replace(TINY, num_layers=layers, windows=(None,) * layers, **changes)
-    config = BlockConfig(block, TINY.hidden_size, (0, 2), size, rank, len(shortlist))
+    numbers: dict[str, Any] = {"cell_size": cell, "scaled_taps": cell > 0, "shortlist_size": len(shortlist)}
+    config = BlockConfig(block, TINY.hidden_size, (0, 2), size, rank, **numbers)
     head = BlockHead(config, kernels or StockKernels())
     if shortlist:
         head.shortlist = torch.tensor(shortlist)
@@ -400,7 +402,9 @@ def redrafter_outputs(head: RedrafterHead, target: Transformer, taps: Tensor, ro
     return rms_norm(made.view(head.config.size, -1) + looked[2 * h :], head.norm)
 
 
-def redrafter_path(head: RedrafterHead, target: Transformer, outputs: Tensor, path: Sequence[int]) -> Tensor:
+def cell_path(
+    head: RedrafterHead | BlockHead, target: Transformer, outputs: Tensor, path: Sequence[int]
+) -> Tensor:
     """Compute the logits `[V]` after a path that begins with the root."""
     w, state = head.state_dict(), None
     for output, token in zip(outputs, path, strict=False):
@@ -408,10 +412,10 @@ def redrafter_path(head: RedrafterHead, target: Transformer, outputs: Tensor, pa
         sums = w["refiner.read.weight"] @ output + w["refiner.token.weight"] @ embedded
         state = silu(sums if state is None else sums + w["refiner.carry.weight"] @ state)
     last = outputs[len(path) - 1] + w["refiner.out.weight"] @ state
-    return redrafter_logits(head, target, last[None])[0]
+    return listed_logits(head, target, last[None])[0]
 
 
-def redrafter_logits(head: RedrafterHead, target: Transformer, outputs: Tensor) -> Tensor:
+def listed_logits(head: RedrafterHead | BlockHead, target: Transformer, outputs: Tensor) -> Tensor:
     """Compute the logits `[N, V]` of outputs `[N, H]`: minus infinity for tokens outside of the list."""
     logits = outputs @ target.head.weight.t()
     if head.shortlist is not None:
@@ -463,13 +467,21 @@ def dense_block(
 def block_logits(
     head: BlockHead, target: Transformer, tokens: Sequence[int], depth: int, first: int = 1
 ) -> Tensor:
-    """Compute the logits `[depth, V]` after `tokens`, before the correction.
+    """Compute the logits `[depth, V]` after `tokens`, before the correction. See `block_outputs`."""
+    return listed_logits(head, target, block_outputs(head, target, tokens, depth, first))
+
+
+def block_outputs(
+    head: BlockHead, target: Transformer, tokens: Sequence[int], depth: int, first: int = 1
+) -> Tensor:
+    """Compute the normed outputs `[depth, H]` after `tokens`.
 
     The rows are the tokens from `first` on, each beside the feature of the token before it, and then
     `depth - 1` learned rows.
     """
     w, c = head.state_dict(), head.config.block
-    states = torch.cat(taps_of(target, tokens[:-1], head.taps), dim=-1) @ w["fc.weight"].t()
+    seen = torch.cat(taps_of(target, tokens[:-1], head.taps), dim=-1)
+    states = (seen * w["tap_scale"] if "tap_scale" in w else seen) @ w["fc.weight"].t()
     embedded = target.embedding.weight[tokens[first:]]
     queries = w["queries"][: depth - 1]
     rows = torch.cat(
@@ -482,11 +494,7 @@ def block_logits(
     x = rows @ w["projection.weight"].t()
     for layer in range(c.num_layers):
         x = dense_block(w, f"blocks.{layer}", c, x, first + torch.arange(len(x)))
-    logits = rms_norm(x[-depth:], head.norm) @ target.head.weight.t()
-    if head.shortlist is not None:
-        others = [token for token in range(c.vocab_size) if token not in head.shortlist]
-        logits[:, others] = -torch.inf
-    return logits
+    return rms_norm(x[-depth:], head.norm)
 
 
 def block_correction(head: BlockHead, token: int) -> Tensor | float:

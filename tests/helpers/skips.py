@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import pytest
+import torch
 from places import ROOT, find_shared
 
 UNEXPECTED = "NOT EXPECTED: tests/helpers/skips.py has no such reason, or it cannot hold on this machine"
@@ -53,6 +54,7 @@ EXPECTED = (
         r"no \w+ kernels: this processor lacks \w+",
         "this processor lacks an instruction set",
     ),
+    Expected(r"no GPU: PyTorch finds none", "there is no GPU", lambda: not torch.cuda.is_available()),
     Expected(
         r"no native kernels that multiply bfloat16: .*|oneDNN has no \S+ kernels on this machine",
         "this processor lacks an instruction set",

@@ -66,7 +66,11 @@ def test_answers_that_are_shorter_than_a_draft_teach_what_they_can(
     assert all(p.grad is None or p.grad.isfinite().all() for p in recipe.head.parameters())
 
 
-@pytest.mark.parametrize("make", [new_heads.eagle, new_heads.mtp, new_heads.block])
+def new_block(target: Transformer) -> Head:
+    return new_heads.block(Transformer(target.config, TrainingKernels()), [conversation(20, range(12, 14))])
+
+
+@pytest.mark.parametrize("make", [new_heads.eagle, new_heads.mtp, new_block])
 def test_blocks_of_heads_rotate_as_llamas(
     make: Callable[[Transformer], Head], tiny: Callable[..., Transformer]
 ) -> None:

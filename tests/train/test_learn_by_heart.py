@@ -1,4 +1,7 @@
-"""Heads that learn two conversations by heart: the engine accepts more of their draft tokens than before."""
+"""Heads that learn two conversations by heart: the engine accepts more of their draft tokens than before.
+
+Where there is a GPU, they learn and draft there too.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,14 @@ METHODS: dict[str, Method] = {
     "medusa": (MedusaRecipe, lambda target: new_heads.medusa(target, DEPTH, layers=2), Medusa, {}),
     "hydra": (HydraRecipe, lambda target: new_heads.hydra(target, DEPTH), Hydra, {}),
     "eagle": (RecurrentRecipe, new_heads.eagle, Eagle2, {"depth": DEPTH, "regression": 0.5}),
-    "eagle3": (RecurrentRecipe, lambda target: new_heads.eagle3(target, range(97)), Eagle3, {"depth": DEPTH}),
+    "eagle3": (
+        RecurrentRecipe,
+        lambda target: new_heads.eagle3(target, SOME, range(97)),
+        Eagle3,
+        {"depth": DEPTH},
+    ),
     "mtp": (RecurrentRecipe, new_heads.mtp, MTP, {"depth": DEPTH}),
-    "block": (BlockRecipe, lambda target: new_heads.block(target, DEPTH, markov_rank=8), BlockDrafter, {}),
+    "block": (BlockRecipe, lambda target: new_heads.block(target, SOME, DEPTH, cell=32), BlockDrafter, {}),
     "redrafter": (
         RedrafterRecipe,
         lambda target: new_heads.redrafter(target, SOME, DEPTH, 48, 32),
@@ -71,11 +79,19 @@ METHODS: dict[str, Method] = {
 }
 
 
+GPU = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: PyTorch finds none")
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("name", METHODS)
-def test_training_on_two_conversations_raises_acceptance(name: str, tiny: Make, tmp_path: Path) -> None:
+def test_training_on_two_conversations_raises_acceptance(
+    name: str, device: str, tiny: Make, tmp_path: Path
+) -> None:
     """The acceptance length is about 1 before, for no draft token is right; three draft tokens make it 4."""
     kind, make, drafter, options = METHODS[name]
-    target = tiny(0)
+    target = tiny(0).to(device)
     llm = LLM(target, drafter="none", config=measuring(max_tree=DEPTH + 1), kv_tokens=512)
     params = SamplingParams(temperature=0, max_tokens=LENGTH)
     answers = [llm.generate(prompt, params).token_ids for prompt in PROMPTS]
@@ -87,16 +103,18 @@ def test_training_on_two_conversations_raises_acceptance(name: str, tiny: Make, 
 
     def evaluate(directory: Path) -> dict[str, float]:
         built = lambda served: drafter(served, directory)  # noqa: E731
-        return {"score": mean_accepted(llm, built, PROMPTS, max_tokens=LENGTH).overall}
+        accepted = mean_accepted(llm, built, PROMPTS, max_tokens=LENGTH)
+        assert [choice.token_ids for choice in accepted.choices if choice is not None] == answers
+        return {"score": accepted.overall}
 
     def save(head: Head, directory: Path) -> None:
         write_head(head, directory, "tiny")
 
-    trained = Transformer(target.config, TrainingKernels())
+    trained = Transformer(target.config, TrainingKernels()).to(device)
     trained.load_state_dict(target.state_dict())
     torch.manual_seed(0)
     head = make(trained)
-    initial = copy.deepcopy(head.state_dict())
+    initial = copy.deepcopy(head.to(device).state_dict())
     save(head, tmp_path / "untrained")
     recipe = kind(trained, head, evaluate, save, anchors=1.0, **options)
     Trainer(recipe, examples, CONFIG, tmp_path / name).run(lambda step, measured: None)
@@ -104,7 +122,7 @@ def test_training_on_two_conversations_raises_acceptance(name: str, tiny: Make, 
     assert before < 1.2
     assert after > before + 0.6
     for parameter, weights in head.named_parameters():
-        trainable = weights.requires_grad  # sizes of features are measured
+        trainable = weights.requires_grad  # scales of features are measured
         assert torch.equal(weights, initial[parameter]) != trainable, f"{parameter} has not been trained"
     for parameter, weights in trained.state_dict().items():
         assert torch.equal(weights, target.state_dict()[parameter]), f"the target's {parameter} has changed"

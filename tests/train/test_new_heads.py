@@ -40,13 +40,38 @@ def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Trans
     np.testing.assert_allclose(head.norm.weight.detach().numpy(), np.sqrt((y**2).mean()), rtol=1e-4)
 
 
+@torch.no_grad()
+def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -> None:
+    """What the first layer of a head reads has a mean square of 1 in each number, padding left out."""
+    target = Transformer(tiny(0).config, TrainingKernels())
+    rng = np.random.default_rng(0)
+    examples = [
+        Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 40).tolist()
+    ]
+    for head in new_heads.block(target, examples), new_heads.eagle3(target, examples, range(9)):
+        rows, read = [], []
+        assert isinstance(head.fc, torch.nn.Module)
+        head.fc.register_forward_pre_hook(lambda _, inputs, read=read: read.append(inputs[0]))
+        for example in examples:
+            _, taps = target(Sequences.of([example]), taps=head.taps)
+            head.fuse(taps, TargetEnds.of(target))
+            rows.append(torch.cat(taps, -1))
+        np.testing.assert_allclose(torch.cat(read).square().mean(0), 1, rtol=1e-2)
+        before = torch.cat(rows).square().mean(0)
+        assert before.max() > 2 * before.min()
+
+
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafter"])
 def test_features_are_kept_of_the_layers_that_a_new_head_reads(
     method: str, tiny: Callable[..., Transformer]
 ) -> None:
     target = Transformer(tiny(0).config, TrainingKernels())
     examples = [Example(np.arange(9), np.ones(9, dtype=bool))]
-    more = {"eagle3": ([1, 2],), "redrafter": (examples, 2, 16, 16)}.get(method, ())
+    more = {
+        "eagle3": (examples, [1, 2]),
+        "block": (examples, 2),
+        "redrafter": (examples, 2, 16, 16),
+    }.get(method, ())
     assert getattr(new_heads, method)(target, *more).taps == new_heads.taps_of(
         method, target.config.num_layers
     )

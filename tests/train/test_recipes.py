@@ -23,7 +23,10 @@ from oracles import (
     Past,
     block_correction,
     block_logits,
+    block_outputs,
+    cell_path,
     hydra_logits,
+    listed_logits,
     make_block_head,
     make_eagle3_head,
     make_eagle_head,
@@ -31,9 +34,7 @@ from oracles import (
     make_redrafter_head,
     medusa_logits,
     randomize,
-    redrafter_logits,
     redrafter_outputs,
-    redrafter_path,
     rms_norm,
     taps_of,
 )
@@ -207,17 +208,22 @@ def mtp(target: Transformer) -> Case:
     return Case(of(RecurrentRecipe, target, head, depth=DEPTH), recurrent(MTPOracle(head, target)))
 
 
-def block(target: Transformer, rank: int, shortlist: Sequence[int] = ()) -> Case:
-    head = randomize(make_block_head(size=DEPTH, rank=rank, kernels=TrainingKernels(), shortlist=shortlist))
+def block(target: Transformer, rank: int, shortlist: Sequence[int] = (), cell: int = 0) -> Case:
+    made = make_block_head(DEPTH, rank=rank, cell=cell, kernels=TrainingKernels(), shortlist=shortlist)
+    head = randomize(made)
     head.borrow(TargetEnds.of(target))
 
     def formula(tokens: list[int], taps: tuple[Tensor, ...]) -> Guess:
         root = len(taps[0])
+        if cell:
+            outputs = block_outputs(head, target, tokens[: root + 1], len(tokens) - root)
+            return Guess(cell_path(head, target, outputs, tokens[root:]))
         below = block_logits(head, target, tokens[: root + 1], len(tokens) - root)[-1]
         logits = below + block_correction(head, tokens[-1])
         return Guess(logits[list(shortlist)] if shortlist else logits)
 
-    return Case(of(BlockRecipe, target, head), formula, kept=shortlist or None)
+    options = {"candidates": 0.0} if cell else {}
+    return Case(of(BlockRecipe, target, head, **options), formula, kept=shortlist or None)
 
 
 def redrafter(target: Transformer, shortlist: Sequence[int] = (), candidates: float = 0.0) -> Case:
@@ -227,7 +233,7 @@ def redrafter(target: Transformer, shortlist: Sequence[int] = (), candidates: fl
     def formula(tokens: list[int], taps: tuple[Tensor, ...]) -> Guess:
         root = len(taps[0])
         outputs = redrafter_outputs(head, target, torch.cat(taps, -1)[-1], tokens[root])
-        logits = redrafter_path(head, target, outputs, tokens[root:])
+        logits = cell_path(head, target, outputs, tokens[root:])
         return Guess(logits[list(shortlist)] if shortlist else logits)
 
     return Case(of(RedrafterRecipe, target, head, candidates=candidates), formula, kept=shortlist or None)
@@ -250,6 +256,7 @@ CASES: dict[str, Callable[[Transformer], Case]] = {
     "block": lambda target: block(target, 0),
     "block, markov": lambda target: block(target, 5),
     "block, shortlist": lambda target: block(target, 5, range(1, 97, 2)),
+    "block, cell": lambda target: block(target, 0, cell=16),
     "redrafter": redrafter,
     "redrafter, shortlist": lambda target: redrafter(target, range(1, 97, 2)),
 }
@@ -288,7 +295,7 @@ def test_a_redrafters_candidates_are_taught_before_they_are_refined(tiny: Make) 
     def formula(tokens: list[int], taps: tuple[Tensor, ...]) -> Guess:
         root = len(taps[0])
         outputs = redrafter_outputs(head, target, torch.cat(taps, -1)[-1], tokens[root])
-        return Guess(redrafter_logits(head, target, outputs)[len(tokens) - root - 1])
+        return Guess(listed_logits(head, target, outputs)[len(tokens) - root - 1])
 
     raw = naive(target, head.taps, formula, None)
     assert losses[1]["loss_1"] == losses[0]["loss_1"]

@@ -249,11 +249,16 @@ class RecurrentRecipe(HeadRecipe):
 class BlockRecipe(HeadRecipe):
     """Trains a head that drafts all tokens of a block in one pass, after a sample of the tokens.
 
-    A draft token depends on the ones before it only by the correction. The correction is trained with the
-    tokens of the text.
+    A draft token depends on the ones before it only by the correction or the cell, which are trained with the
+    tokens of the text. A cell's guesses are taught before they are refined too, since they choose the
+    candidates; `candidates` is the weight of this.
     """
 
     head: BlockHead
+
+    def __init__(self, *args: Any, candidates: float = 0.5, **options: Any):
+        super().__init__(*args, **options)
+        self.candidates = candidates
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
@@ -262,7 +267,7 @@ class BlockRecipe(HeadRecipe):
         embedded, features = self.shared.embed(rows.tokens), seen.features[:, :-1].flatten(0, 1)
         columns = torch.arange(t, device=features.device).expand(b, t)
         kv: list[Tensor | None] = [None] * config.block.num_layers
-        made = []
+        made, state = [], None
         for level in range(config.size):
             if level:
                 now, columns = rows.deeper(level, anchors), anchors
@@ -271,8 +276,25 @@ class BlockRecipe(HeadRecipe):
             room = [_with_room(x, config.block, len(now.tokens), features.device) for x in kv]
             out = self.head(embedded, features, now, room).view(*columns.shape, -1)
             kv = list(room)
-            made.append(self.teach(seen, *self._output(out, now), columns + 2 + level))
+            if level == 1 and state is not None:
+                state = at(state.view(b, t, -1), anchors).flatten(0, 1)
+            taught, state = self._taught(seen, out, now, columns + 2 + level, state)
+            made.append(taught)
         return made
+
+    def _taught(
+        self, seen: Seen, out: Tensor, now: Sequences, columns: Tensor, above: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The losses of one level, and the cell's state there."""
+        if self.head.refiner is None:
+            return self.teach(seen, *self._output(out, now), columns), None
+        embedded = self.head.embedded(now.tokens, self.shared)
+        refined, state = self.head.refiner(out.flatten(0, 1), embedded, above)
+        taught = self.teach(seen, refined.view(out.shape), self.teacher_weight, columns)
+        if above is not None and self.candidates:
+            raw = self.teach(seen, out, self.teacher_weight, columns)
+            taught["loss"] = taught["loss"] + self.candidates * raw["loss"]
+        return taught, state
 
     def _output(self, out: Tensor, now: Sequences) -> tuple[Tensor, Tensor]:
         """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""

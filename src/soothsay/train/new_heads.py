@@ -72,15 +72,23 @@ def eagle(target: Transformer) -> EagleHead:
 
 
 @torch.no_grad()
-def eagle3(target: Transformer, vocabulary: Sequence[int]) -> Eagle3Head:
-    """Make an EAGLE-3 head: one block of the target's kind, and an output matrix for `vocabulary` only."""
+def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequence[int]) -> Eagle3Head:
+    """Make an EAGLE-3.1 head: one block of the target's kind, and an output matrix for `vocabulary` only.
+
+    The weights of its norms bring the numbers of a feature to equal sizes, as measured in `examples`. In real
+    models, a few of them are hundreds of times larger than the others.
+    """
     config = Eagle3Config(
         block=_blocks(target.config, 1),
         target_hidden_size=target.config.hidden_size,
         draft_vocab_size=len(vocabulary),
-        taps=three_layers(target.config.num_layers),
+        taps=spread_layers(target.config.num_layers),
+        norm_taps="each",
     )
     head = Eagle3Head(config, TrainingKernels())
+    sizes = _sizes(FeatureStore(target, config.taps), examples[:MEASURED], normed=True)
+    for norm, size in zip(head.fc_norm, sizes, strict=True):
+        weight_of(norm).copy_(size.rsqrt())
     ids = torch.tensor(sorted(vocabulary))
     head.d2t.copy_(ids - torch.arange(len(ids)))
     last = cast(Block, target.blocks[-1])
@@ -92,7 +100,7 @@ def eagle3(target: Transformer, vocabulary: Sequence[int]) -> Eagle3Head:
     weight = weight_of(old.qkv).float()
     weight_of(new.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
     weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
-    _pass_on(head.fc, parts=3)
+    _pass_on(head.fc, parts=len(config.taps))
     return head
 
 
@@ -112,31 +120,44 @@ def mtp(target: Transformer, modules: int = 1) -> MTPHead:
 @torch.no_grad()
 def block(
     target: Transformer,
+    examples: Sequence[Example],
     size: int = 6,
     layers: int = 1,
-    markov_rank: int = 32,
+    cell: int = 256,
     shortlist: Sequence[int] = (),
 ) -> BlockHead:
-    """Make a head that drafts `size` tokens in one pass through `layers` blocks of the target's kind.
+    """Make a head that drafts in one pass through blocks of the target's kind.
 
-    It guesses tokens of `shortlist` only, or all of them if that is empty.
+    Args:
+        target: the model to draft for.
+        examples: the features of the first of them are measured.
+        size: number of guesses in a row.
+        layers: number of blocks.
+        cell: units of the cell that refines guesses; 0: there is none.
+        shortlist: tokens that it guesses; empty: all.
     """
     config = BlockConfig(
         block=_blocks(target.config, layers),
         target_hidden_size=target.config.hidden_size,
-        taps=three_layers(target.config.num_layers),
+        taps=spread_layers(target.config.num_layers),
         size=size,
-        markov_rank=markov_rank,
+        cell_size=cell,
         shortlist_size=len(shortlist),
+        scaled_taps=True,
     )
-    head = BlockHead(config, TrainingKernels())
+    head = BlockHead(config, TrainingKernels()).to(target.device)
     if shortlist:
-        head.shortlist = torch.tensor(sorted(shortlist))
+        head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
     head.borrow(TargetEnds.of(target))
+    assert head.tap_scale is not None
+    sizes = _sizes(FeatureStore(target, config.taps), examples[:MEASURED], normed=False)
+    head.tap_scale.copy_(torch.cat(sizes).rsqrt())
+    if head.refiner is not None:
+        weight_of(head.refiner.out).zero_()
     for own, theirs in zip(head.blocks, target.blocks[-layers:], strict=True):
         _copy(own, theirs)
     _copy(head.norm, target.norm)
-    _pass_on(head.fc, parts=3)
+    _pass_on(head.fc, parts=len(config.taps))
     _pass_on(head.projection, parts=2)
     return head
 
@@ -146,6 +167,9 @@ MEASURED = 1024
 
 AT_ONCE = 16
 """Examples whose states are read together."""
+
+SMALLEST = 1e-5
+"""Least mean square of a number: what is always 0 stays it."""
 
 RIDGE = 0.003
 """Weight of the size of the coefficients in least squares, relative to the inputs' mean square."""
@@ -185,12 +209,12 @@ def redrafter(
     )
     head = RedrafterHead(config).to(target.device)
     if shortlist:
-        head.shortlist = torch.tensor(sorted(shortlist))
+        head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
     shared = TargetEnds.of(target)
     head.borrow(shared)
     inputs, products, size_of_states = _moments(head, FeatureStore(target, taps), examples[:MEASURED], shared)
     seen = config.target_hidden_size * len(taps)
-    scale = inputs.diagonal().clamp(min=config.norm_eps).rsqrt()
+    scale = inputs.diagonal().clamp(min=SMALLEST).rsqrt()
     scale[seen:] = 1  # of embeddings, which are normed
     head.tap_scale.copy_(scale[:seen])
     head.norm.weight.fill_(size_of_states)
@@ -212,6 +236,25 @@ def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
     """
     ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
     return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()
+
+
+def _sizes(store: FeatureStore, examples: Sequence[Example], normed: bool) -> list[Tensor]:
+    """The mean square of each number of a tap over the tokens of examples, `[H]` for each tap.
+
+    `normed`: of the taps after a norm without weights. A number that is always 0 counts as a small one.
+    """
+    sums, rows = [torch.zeros(()) for _ in store.taps], 0
+    for first in range(0, len(examples), AT_ONCE):
+        some = examples[first : first + AT_ONCE]
+        batch = Sequences.of(some, store.target.device)
+        real = batch.real.view(-1)
+        rows += int(real.sum())
+        for tap, states in enumerate(store.read(some, batch)[1]):
+            squares = states[real].float().square()
+            if normed:
+                squares /= squares.mean(1, keepdim=True).clamp(min=SMALLEST)
+            sums[tap] = sums[tap] + squares.sum(0)
+    return [(total / rows).clamp(min=SMALLEST) for total in sums]
 
 
 def _moments(
@@ -238,20 +281,13 @@ def _moments(
 
 
 def spread_layers(layers: int) -> tuple[int, ...]:
-    """The layers whose inputs redrafters read: the last one, and a third and two thirds of all before it."""
+    """The layers whose inputs new heads read: the last one, and a third and two thirds of all before it."""
     return tuple(sorted({max(layers - 1 - k * layers // 3, 0) for k in range(3)}))
-
-
-def three_layers(layers: int) -> tuple[int, ...]:
-    """The layers whose inputs EAGLE-3 reads: low, middle and high (Li et al. 2025, arXiv 2503.01840)."""
-    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
 
 
 def taps_of(method: str, layers: int) -> tuple[int, ...]:
     """The layers whose inputs a new head of this method reads, for a target with so many layers."""
-    if method == "redrafter":
-        return spread_layers(layers)
-    return three_layers(layers) if method in ("eagle3", "block") else (layers,)
+    return spread_layers(layers) if method in ("eagle3", "block", "redrafter") else (layers,)
 
 
 def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
@@ -289,4 +325,5 @@ def _pass_on(linear: nn.Module, parts: int) -> None:
     weight = weight_of(linear)
     size = weight.shape[0]
     weight *= 0.2
-    weight[:, (parts - 1) * size :] += torch.eye(size, weight.shape[1] - (parts - 1) * size)
+    own = weight[:, (parts - 1) * size :]
+    own += torch.eye(*own.shape, device=own.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import pytest
@@ -16,6 +17,7 @@ from one_shot import (
     Watched,
     check_best_tree,
     check_grown_tree,
+    check_refined_tree,
     counting_model,
     log_probs,
     made,
@@ -23,7 +25,7 @@ from one_shot import (
     prompts,
     serve,
 )
-from oracles import block_correction, block_logits, make_block_head, randomize
+from oracles import block_correction, block_logits, block_outputs, cell_path, make_block_head, randomize
 from tiny import TINY
 from torch import Tensor
 
@@ -52,7 +54,12 @@ HEADS = {
     "markov": randomize(make_block_head(rank=5)),
     "shortlist": randomize(make_block_head(shortlist=range(0, 97, 2))),
     "shortlist, markov": randomize(make_block_head(rank=5, shortlist=range(5, 97, 2))),
+    "cell": randomize(make_block_head(layers=1, cell=16)),
+    "shortlist, cell": randomize(make_block_head(cell=32, shortlist=range(5, 97, 2))),
 }
+for _head in HEADS.values():
+    if _head.refiner is not None:
+        _head.refiner.out.weight.mul_(0.05)  # tables are in bfloat16: large corrections have large errors
 
 
 @pytest.mark.parametrize("variant", HEADS)
@@ -73,6 +80,11 @@ def test_guesses_are_the_likeliest_by_plain_attention(stress: str, variant: str,
     for guess in guesses[:: len(guesses) // 25 or 1]:
         depth = min(config.size, guess.max_nodes)
         known = block_logits(head, target, guess.tokens, depth, guess.first_key)
+        if config.cell_size:
+            outputs = block_outputs(head, target, guess.tokens, depth, guess.first_key)
+            known[0] = cell_path(head, target, outputs, guess.tokens[-1:])
+            check_refined_tree(guess, known, partial(cell_path, head, target, outputs), largest=20)
+            continue
         if not config.markov_rank:
             check_best_tree(guess, log_probs(guess, known), branch=3, size=20)
             continue
@@ -120,7 +132,7 @@ def test_drafters_of_all_kinds_share_a_batch(stress: str, tiny: Make) -> None:
     llm = LLM(target, drafter="none", **{"kv_tokens": 4096, **STRESSES[stress]})
     t = llm.engine.target
     kinds = [
-        BlockDrafter(t, copy.deepcopy(HEADS["independent"])),
+        BlockDrafter(t, copy.deepcopy(HEADS["shortlist, cell"])),
         BlockDrafter(t, copy.deepcopy(HEADS["shortlist, markov"])),
         Medusa(t, randomize(MedusaHead(MedusaConfig(48, 97, 2, num_heads=3))), tree="measured"),
         Hydra(t, randomize(HydraHead(HydraConfig(48, 2, num_heads=3)))),
@@ -247,6 +259,9 @@ def test_numbers_that_make_no_drafter_are_refused(tiny: Make) -> None:
             DrafterError, match=r"^block with size=.*it needs at least one guess, layer and tap"
         ):
             replace(good, **{name: value})
+    for changes in ({"cell_size": 24}, {"cell_size": -16}, {"cell_size": 32, "markov_rank": 4}):
+        with pytest.raises(DrafterError, match="a cell has a multiple of 16 units, and takes the place of"):
+            replace(good, **changes)  # type: ignore[arg-type]
     llm = LLM(tiny(0), drafter="none", kv_tokens=64)
     for option in ("nodes", "branch", "width"):
         with pytest.raises(DrafterError, match=rf"^block\(.*{option}=0.*at least 1"):

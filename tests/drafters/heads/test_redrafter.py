@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from one_shot import STRESSES, log_probs, made, most_features_kept, prompts, serve
+from one_shot import STRESSES, check_refined_tree, made, most_features_kept, prompts, serve
 from oracles import (
+    cell_path,
+    listed_logits,
     make_redrafter_head,
     randomize,
-    redrafter_logits,
     redrafter_outputs,
-    redrafter_path,
     taps_of,
 )
 from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.core.refinement import LEAST
 from soothsay.drafters.heads import serving
 from soothsay.drafters.heads.checkpoints.directory import read_head, write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
@@ -47,29 +46,9 @@ def test_trees_are_the_best_by_the_formula(stress: str, tiny: Make) -> None:
     for guess in guesses[:: len(guesses) // 15 or 1]:
         features = torch.cat(taps_of(target, guess.tokens[:-1], HEAD.taps), -1)[-1]
         outputs = redrafter_outputs(HEAD, target, features, guess.tokens[-1])
-        before = redrafter_logits(HEAD, target, outputs)
-        before[0] = redrafter_path(
-            HEAD, target, outputs, guess.tokens[-1:]
-        )  # before penalties and truncation
-        scores, tree = log_probs(guess, before), guess.tree
-        temperature = guess.request.params.temperature
-        factor = 1.0 if temperature else 2.0
-        left_out = [math.log(LEAST)]
-        for node in range(len(tree)):
-            if tree.depths[node] < min(guess.max_depth, HEAD.config.size):
-                path = [tree.tokens[above] for above in tree.path(node)]
-                change = redrafter_path(HEAD, target, outputs, path) - before[len(path) - 1]
-                logits = factor * (scores[len(path) - 1] + change.nan_to_num(0.0) / (temperature or 1.0))
-                expected = tree.scores[node] + logits.log_softmax(-1)
-                for token, child in tree.children[node].items():
-                    assert tree.scores[child] == pytest.approx(float(expected[token]), abs=0.1)
-                    expected[token] = -torch.inf
-                left_out.append(float(expected.max()))
-            assert tree.depths[node] <= max(guess.max_depth, 0)
-        if len(tree) == min(LIMIT + 1, guess.max_nodes):
-            assert min(tree.scores) > max(left_out) - 0.1
-        else:
-            assert max(left_out[1:], default=-99.0) < left_out[0] + 0.1
+        before = listed_logits(HEAD, target, outputs)
+        before[0] = cell_path(HEAD, target, outputs, guess.tokens[-1:])
+        check_refined_tree(guess, before, partial(cell_path, HEAD, target, outputs), LIMIT)
 
 
 @pytest.mark.parametrize("rows", [1, 5])

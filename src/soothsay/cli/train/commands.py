@@ -113,7 +113,7 @@ def eagle3(
     from soothsay.train.heads import RecurrentRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        return new_heads.eagle3(target, _shortlist(target, examples, vocabulary))
+        return new_heads.eagle3(target, examples, _shortlist(target, examples, vocabulary))
 
     _head(run, RecurrentRecipe, make, depth=depth)
 
@@ -138,10 +138,9 @@ def block(
     run: TrainingRun,
     size: Guesses = 6,
     layers: Layers = 1,
-    markov_rank: Annotated[
-        int,
-        typer.Option(min=0, help="Rank of the correction by the draft token before; 0: none."),
-    ] = 32,
+    cell: Annotated[
+        int, typer.Option(min=0, help="Units of the cell that corrects guesses by their path; 0: none.")
+    ] = 256,
     shortlist: Shortlist = 0,
 ) -> None:
     """Train a drafter that drafts all tokens in one pass, like P-EAGLE and DFlash (2026).
@@ -153,7 +152,8 @@ def block(
     from soothsay.train.heads import BlockRecipe
 
     def make(target: Transformer, examples: list[Example]) -> Head:
-        return new_heads.block(target, size, layers, markov_rank, _shortlist(target, examples, shortlist))
+        tokens = _shortlist(target, examples, shortlist)
+        return new_heads.block(target, examples, size, layers, cell, tokens)
 
     _head(run, BlockRecipe, make)
 

@@ -2,13 +2,15 @@
 
 The rows of committed tokens are EAGLE's: a token, and the target's feature of the token before. After the
 root come rows of learned vectors, one for each further depth. One pass over all rows predicts all depths.
-These predictions do not depend on each other. A small product of each token with the next can correct that.
+These predictions do not depend on each other. A small product of each token with the next can correct that,
+or a recurrent cell along each path (ReDrafter, Cheng et al. 2024, arXiv 2403.09919).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,12 +18,15 @@ import torch
 from torch import Tensor
 
 from soothsay.config import DType
+from soothsay.core.refinement import Looked
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.heads.feature_drafter import draft_ready
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.block import BlockHead
 from soothsay.drafters.heads.one_pass import OnePassDrafter
+from soothsay.drafters.heads.refined import RefinedTrees
 from soothsay.drafters.trees.context import DraftPass, own_pool, pack
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.shapes import ConfidentShape
@@ -40,7 +45,8 @@ class BlockDrafter(OnePassDrafter):
 
     The KV of the learned rows is at the slots of the next tokens, which overwrite it. Without a product of
     each token with the next, the tree is the best one by the probabilities of the depths. With it, the tree
-    grows level by level: the product corrects the logits of a depth by the token above.
+    grows level by level: the product corrects the logits of a depth by the token above. With a cell, it grows
+    node by node: the cell refines the likeliest tokens of a depth below each node.
 
     Args:
         target: the model to draft for.
@@ -67,13 +73,30 @@ class BlockDrafter(OnePassDrafter):
         self.head = head = served.head
         pool, size = own_pool(target, head.config.block, head.dtype), head.config.size
         super().__init__(target, served, pool, size, nodes, branch)
+        cell = head.refiner
+        self.refined = None if cell is None else RefinedTrees(head, cell, self.shared, self.max_nodes)
         self.grower = TreeGrower(ConfidentShape(size, width, branch), target.model.kernels, self.max_nodes)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose features are known, and the root alone for the others."""
+        if self.refined is not None:
+            return draft_ready(requests, self.ready, partial(self._refine, self.refined))
         if self.head.config.markov_rank:
             return self.grower.grow(self, requests, self.min_level_gain)
         return super().propose(requests)
+
+    def _refine(self, refined: RefinedTrees, ready: Sequence[Request]) -> list[DraftTree]:
+        """Trees whose guesses the cell refines. Those of one call have the same number of depths."""
+        outputs = self._outputs(ready)
+        trees: dict[Request, DraftTree] = {}
+        for depth in {len(rows) for rows in outputs}:
+            some = {r: rows for r, rows in zip(ready, outputs, strict=True) if len(rows) == depth}
+            roots = torch.tensor([int(r.tokens[-1]) for r in some], device=outputs[0].device)
+            embedded = self.head.embedded(roots, self.shared)
+            rows, read, states = refined.cell.begin(torch.stack([*some.values()]), embedded)
+            looked = Looked(self.head.logits(rows, self.shared), read, states)
+            trees.update(zip(some, refined.trees([*some], looked), strict=True))
+        return [trees[request] for request in ready]
 
     def marginals(self, requests: Sequence[Request]) -> list[Tensor]:
         """See `OnePassDrafter`."""
@@ -100,9 +123,13 @@ class BlockDrafter(OnePassDrafter):
 
     def _predict(self, requests: Sequence[Request]) -> list[Tensor]:
         """Compute the pass. Return for each request logits of the first D tokens after its root."""
-        outputs = self.outputs({request: self.depth_for(request) - 1 for request in requests})
+        outputs = self._outputs(requests)
         logits = self.head.logits(torch.cat(outputs), self.shared)
         return [*torch.split(logits, [len(rows) for rows in outputs])]
+
+    def _outputs(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Compute the pass. Return for each request what it says of the first D tokens after the root."""
+        return self.outputs({request: self.depth_for(request) - 1 for request in requests})
 
     def _whole(self, logits: Tensor) -> Tensor:
         return self.head.whole(logits, self.shared.vocab_size)

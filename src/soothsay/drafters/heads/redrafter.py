@@ -44,7 +44,7 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
         check_at_least_one("redrafter", nodes=nodes)
         super().__init__(target, load_head(RedrafterHead, model, target, dtype))
         self.max_nodes = 1 + nodes
-        self.refined = RefinedTrees(self.head, self.shared, self.max_nodes)
+        self.refined = RefinedTrees(self.head, self.head.refiner, self.shared, self.max_nodes)
         self._fused = self.head.fused(self.shared.kernels)
 
     @torch.inference_mode()

@@ -13,7 +13,8 @@ from soothsay.core.refinement import Candidates, Looked, Refinement
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.redrafter import RedrafterHead
+from soothsay.drafters.heads.modules.refiner import Refiner
+from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.template import draw_template, fill_drawn, score_rows
 
@@ -31,19 +32,20 @@ ROWS = 1024
 
 
 class RefinedTrees:
-    """Grows trees from the outputs of one look.
+    """Grows trees from the outputs of one pass.
 
     The cell's part of each token is computed once, here. So a node of a tree costs two small products.
 
     Args:
         head: ready to draft.
+        cell: of the head.
         shared: what it shares with the target.
         nodes: of the largest tree, the root included.
     """
 
-    def __init__(self, head: RedrafterHead, shared: TargetEnds, nodes: int):
-        self.head, self.shared, self.nodes = head, shared, nodes
-        self.cell, self.kernels = head.refiner, shared.kernels
+    def __init__(self, head: ShortlistHead, cell: Refiner, shared: TargetEnds, nodes: int):
+        self.head, self.cell, self.shared, self.nodes = head, cell, shared, nodes
+        self.kernels = shared.kernels
         device = shared.norm.weight.device
         ids = torch.arange(shared.vocab_size, device=device) if head.shortlist is None else head.shortlist
         self.ids: list[int] = ids.tolist()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.refiner import Refiner
 from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import Block, Blocks
@@ -20,6 +21,9 @@ from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+
+UNITS = 16
+"""Sizes of cells are multiples of this, which suits all vector instructions."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class BlockConfig:
     markov_rank: int = 0
     """Rank of the product that corrects a guess by the token before it; 0: no correction."""
 
+    cell_size: int = 0
+    """Units of the recurrent cell that corrects a guess by the tokens of its path; 0: no cell."""
+
+    scaled_taps: bool = False
+    """Whether the features' numbers are brought to equal sizes."""
+
     shortlist_size: int = 0
     """Number of tokens that can be guessed; 0: all."""
 
@@ -54,12 +64,21 @@ class BlockConfig:
                 f"block with size={self.size}, {self.block.num_layers} layers, taps={self.taps}, "
                 f"markov_rank={self.markov_rank}: it needs at least one guess, layer and tap, no rank below 0"
             )
+        if self.cell_size < 0 or self.cell_size % UNITS or (self.cell_size and self.markov_rank):
+            raise DrafterError(
+                f"block with cell_size={self.cell_size}, markov_rank={self.markov_rank}: a cell has a "
+                f"multiple of {UNITS} units, and takes the place of a rank"
+            )
 
 
 class BlockHead(ShortlistHead):
     """Decoder blocks over a root's row and learned rows after it, all in one pass.
 
-    The root's row makes guess 1, the k-th learned row makes guess k + 1.
+    The root's row makes guess 1, the k-th learned row makes guess k + 1. A product of low rank or a
+    `Refiner` then makes a guess depend on the tokens of its path.
+
+    `tap_scale` `[taps * H]` brings the features' numbers to equal sizes. In real models, a few of them are
+    hundreds of times larger than the others.
     """
 
     method = "block"
@@ -68,7 +87,9 @@ class BlockHead(ShortlistHead):
         super().__init__(config.shortlist_size)
         c = config.block
         self.config, self.kernels, self.taps = config, kernels, config.taps
-        self.fc: nn.Module = Dense.random(len(config.taps) * config.target_hidden_size, c.hidden_size)
+        width = len(config.taps) * config.target_hidden_size
+        self.tap_scale = nn.Parameter(torch.ones(width), requires_grad=False) if config.scaled_taps else None
+        self.fc: nn.Module = Dense.random(width, c.hidden_size)
         self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.feature_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.projection: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size)
@@ -82,6 +103,7 @@ class BlockHead(ShortlistHead):
             tokens = config.shortlist_size or c.vocab_size
             self.markov_in = Embedding(normal(tokens, config.markov_rank, std=0.02), 1.0)
             self.markov_out = Dense(torch.zeros(tokens, config.markov_rank))
+        self.refiner = Refiner(c.hidden_size, config.cell_size) if config.cell_size else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,8 +111,9 @@ class BlockHead(ShortlistHead):
         return self.blocks.dtype
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
-        """Concatenate features without a norm, and project them: `[N, H]` each -> `[N, H]` float32."""
-        return cast(Tensor, self.fc(torch.cat(list(taps), dim=-1))).float()
+        """Concatenate features, scale them, and project them: `[N, H]` each -> `[N, H]` float32."""
+        whole = torch.cat(list(taps), dim=-1)
+        return cast(Tensor, self.fc(whole if self.tap_scale is None else whole * self.tap_scale)).float()
 
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Sequence[Tensor] | None = None

@@ -90,10 +90,6 @@ class RedrafterHead(ShortlistHead):
         """The features, scaled: `[N, H]` for each tap -> `[N, taps * H]` float32."""
         return torch.cat(list(taps), dim=-1) * self.tap_scale
 
-    def embedded(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
-        """Normed embeddings of tokens, as this head and its refiner read them: `[N] -> [N, H]` float32."""
-        return shared.kernels.norm(shared.embed(tokens), self.embedding_norm, torch.float32)
-
     def seen(self, features: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """What all guesses read.
 
@@ -119,10 +115,8 @@ class RedrafterHead(ShortlistHead):
 
     def looked(self, features: Tensor, embedded: Tensor, shared: TargetEnds) -> Looked:
         """All that a tree needs of one look. Arguments are those of `seen`."""
-        outputs = self(features, embedded, shared)
-        first, states = self.refiner(outputs[:, 0], embedded, None)
-        rows = torch.cat([first[:, None], outputs[:, 1:]], dim=1).flatten(0, 1)
-        return Looked(self.logits(rows, shared), self.refiner.read(outputs.flatten(0, 1)).float(), states)
+        rows, read, states = self.refiner.begin(self(features, embedded, shared), embedded)
+        return Looked(self.logits(rows, shared), read, states)
 
     def fused(self, kernels: Kernels) -> FusedLook | None:
         """`looked` in one call, of a head that is ready to draft, but with products of the output head.

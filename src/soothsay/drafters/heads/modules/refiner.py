@@ -8,6 +8,7 @@ state, and corrects the output. xPress (2026) refines so with a low rank; ReDraf
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -49,3 +50,18 @@ class Refiner(nn.Module):
             state = state + self.carry(above).float()
         state = F.silu(state)
         return output + self.out(state).float(), state
+
+    def begin(self, outputs: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Refine the first depth of R requests, and prepare the depths below it.
+
+        Args:
+            outputs: `[R, D, H]`, the pass's normed outputs.
+            embedded: `[R, H]`, the normed embeddings of the roots' tokens.
+
+        Returns:
+            `[R * D, H]`, the outputs, the first of each request refined; `[R * D, U]`, what `read` makes of
+            each; and `[R, U]`, the states of the roots. All float32.
+        """
+        first, states = self(outputs[:, 0], embedded, None)
+        rows = torch.cat([first[:, None], outputs[:, 1:]], dim=1).flatten(0, 1)
+        return rows, self.read(outputs.flatten(0, 1)).float(), states

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.model.linear import Dense
+from soothsay.model.norm import RMSNorm
 
 
 class ShortlistHead(Head):
@@ -17,6 +18,7 @@ class ShortlistHead(Head):
     """
 
     shortlist: Tensor | None
+    embedding_norm: RMSNorm
 
     def __init__(self, shortlist_size: int):
         super().__init__()
@@ -34,6 +36,10 @@ class ShortlistHead(Head):
         """Take the rows of the target's output head that belong to the shortlist. They are not trained."""
         if self.shortlist is not None:
             self.head = Dense(shared.head_rows(self.shortlist)).requires_grad_(False)
+
+    def embedded(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
+        """Normed embeddings of tokens, as this head's layers read them: `[N] -> [N, H]` float32."""
+        return shared.kernels.norm(shared.embed(tokens), self.embedding_norm, torch.float32)
 
     def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
         """Logits of the tokens that can be guessed: normed outputs `[M, H]` -> `[M, V_short]` float32."""
