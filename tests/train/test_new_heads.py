@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
@@ -42,7 +43,10 @@ def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Trans
 
 @torch.no_grad()
 def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -> None:
-    """What the first layer of a head reads has a mean square of 1 in each number, padding left out."""
+    """What the first layer of a head reads has a mean square of 1 in each number, padding left out.
+
+    And the head begins as that layer and a norm: its block adds nothing.
+    """
     target = Transformer(tiny(0).config, TrainingKernels())
     rng = np.random.default_rng(0)
     examples = [
@@ -54,9 +58,14 @@ def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -
         head.fc.register_forward_pre_hook(lambda _, inputs, read=read: read.append(inputs[0]))
         for example in examples:
             _, taps = target(Sequences.of([example]), taps=head.taps)
+            taps = [tap[:-1] for tap in taps]  # nothing comes after the last
             head.fuse(taps, TargetEnds.of(target))
             rows.append(torch.cat(taps, -1))
         np.testing.assert_allclose(torch.cat(read).square().mean(0), 1, rtol=1e-2)
+        block = head.block if isinstance(head, Eagle3Head) else head.blocks[0]
+        assert not block.attention.o.weight.any()
+        assert not block.mlp.down.weight.any()
+        assert head.norm.weight.unique().numel() == 1
         before = torch.cat(rows).square().mean(0)
         assert before.max() > 2 * before.min()
 

@@ -1,16 +1,18 @@
 """Makes heads to be trained, of a shape that suits the target, and with weights copied from it.
 
-A head begins as a copy of the target's last block, and passes the target's feature on as it is. It needs a
-fraction of the data that random weights need.
+A head begins as a copy of the target's last block, and passes the target's feature on as it is, or the best
+linear prediction of the target's next final state. It needs a fraction of the data that random weights need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig, RopeConfig
@@ -64,9 +66,7 @@ def eagle(target: Transformer) -> EagleHead:
     _copy(block.attention, last.attention)
     _copy(block.mlp, last.mlp)
     _copy(cast(nn.Module, block.mlp_norm), cast(nn.Module, last.mlp_norm))
-    # the block adds nothing yet: the output at every depth is the feature that was read
-    weight_of(block.attention.o).zero_()
-    weight_of(cast(FeedForward, block.mlp).down).zero_()
+    _add_nothing(block)  # the output at every depth is the feature that was read
     _pass_on(head.fc, parts=2)
     return head
 
@@ -76,7 +76,8 @@ def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequenc
     """Make an EAGLE-3.1 head: one block of the target's kind, and an output matrix for `vocabulary` only.
 
     The weights of its norms bring the numbers of a feature to equal sizes, as measured in `examples`. In real
-    models, a few of them are hundreds of times larger than the others.
+    models, a few of them are hundreds of times larger than the others. Its guess begins near the best linear
+    prediction of the target's next final state.
     """
     config = Eagle3Config(
         block=_blocks(target.config, 1),
@@ -86,21 +87,21 @@ def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequenc
         norm_taps="each",
     )
     head = Eagle3Head(config, TrainingKernels())
-    sizes = _sizes(FeatureStore(target, config.taps), examples[:MEASURED], normed=True)
-    for norm, size in zip(head.fc_norm, sizes, strict=True):
-        weight_of(norm).copy_(size.rsqrt())
+    linear = _linear_guess(FeatureStore(target, config.taps), examples, _normed_taps)
+    for norm, scale in zip(head.fc_norm, linear.scale.chunk(len(config.taps)), strict=True):
+        weight_of(norm).copy_(scale)
+    weight_of(head.fc).copy_(linear.weight)
     ids = torch.tensor(sorted(vocabulary))
     head.d2t.copy_(ids - torch.arange(len(ids)))
     last = cast(Block, target.blocks[-1])
-    _copy(head.block.attention.o, last.attention.o)
     _copy(head.block.mlp, last.mlp)
     _copy(cast(nn.Module, head.block.mlp_norm), cast(nn.Module, last.mlp_norm))
-    _copy(head.norm, target.norm)
+    _add_nothing(head.block)
+    head.norm.weight.fill_(linear.size)
     old, new = (cast(Attention, block.attention) for block in (last, head.block))
     weight = weight_of(old.qkv).float()
     weight_of(new.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
     weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
-    _pass_on(head.fc, parts=len(config.taps))
     return head
 
 
@@ -148,17 +149,24 @@ def block(
     head = BlockHead(config, TrainingKernels()).to(target.device)
     if shortlist:
         head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
-    head.borrow(TargetEnds.of(target))
+    shared = TargetEnds.of(target)
+    head.borrow(shared)
     assert head.tap_scale is not None
-    sizes = _sizes(FeatureStore(target, config.taps), examples[:MEASURED], normed=False)
-    head.tap_scale.copy_(torch.cat(sizes).rsqrt())
+    linear = _linear_guess(FeatureStore(target, config.taps), examples, partial(_taps_and_root, head, shared))
+    of_taps = len(head.tap_scale)
+    head.tap_scale.copy_(linear.scale)
+    weight_of(head.fc).copy_(linear.weight[:, :of_taps])
+    head.feature_norm.weight.fill_(linear.size_of(linear.weight[:, :of_taps]))
+    head.queries[:, 0] = linear.mean[of_taps:]
+    head.queries[:, 1] = weight_of(head.fc) @ linear.mean[:of_taps]
+    own = torch.eye(config.block.hidden_size, device=target.device)
+    weight_of(head.projection).copy_(torch.cat([linear.weight[:, of_taps:], own], dim=1))
+    for block, last in zip(head.blocks, target.blocks[-layers:], strict=True):
+        _copy(block, last)
+        _add_nothing(cast(Block, block))
+    head.norm.weight.fill_(linear.size)
     if head.refiner is not None:
         weight_of(head.refiner.out).zero_()
-    for own, theirs in zip(head.blocks, target.blocks[-layers:], strict=True):
-        _copy(own, theirs)
-    _copy(head.norm, target.norm)
-    _pass_on(head.fc, parts=len(config.taps))
-    _pass_on(head.projection, parts=2)
     return head
 
 
@@ -212,16 +220,67 @@ def redrafter(
         head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
     shared = TargetEnds.of(target)
     head.borrow(shared)
-    inputs, products, size_of_states = _moments(head, FeatureStore(target, taps), examples[:MEASURED], shared)
-    seen = config.target_hidden_size * len(taps)
-    scale = inputs.diagonal().clamp(min=SMALLEST).rsqrt()
-    scale[seen:] = 1  # of embeddings, which are normed
-    head.tap_scale.copy_(scale[:seen])
-    head.norm.weight.fill_(size_of_states)
-    passed = weight_of(head.look)[-config.target_hidden_size :]
-    passed.copy_(least_squares(inputs * scale * scale[:, None], products * scale[:, None]))
+    linear = _linear_guess(FeatureStore(target, taps), examples, partial(_taps_and_root, head, shared))
+    head.tap_scale.copy_(linear.scale)
+    head.norm.weight.fill_(linear.size)
+    weight_of(head.look)[-config.target_hidden_size :] = linear.weight
     weight_of(head.refiner.out).zero_()
     return head
+
+
+@dataclass(frozen=True, eq=False)
+class _LinearGuess:
+    """The best linear prediction of the target's next final state y from numbers x that a head reads.
+
+    The first S of X numbers are of taps. They are scaled.
+    """
+
+    scale: Tensor  # [S] factors that bring the numbers of taps to a mean square of 1
+    mean: Tensor  # [X] of x
+    inputs: Tensor  # [X, X] mean of x x^T
+    weight: Tensor  # [H, X]
+    size: float  # root of the mean square of y
+
+    def size_of(self, weight: Tensor) -> float:
+        """Root of the mean square of what `weight` `[H, n]` makes of the first n numbers."""
+        n = weight.shape[1]
+        return float((weight @ self.inputs[:n, :n] * weight).sum(1).mean().sqrt())
+
+
+Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
+"""Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
+
+
+def _taps_and_root(
+    head: BlockHead | RedrafterHead, shared: TargetEnds, batch: Sequences, taps: Sequence[Tensor]
+) -> Tensor:
+    """The taps of a token, and the normed embedding of the next one."""
+    return torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)
+
+
+def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
+    return torch.cat([F.rms_norm(tap, tap.shape[-1:]) for tap in taps], -1)
+
+
+def _linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Inputs) -> _LinearGuess:
+    """Measure the first examples. What `inputs` makes begins with the taps."""
+    mean, xx, xy, yy = (torch.zeros(()) for _ in range(4))
+    rows = 0
+    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
+        some = examples[first : first + AT_ONCE]
+        batch = Sequences.of(some, store.target.device)
+        hidden, taps = store.read(some, batch)
+        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
+        x, y = inputs(batch, taps)[there], hidden.roll(-1, dims=0)[there]
+        mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
+        yy, rows = yy + y.square().mean(1).sum(), rows + len(x)
+    xx, xy = xx / rows, xy / rows
+    of_taps = len(store.taps) * store.target.config.hidden_size
+    scale = xx.diagonal().clamp(min=SMALLEST).rsqrt()
+    scale[of_taps:] = 1
+    xx = xx * scale * scale[:, None]
+    weight = least_squares(xx, xy * scale[:, None])
+    return _LinearGuess(scale[:of_taps], mean / rows * scale, xx, weight, float((yy / rows).sqrt()))
 
 
 def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
@@ -236,48 +295,6 @@ def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
     """
     ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
     return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()
-
-
-def _sizes(store: FeatureStore, examples: Sequence[Example], normed: bool) -> list[Tensor]:
-    """The mean square of each number of a tap over the tokens of examples, `[H]` for each tap.
-
-    `normed`: of the taps after a norm without weights. A number that is always 0 counts as a small one.
-    """
-    sums, rows = [torch.zeros(()) for _ in store.taps], 0
-    for first in range(0, len(examples), AT_ONCE):
-        some = examples[first : first + AT_ONCE]
-        batch = Sequences.of(some, store.target.device)
-        real = batch.real.view(-1)
-        rows += int(real.sum())
-        for tap, states in enumerate(store.read(some, batch)[1]):
-            squares = states[real].float().square()
-            if normed:
-                squares /= squares.mean(1, keepdim=True).clamp(min=SMALLEST)
-            sums[tap] = sums[tap] + squares.sum(0)
-    return [(total / rows).clamp(min=SMALLEST) for total in sums]
-
-
-def _moments(
-    head: RedrafterHead, store: FeatureStore, examples: Sequence[Example], shared: TargetEnds
-) -> tuple[Tensor, Tensor, float]:
-    """Means over the tokens of examples, of what a head reads and of the target's next final state.
-
-    Returns:
-        `[X, X]` and `[X, H]`, the means of x x^T and x y^T: x has the unscaled taps of a token and the
-        embedding of the next one, y is the target's final state at the next one. And the root of y's mean
-        square.
-    """
-    inputs, products, size, rows = torch.zeros(()), torch.zeros(()), torch.zeros(()), 0
-    for first in range(0, len(examples), AT_ONCE):
-        some = examples[first : first + AT_ONCE]
-        batch = Sequences.of(some, store.target.device)
-        hidden, taps = store.read(some, batch)
-        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
-        x = torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)[there]
-        y = hidden.roll(-1, dims=0)[there]
-        inputs, products = inputs + x.t() @ x, products + x.t() @ y
-        size, rows = size + y.square().mean(1).sum(), rows + len(x)
-    return inputs / rows, products / rows, float((size / rows).sqrt())
 
 
 def spread_layers(layers: int) -> tuple[int, ...]:
@@ -318,6 +335,12 @@ def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
 def _copy(own: nn.Module, theirs: nn.Module) -> None:
     """Copy the weights of a module of the same shape."""
     own.load_state_dict(theirs.state_dict())
+
+
+def _add_nothing(block: Block) -> None:
+    """Let a block pass on what it reads, until it is trained."""
+    weight_of(block.attention.o).zero_()
+    weight_of(cast(FeedForward, block.mlp).down).zero_()
 
 
 def _pass_on(linear: nn.Module, parts: int) -> None:
