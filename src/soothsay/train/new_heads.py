@@ -127,7 +127,10 @@ def block(
     cell: int = 256,
     shortlist: Sequence[int] = (),
 ) -> BlockHead:
-    """Make a head that drafts in one pass through blocks of the target's kind.
+    """Make a head that drafts in one pass through blocks of the target's kind, which add nothing yet.
+
+    Its first guess begins near the best linear prediction of the target's next final state, the others near
+    the mean of all such predictions.
 
     Args:
         target: the model to draft for.
