@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.refiner import Refiner
+from soothsay.drafters.heads.modules.refiner import UNITS, Refiner
 from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import Block, Blocks
@@ -21,9 +21,6 @@ from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
-
-UNITS = 16
-"""Sizes of cells are multiples of this, which suits all vector instructions."""
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ from torch import Tensor, nn
 
 from soothsay.core.refinement import Looked
 from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.refiner import Refiner
+from soothsay.drafters.heads.modules.refiner import UNITS, Refiner
 from soothsay.drafters.heads.modules.shortlist import ShortlistHead
 from soothsay.errors import DrafterError
 from soothsay.model.kernels import FusedLook, Kernels, LookLayers
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
-
-UNITS = 16
-"""Sizes of layers are multiples of this, which suits all vector instructions."""
 
 
 @dataclass(frozen=True)

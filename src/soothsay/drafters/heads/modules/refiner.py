@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from soothsay.model.linear import Dense
 
+UNITS = 16
+"""Sizes of cells, and of layers beside them, are multiples of this, which suits all vector instructions."""
+
 
 class Refiner(nn.Module):
     """`state = silu(read(output) + token(embedding) + carry(state above))`, `output += out(state)`.
