@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,8 @@ def serving(
         name: of the model.
         ready: begin when all engines have answered once.
         replicas: number of engines; None: what `SOOTHSAY_TEST_REPLICAS` says, or else 1.
-        ray: whether they are Ray actors; None: if `SOOTHSAY_TEST_RAY` is set.
+        ray: whether they are Ray actors, on a new cluster; None: if `SOOTHSAY_TEST_RAY` is set, and on one
+            cluster for all servers of this process.
         forked: whether they are forks of a nursery.
         options: of `ServerConfig`.
     """
@@ -115,8 +116,11 @@ def serving(
         elif on_ray:
             from soothsay.server.cluster.ray_engine import LOCAL, Cluster
 
+            if ray is None:
+                _start_ray()
             places = {"PYTHONPATH": os.pathsep.join(sys.path)}  # actors find the factory in a module of tests
-            make = stack.enter_context(Cluster(LOCAL, factory, 1, places, 2 * size)).engine
+            # Engines reserve no cores. One that waited for a core would wait for another server of its test.
+            make = stack.enter_context(Cluster(LOCAL, factory, 0, places)).engine
         fleet = stack.enter_context(Fleet(make, size))
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         server = Server(fleet, config, keys)
@@ -137,6 +141,17 @@ def serving(
             stop()
             thread.join(30)
             assert not thread.is_alive()
+
+
+@cache
+def _start_ray() -> None:
+    """Start the Ray cluster of this process. It ends with the process.
+
+    A server that starts the cluster itself also ends it, and with it the engines of the other servers.
+    """
+    from soothsay.server.cluster.ray_engine import LOCAL, Cluster
+
+    Cluster(LOCAL, LLM).__enter__()
 
 
 @contextmanager
