@@ -155,10 +155,11 @@ def test_a_stream_without_news_shows_that_it_is_there(
 ) -> None:
     monkeypatch.setattr(events, "SILENCE", 0.05)
     body = {"model": "sibyl", field: "A man", "stream": True}
+    places = fragile.server.fleet.capacity
     with ExitStack() as stack:
-        for _ in range(4):
+        for _ in range(places):
             stack.enter_context(connected(fragile.url)).sendall(request(**SLOW))
-        fragile.wait_until(lambda: fragile.in_engine == (4, 0))
+        fragile.wait_until(lambda: fragile.in_engine == (places, 0))
         sent = json.dumps(body).encode()
         with connected(fragile.url) as connection:
             connection.sendall(POST.replace(b"/v1/completions", path.encode()))
@@ -166,8 +167,9 @@ def test_a_stream_without_news_shows_that_it_is_there(
             told = connection.recv(65536)
             while told.count(b":\n\n") + told.count(b"\r\n \r\n") < 3:
                 told += connection.recv(65536)
-            assert fragile.in_engine == (4, 1)
-        fragile.wait_until(lambda: fragile.in_engine == (4, 0))  # the writes show that the client is gone
+            assert fragile.in_engine == (places, 1)
+        # the writes show that the client is gone
+        fragile.wait_until(lambda: fragile.in_engine == (places, 0))
     fragile.wait_until(lambda: fragile.free)
 
 

@@ -96,20 +96,22 @@ def test_a_full_queue_refuses() -> None:
         running.client() as client,
         ExitStack() as streams,
     ):
-        first = streams.enter_context(client.completions.create(**ENDLESS, stream=True))
-        next(iter(first))
+        places = running.server.fleet.capacity
+        for _ in range(places):
+            stream = streams.enter_context(client.completions.create(**ENDLESS, stream=True))
+            next(iter(stream))
         streams.enter_context(client.completions.create(**ENDLESS, stream=True))
-        running.wait_until(lambda: running.in_engine == (1, 1))
+        running.wait_until(lambda: running.in_engine == (places, 1))
         with pytest.raises(RateLimitError) as full:
             client.completions.create(**SHORT)
         assert full.value.code == "queue_full"
         assert full.value.response.headers["retry-after"] == "1"
         assert httpx.get(f"{running.url}/ready").status_code == 503
         assert httpx.get(f"{running.url}/health").status_code == 200
-        assert numbers(running)["soothsay:num_requests_running"] == 1
+        assert numbers(running)["soothsay:num_requests_running"] == places
         assert numbers(running)["soothsay:num_requests_waiting"] == 1
         with pytest.raises(APIStatusError, match="ask for fewer"):
-            client.completions.create(**{**SHORT, "n": 3})
+            client.completions.create(**{**SHORT, "n": places + 2})
         streams.close()
         running.wait_until(lambda: running.free)
         assert client.completions.create(**SHORT).choices[0].text
