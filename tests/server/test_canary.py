@@ -63,8 +63,9 @@ def test_an_engine_that_fails_at_every_request_is_not_ready() -> None:
 
 
 def test_an_engine_that_hangs_is_killed_and_restarted() -> None:
+    """There is only one engine here. With another one, the server would stay ready."""
     limits = {"stall_timeout": 3.0, "canary_interval": 0.2, "canary_timeout": 0.5}
-    with serving(engines.sibyl, **limits) as running:
+    with serving(engines.sibyl, replicas=1, **limits) as running:
         meant = httpx.post(f"{running.url}/v1/completions", json=SEEDED, timeout=60).json()["choices"]
         pid = get(running, "health")[1]["engine_pid"]
         os.kill(pid, signal.SIGSTOP)

@@ -119,9 +119,10 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_better_priorities_go_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Each engine has a waiting line of its own, so there is only one engine here."""
     caplog.set_level(logging.INFO, logger="soothsay.server")
     with (
-        serving(partial(engines.sibyl, max_requests=1), min_priority=-5) as running,
+        serving(partial(engines.sibyl, max_requests=1), replicas=1, min_priority=-5) as running,
         running.client() as client,
         ThreadPoolExecutor(3) as pool,
     ):
