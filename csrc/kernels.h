@@ -290,4 +290,47 @@ void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* cons
                      const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
                      const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan,
                      void* const* kv, int64_t slots, int format, void* first, void* second, void* third);
+
+// A drafter's recurrent head of one block (soothsay/drafters/heads/modules/eagle3.py), and the shape of its trees
+// (soothsay/drafters/trees/shapes.py). A row reads a token's embedding and the feature before the token, both normed, and gives
+// the next row's feature; `norm` of that gives logits.
+struct soothsay_recurrent {
+    const soothsay_parts* block;  // without attention_norm; qkv reads embedding and feature
+    const soothsay_weights *head, *table;  // table: of embeddings, or null
+    const void* rows;                      // the table if it is not in integers, [vocabulary, hidden]
+    const float *embedding_norm, *feature_norm, *norm;  // [hidden]
+    const float *cos, *sin;                             // [positions, d]
+    const int64_t* ids;                                 // [outputs], the tokens that the head's outputs stand for, or null
+    int64_t outputs, vocabulary;                        // of the head; rows of the table
+    int64_t first, second, third;                       // bytes a row of the scratch buffers of soothsay_blocks
+    double least;  // a tree ends where its next nodes together are right less often
+    float embedding_scale, eps;
+    int rows_are_bf16, norms_residual, norms_output;  // whether features are normed before the block adds to them, or outputs
+    int depth, width, branch;
+};
+
+// A pool of keys and values of one layer.
+struct soothsay_pool {
+    void* data;
+    int64_t slots, block_size;
+    int format;
+};
+
+// A request to draft for. `features` [pending, hidden] are those of the tokens before. Its tree has its last token as root; the
+// lists have room for the root, `branch` nodes, and width * branch in each further level. With `draws`, the target adds known
+// noise to factor * logits, of the tokens that top_k (0: all), top_p and min_p leave. Without, a node's probability is the softmax
+// of factor * logits. With 0 nodes nothing is drafted.
+struct soothsay_growing {
+    const int64_t *tokens, *table, *ends;  // [pending]; of KV blocks; [num_ends], tokens that nothing is drafted after
+    const float* features;
+    int64_t *tree_tokens, *tree_parents;
+    double* scores;
+    int64_t start, first_key, pending, num_ends;
+    uint64_t seed;
+    float factor, top_p, min_p;
+    int top_k, draws, nodes, depth, size;  // the last is written: nodes of the tree
+};
+
+// Computes rows of committed tokens, and grows trees below the last of them.
+void soothsay_draft(const soothsay_recurrent* recurrent, const soothsay_pool* pool, soothsay_growing* requests, int64_t count);
 }

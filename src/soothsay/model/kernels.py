@@ -19,6 +19,7 @@ from soothsay.core import noise
 from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
+from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.integer_keys import written
 from soothsay.core.refinement import Candidates, Looked, Refinement, grow
 from soothsay.core.states import LayerStates
@@ -28,7 +29,7 @@ from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
-from soothsay.model.rope import rotate
+from soothsay.model.rope import Rope, rotate
 from soothsay.model.routing import route, sigmoid
 from soothsay.model.state_space import StateSpace, state_space
 
@@ -102,6 +103,29 @@ class LookLayers:
 
 FusedLook = Callable[[Tensor, Tensor], Looked]
 """A drafter's one look in one call, of features `[R, F]` and normed embeddings `[R, H]`, both float32."""
+
+
+@dataclass(frozen=True)
+class RecurrentLayers:
+    """The layers of a recurrent head of one block, as they are served.
+
+    See `soothsay.drafters.heads.modules.eagle3.Eagle3Head`.
+    """
+
+    block: nn.Module
+    head: nn.Module
+    embedding: nn.Module
+    rope: Rope
+    embedding_norm: Norm
+    feature_norm: Norm
+    norm: Norm  # of outputs
+    ids: Tensor | None  # `[outputs of head]` int64, the tokens that they stand for; None: all
+    norms_residual: bool
+    norms_output: bool
+
+
+FusedDraft = Callable[[Drafting], list[Grown | None]]
+"""Computes rows of committed tokens and grows the trees below them in one call."""
 
 
 class Kernels(noise.SamplingKernels):
@@ -302,6 +326,14 @@ class Kernels(noise.SamplingKernels):
         """One call for all that a drafter's look computes; None if these kernels have none for it.
 
         The weights must keep their addresses.
+        """
+        return None
+
+    def fuse_draft(self, layers: RecurrentLayers) -> FusedDraft | None:
+        """One call for all that a recurrent head drafts; None if these kernels have none for it.
+
+        The weights must keep their addresses. Noise is nearly that of `uniform`, so trees may differ where
+        scores nearly tie.
         """
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ctypes import Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import pytest
@@ -14,7 +14,13 @@ import soothsay.model.native.kernels  # noqa: F401  defines the structs
 from soothsay.model.native.library import DECLARATIONS, signatures
 
 HEADER = re.sub(r"//.*", "", (ROOT / "csrc" / "kernels.h").read_text("utf-8"))
-TYPES: dict[str, type[Any]] = {"int": c_int, "int64_t": c_int64, "float": c_float}
+TYPES: dict[str, type[Any]] = {
+    "int": c_int,
+    "int64_t": c_int64,
+    "uint64_t": c_uint64,
+    "float": c_float,
+    "double": c_double,
+}
 STRUCTS: dict[str, str] = dict(re.findall(r"struct (\w+) \{(.*?)\};", HEADER, re.DOTALL))
 
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
+from soothsay.core.drafting import Drafting, Planted
+from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import FeatureDrafter
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.modules.base import Head, RecurrentHead
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.trees.context import DraftPass, own_pool, pack
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.shapes import ConfidentShape, TreeShape
+from soothsay.model.kernels import FusedDraft
 
 Outputs = tuple[Tensor, ...]
 """`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
@@ -118,5 +124,57 @@ class ConfidentDrafter(RecurrentDrafter):
         branch: int | None = None,
         dtype: DType = "auto",
     ):
-        shape = ConfidentShape.within(self.method, target, depth, width, branch)
-        super().__init__(target, load_head(self.kind, model, target, dtype), shape)
+        self.shape = ConfidentShape.within(self.method, target, depth, width, branch)
+        super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
+        self.fused = self.served.head.fused(self.served.shared)
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow a tree for each request that is ready; the others get the root alone."""
+        if self.fused is None:
+            return super().propose(requests)
+        own = [request for request in requests if _is_plain(request)]
+        trees = dict(zip(own, draft_ready(own, self.ready, partial(self._draft, self.fused)), strict=True))
+        if others := [request for request in requests if request not in trees]:
+            trees.update(zip(others, super().propose(others), strict=True))
+        return [trees[request] for request in requests]
+
+    def _draft(self, fused: FusedDraft, ready: Sequence[Request]) -> list[DraftTree]:
+        """Trees of requests whose parameters change logits by temperature and truncation alone."""
+        trees = {request: DraftTree(int(request.tokens[-1])) for request in ready}
+        shape, pool = self.shape, self.kv.pool
+        for batch in self.kv.catch_up(trees):
+            planted = [_planted(*one) for one in zip(batch.requests, batch.rows, batch.features, strict=True)]
+            drafting = Drafting(
+                requests=planted,
+                kv=cast(Tensor, pool.layers[0]),
+                block_size=pool.block_size,
+                depth=shape.depth,
+                width=shape.width,
+                branch=shape.branch,
+                least=self.min_level_gain,
+            )
+            for request, grown in zip(batch.requests, fused(drafting), strict=True):
+                if grown is not None:
+                    trees[request].hang(grown.tokens[1:], grown.parents[1:], grown.scores[1:])
+        return [trees[request] for request in ready]
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether drafting in one call knows all that the request wants."""
+    params = request.params
+    return request.constraint is None and not params.changes_logits and not params.rule.guessing.draws
+
+
+def _planted(request: Request, rows: Rows, features: Tensor) -> Planted:
+    temperature = request.params.temperature
+    return Planted(
+        rows=rows,
+        features=features,
+        nodes=0 if rows.tree is None else request.max_nodes,
+        depth=request.max_depth,
+        ends=request.end_tokens,
+        params=request.params,
+        seed=request.seed,
+        factor=1 / max(temperature, MIN_TEMPERATURE) if temperature > 0 else SHARPNESS,
+    )

@@ -53,8 +53,10 @@ class FeatureKV(OwnKV[FeatureState]):
         """
         yield from self._fill([seen.request for seen in observations])
         kept = [seen.committed_rows for seen in observations]
+        device = observations[0].taps[0].device
+        places = [torch.tensor(rows, device=device) for rows in kept]
         taps = [
-            torch.cat([tap[rows] for tap, rows in zip(layer, kept, strict=True)])
+            torch.cat([tap.index_select(0, rows) for tap, rows in zip(layer, places, strict=True)])
             for layer in zip(*(seen.taps for seen in observations), strict=True)
         ]
         parts = torch.split(fuse(taps), [len(rows) for rows in kept])

@@ -46,6 +46,9 @@ class _Parts(Structure):
 class NativeBlocks:
     """Computes `Blocks.forward` in one call, with the same bits: the library itself calls its kernels.
 
+    Other calls of the library read a block's `soothsay_parts` at its place in `addresses`, and need `scratch`
+    bytes a row for each of three buffers.
+
     Args:
         run: the library's `soothsay_blocks`.
         blocks: of one configuration; each passes `fit`.
@@ -61,11 +64,11 @@ class NativeBlocks:
         parts = zip(blocks, mixtures, rules, strict=True)
         self._parts = [_parts(block, mixture, *own) for block, mixture, own in parts]
         self._keeps_state = [not isinstance(block.attention, Attention) for block in blocks]
-        self._addresses = [addressof(parts) for parts in self._parts]
+        self.addresses = [addressof(parts) for parts in self._parts]
         c, self._dtype = blocks[0].attention.config, _qkv_dtype(blocks)
         self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.states is not None
         sizes = [_scratch(block) for block in blocks]
-        self._scratch = [-(-max(places) // 64) * 64 for places in zip(*sizes, strict=True)]  # aligned
+        self.scratch = [-(-max(places) // 64) * 64 for places in zip(*sizes, strict=True)]  # aligned
 
     @staticmethod
     def fit(block: Block) -> bool:
@@ -98,7 +101,7 @@ class NativeBlocks:
         within = torch.empty(self._kv[0], rows, self._kv[1], dtype=self._dtype) if kv is None else None
         pool = within if kv is None else next((m for m in kv if isinstance(m, Tensor)), None)
         memory = [self._memory(layer, within, kv) for layer in layers]
-        *begins, end = accumulate((rows * size for size in self._scratch), initial=0)
+        *begins, end = accumulate((rows * size for size in self.scratch), initial=0)
         scratch = torch.empty(end, dtype=torch.uint8)
         stream, place, kept = x, x.data_ptr(), dict[int, Tensor]()
         streams = [place]
@@ -110,7 +113,7 @@ class NativeBlocks:
                 place = stream.data_ptr()
             streams.append(place)
         self._run(
-            _array([self._addresses[layer] for layer in layers]),
+            _array([self.addresses[layer] for layer in layers]),
             len(layers),
             _array(streams),
             address(inputs),

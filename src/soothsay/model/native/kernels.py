@@ -18,9 +18,10 @@ from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm
+from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm, RecurrentLayers
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta
+from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
@@ -278,6 +279,10 @@ class NativeKernels(NativeSampling, Kernels):
         """See `Kernels`."""
         return NativeLook(self._look, layers) if NativeLook.fit(layers) else None
 
+    def fuse_draft(self, layers: RecurrentLayers) -> NativeDraft | None:
+        """See `Kernels`."""
+        return NativeDraft(self._draft, layers) if NativeDraft.fit(layers) else None
+
     def grow_paths(
         self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
     ) -> tuple[list[int], list[int], list[float]]:
@@ -318,6 +323,9 @@ class NativeKernels(NativeSampling, Kernels):
 
     def _look(self, *arguments: object) -> None:
         self._library.soothsay_look(*arguments)
+
+    def _draft(self, *arguments: object) -> None:
+        self._library.soothsay_draft(*arguments)
 
     def _run_blocks(self, *arguments: object) -> None:
         self._library.soothsay_blocks(*arguments)

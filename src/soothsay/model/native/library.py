@@ -79,6 +79,8 @@ void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* cons
     const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
     const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan, void* const* kv,
     int64_t slots, int format, void* first, void* second, void* third);
+void soothsay_draft(const soothsay_recurrent* recurrent, const soothsay_pool* pool,
+    soothsay_growing* requests, int64_t count);
 """
 """The functions of a library, word by word as csrc/kernels.h declares them. It says what they do."""
 

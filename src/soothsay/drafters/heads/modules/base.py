@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import Kernels
+from soothsay.model.kernels import FusedDraft, Kernels
 from soothsay.model.norm import RMSNorm
 from soothsay.model.transformer import Transformer, finished_logits
 
@@ -151,6 +151,10 @@ class RecurrentHead(Head):
     def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
         """Outputs -> logits of the next tokens: `[M, H] -> [M, V]` float32."""
         return shared.logits(out)
+
+    def fused(self, shared: TargetEnds) -> FusedDraft | None:
+        """One call for whole drafts, of a head that is ready to draft; None: there is none for it."""
+        return None
 
 
 class RecurrentConfig(Protocol):

@@ -18,7 +18,7 @@ from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead, TargetEnds
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import Kernels
+from soothsay.model.kernels import FusedDraft, Kernels, RecurrentLayers
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
@@ -133,6 +133,23 @@ class Eagle3Head(RecurrentHead):
         logits = cast(Tensor, self.head(normed)).float()
         full = logits.new_full((len(logits), shared.vocab_size), -torch.inf)
         return full.index_copy_(1, self.token_ids, logits)
+
+    def fused(self, shared: TargetEnds) -> FusedDraft | None:
+        """See `RecurrentHead`."""
+        return self.kernels.fuse_draft(
+            RecurrentLayers(
+                block=self.block,
+                head=self.head,
+                embedding=shared.embedding if self.embedding is None else self.embedding,
+                rope=self.rope,
+                embedding_norm=self.embedding_norm,
+                feature_norm=self.hidden_norm,
+                norm=self.norm,
+                ids=self.token_ids,
+                norms_residual=self.config.norm_before_residual,
+                norms_output=self.config.norm_output,
+            )
+        )
 
     def _norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         return self.kernels.norm(x.float().contiguous(), norm, torch.float32)

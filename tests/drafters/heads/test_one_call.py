@@ -1,0 +1,131 @@
+"""Drafts of a recurrent head in one call, against its level-by-level twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from soothsay import LLM, SamplingParams
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.heads.eagle import Eagle3
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.model.native.kernels import load_native
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")
+
+PROMPTS = ["Tell me about rivers.", "Name three birds, and say where they live.", "What is a prime number?"]
+
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=40, temperature=0),
+    "sampled": SamplingParams(max_tokens=40, temperature=0.8, seed=3),
+    "few tokens": SamplingParams(max_tokens=40, temperature=1.1, top_k=7, seed=4),
+    "a nucleus": SamplingParams(max_tokens=40, temperature=0.9, top_p=0.6, seed=5),
+    "both": SamplingParams(max_tokens=40, temperature=0.9, top_p=0.8, top_k=20, seed=6),
+    "a floor": SamplingParams(max_tokens=40, temperature=1.0, min_p=0.1, seed=7),
+    "likeliest": SamplingParams(max_tokens=40, temperature=0.8, seed=8, verifier="typical"),
+    "an answer that ends": SamplingParams(max_tokens=6, temperature=0),
+}
+
+Change = Callable[[Eagle3Config], Eagle3Config]
+
+CONFIGS: dict[str, Change] = {
+    "EAGLE-3": lambda c: c,
+    "EAGLE-3.1": lambda c: replace(c, norm_taps="each", norm_output=True),
+    "the other residual": lambda c: replace(c, norm_before_residual=True),
+    "an embedding of its own": lambda c: replace(c, own_embedding=True),
+}
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    return LLM("sibyl", dtype=request.param, drafter="none", kv_tokens=4096, prefix_caching=False)
+
+
+def proposals(llm: LLM, drafter: Eagle3, params: SamplingParams) -> list[list[DraftTree]]:
+    """The trees of every step of a batch."""
+    seen: list[list[DraftTree]] = []
+    propose = drafter.propose
+
+    def watched(requests: Sequence[Request]) -> list[DraftTree]:
+        seen.append(propose(requests))
+        return seen[-1]
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    llm.generate([llm.tokenizer.encode(prompt) for prompt in PROMPTS], params, drafter=drafter)
+    del drafter.propose
+    drafter.reset()
+    return seen
+
+
+def check_equal(llm: LLM, drafter: Eagle3, params: SamplingParams) -> None:
+    """Assert that both ways to draft make the same trees."""
+    assert drafter.fused is not None
+    ours = proposals(llm, drafter, params)
+    fused, drafter.fused = drafter.fused, None
+    theirs = proposals(llm, drafter, params)
+    drafter.fused = fused
+    assert len(ours) == len(theirs)
+    nodes = 0
+    for own, wanted in zip(ours, theirs, strict=True):
+        for tree, other in zip(own, wanted, strict=True):
+            assert (tree.tokens, tree.parents) == (other.tokens, other.parents)
+            # rows are summed over the head's tokens here, over all tokens there
+            assert tree.scores == pytest.approx(other.scores, abs=1e-4)
+            nodes += len(tree) - 1
+    assert nodes > 10
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_trees_are_those_of_the_twin(name: str, llm: LLM) -> None:
+    check_equal(llm, Eagle3(llm.engine.target), PARAMS[name])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 1), (4, 3, 2), (2, 2, 6)])
+def test_trees_of_any_shape(shape: tuple[int, int, int], llm: LLM) -> None:
+    depth, width, branch = shape
+    check_equal(llm, Eagle3(llm.engine.target, depth=depth, width=width, branch=branch), PARAMS["greedy"])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_configuration(name: str, llm: LLM) -> None:
+    target = llm.engine.target
+    config = CONFIGS[name](Eagle3(target).served.head.config)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    head = Eagle3Head(config, target.model.kernels)
+    for norm in (head.norm, head.hidden_norm, head.embedding_norm):
+        norm.weight.data.uniform_(0.5, 2)
+    head.d2t += 3
+    check_equal(llm, Eagle3(target, head), PARAMS["greedy"])
+
+
+def test_a_tree_stops_where_a_level_gains_too_little(llm: LLM) -> None:
+    drafter = Eagle3(llm.engine.target)
+    drafter.min_level_gain = 0.5
+    check_equal(llm, drafter, PARAMS["greedy"])
+
+
+def test_what_changes_logits_is_drafted_level_by_level(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside requests that are drafted for in one call."""
+    drafter = Eagle3(llm.engine.target)
+    grown: list[Request] = []
+    grow = drafter.grower.grow
+    monkeypatch.setattr(drafter.grower, "grow", lambda e, r, least: (grown.extend(r), grow(e, r, least))[1])
+    params = [
+        SamplingParams(max_tokens=20, seed=1),
+        SamplingParams(max_tokens=20, seed=2, presence_penalty=0.5),
+    ]
+    prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS[:2]]
+    plain = [llm.generate(*one).token_ids for one in zip(prompts, params, strict=True)]
+    results = llm.generate(prompts, params, drafter=drafter)
+    assert [result.token_ids for result in results] == plain
+    assert {request.params.presence_penalty for request in grown} == {0.5}
+    assert all(result.stats.drafted > 10 for result in results)
+
+
+def test_stock_operations_have_no_such_call() -> None:
+    llm = LLM("sibyl", dtype="float32", kernels="stock", drafter="none", kv_tokens=256)
+    assert Eagle3(llm.engine.target).fused is None
