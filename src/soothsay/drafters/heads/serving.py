@@ -34,7 +34,13 @@ def kernels_for(config: ModelConfig, own: Kernels) -> Kernels:
     return own if not native or NativeKernels.fit(config) else StockKernels()
 
 
-def serve(head: AnyHead, kernels: Kernels, dtype: torch.dtype, bits: int | None = None) -> AnyHead:
+def serve(
+    head: AnyHead,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    bits: int | None = None,
+    output_bits: int | None = None,
+) -> AnyHead:
     """Make a head ready to draft: convert its linear layers to the kinds that `kernels` are fast at.
 
     Args:
@@ -42,16 +48,18 @@ def serve(head: AnyHead, kernels: Kernels, dtype: torch.dtype, bits: int | None 
         kernels: the target's.
         dtype: what the linear layers compute in.
         bits: round their weights to integers of this size; None: do not round.
+        output_bits: the same for its output head, which a draft reads most; None: as for the others.
 
     Returns:
         `head`.
     """
-    mode = NumericMode(dtype, bits)
+    inner, output = NumericMode(dtype, bits), NumericMode(dtype, output_bits or bits, coarse=True)
     for name, module in list(head.named_modules()):
         if isinstance(module, Dense):
-            weight = mode.convert(name, module.weight.detach())
+            is_output = name.split(".")[-1] == "head"
+            weight = (output if is_output else inner).convert(name, module.weight.detach())
             bias = None if module.bias is None else module.bias.detach().to(dtype)
-            out = torch.float32 if name.split(".")[-1] == "head" else dtype
+            out = torch.float32 if is_output else dtype
             head.set_submodule(name, kernels.linear(weight, bias, out))
     fuse(head)
     return head.eval().requires_grad_(False)
