@@ -34,7 +34,9 @@ from soothsay import LLM, DrafterError, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.eagle import Eagle, Eagle2, Eagle3
+from soothsay.drafters.heads.loading import find_head
 from soothsay.drafters.heads.modules.base import TargetEnds
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
 from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.registry import DrafterSpec
@@ -118,6 +120,18 @@ def test_every_drafter_alone(plain: list[list[int]], tiny: Make) -> None:
     for drafter in every(llm.engine.target):
         for prompt, params, expected in list(zip(prompts(), SHORT, plain, strict=True))[::2]:
             assert llm.generate(prompt, params, drafter=drafter).token_ids == expected
+
+
+def test_a_checkpoint_of_integers(tiny: Make, tmp_path: Path) -> None:
+    target = LLM(tiny(0), drafter="none").engine.target
+    for layout in "", "int8":
+        write_head(make_eagle3_head(target.model), tmp_path / f"head{layout}", "tiny", layout)
+    whole, rounded = (find_head(Eagle3Head, tmp_path / name, target)[0] for name in ("head", "headint8"))
+    assert rounded.config == whole.config
+    for name, value in whole.state_dict().items():
+        assert (rounded.state_dict()[name].float() - value).norm() <= 0.01 * value.float().norm()
+    assert not torch.equal(rounded.state_dict()["head.weight"], whole.state_dict()["head.weight"])
+    assert torch.equal(rounded.token_ids, whole.token_ids)
 
 
 class TestWhichHead:

@@ -31,7 +31,7 @@ from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.medusa import is_medusa, open_medusa, write_medusa, write_vllm_medusa
 from soothsay.drafters.heads.checkpoints.mtp import is_mtp, open_mtp, write_mtp, write_speculators_mtp
-from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, open_redrafter, write_own
+from soothsay.drafters.heads.checkpoints.own import open_block, open_hydra, open_redrafter, rounded, write_own
 from soothsay.drafters.heads.checkpoints.peagle import is_peagle, open_peagle
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.checkpoints.views import view_config, view_tensors
@@ -127,8 +127,8 @@ def write_head(
         directory: a directory that is not there yet, or empty. It appears when it is complete.
         target_name: the model that the head was trained for, for the configuration.
         layout: "" is the layout that most engines read. eagle3 and mtp may be "speculators", medusa with its
-            own output heads may be "vllm". hydra, block and redrafter, which other engines do not read, may
-            be "int8": half the size, and weights are off by 0.6% (norm).
+            own output heads may be "vllm". eagle3, hydra, block and redrafter may be "int8", which other
+            engines do not read: half the size, and weights are off by 0.6% (norm).
         view: the part of the target's features that the head reads; None: whole features. Other engines do
             not read heads that have a view.
 
@@ -205,6 +205,9 @@ def _written(head: Head, target: str, layout: str) -> Written:
             return write_eagle(head)
         case Eagle3Head(), "":
             return write_eagle3(head)
+        case Eagle3Head(), "int8":
+            config, tensors = write_eagle3(head)
+            return config, rounded(tensors)
         case Eagle3Head(), "speculators":
             return write_speculators_eagle3(head, target)
         case MedusaHead(), "":
@@ -220,5 +223,5 @@ def _written(head: Head, target: str, layout: str) -> Written:
         case _:
             raise DrafterError(
                 f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', "
-                "medusa as 'vllm', hydra, block and redrafter as 'int8', and all with the layout left out"
+                "medusa as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
             )

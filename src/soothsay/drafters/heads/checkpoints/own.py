@@ -62,10 +62,10 @@ def write_own(
     if isinstance(head, BlockHead):
         config["block"] = hf_config(head.config.block)
     own = ((name, value) for name, value in split(head, {}) if name != "head.weight")  # the target has it
-    return config, _rounded(own) if integers else own
+    return config, rounded(own) if integers else own
 
 
-def _rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Matrices as int8, with a scale in float16 for each `GROUP` numbers of a row; all else as it is."""
     for name, value in tensors:
         if value.dim() != 2 or value.shape[1] % GROUP:
