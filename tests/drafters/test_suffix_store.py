@@ -18,7 +18,7 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.learned import read_learned
 from soothsay.drafters.lookup.suffix import Suffix, TextMemory, write_texts
-from soothsay.drafters.places import SHIPPED_TEXTS, suffix_store
+from soothsay.drafters.places import SHIPPED, suffix_store
 from soothsay.drafters.registry import build_drafter
 
 QUESTION = [{"role": "user", "content": "Say something about the river."}]
@@ -66,8 +66,8 @@ def test_a_target_without_texts_has_no_store(sibyl: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("vocabulary", "tokens"),
-    [*zip(SHIPPED_TEXTS, (500_000, 341_806), strict=True)],
-    ids=[*SHIPPED_TEXTS.values()],
+    [*zip(SHIPPED, (500_000, 341_806), strict=True)],
+    ids=[*SHIPPED.values()],
 )
 def test_texts_of_the_package_are_whole_and_of_their_vocabulary(vocabulary: str, tokens: int) -> None:
     class Shipped(Target):

@@ -12,11 +12,14 @@ from soothsay.files import user_path
 SUFFIX_STORE = "suffix.store"
 """File name of the texts from which `auto` drafts besides those of the requests."""
 
-SHIPPED_TEXTS = {
+SHIPPED = {
     "34693f9b4d4f3de390259f3beb839ccb": "smollm2",
     "09385509cd28a4dda001dcd6026e3158": "qwen2.5",
 }
-"""Folders of the package with answers of a model, by the vocabulary of the model (`Target.vocabulary`)."""
+"""Folders of the package with what was learnt from a model, by its vocabulary (`Target.vocabulary`)."""
+
+HEADS_FOR = {"smollm2": (30, 576)}
+"""Layers and hidden size of the model that the heads in a folder of the package are for."""
 
 
 def drafters_beside(target: Target) -> Path | None:
@@ -29,13 +32,29 @@ def drafters_beside(target: Target) -> Path | None:
     return (target.path.parent if target.path.is_file() else target.path) / "drafters"
 
 
+def shipped_folder(target: Target) -> Path | None:
+    """The folder of the package with what was learnt from a model with the target's vocabulary."""
+    folder = SHIPPED.get(target.vocabulary)
+    return None if folder is None else Path(str(resources.files("soothsay"))) / "bundled" / folder
+
+
+def _shipped_head(method: str, target: Target) -> Path | None:
+    """The directory of a head that comes with the package and fits the target; None if there is none."""
+    folder, config = shipped_folder(target), target.model.config
+    if folder is None or HEADS_FOR.get(folder.name) != (config.num_layers, config.hidden_size):
+        return None
+    head = folder / "drafters" / method
+    return head if head.is_dir() else None
+
+
 def drafter_directory(method: str, model: str, target: Target) -> Path:
     """The directory of one drafter, or the GGUF file of its target.
 
     Args:
         method: its name in `drafters`.
-        model: a path that a user named; empty: `drafters/METHOD` beside the target's weights. For mtp the
-            target's own directory or GGUF file is the second choice, since it may hold MTP modules.
+        model: a path that a user named; empty: `drafters/METHOD` beside the target's weights. The second
+            choice is a head that comes with the package, and for mtp the target's own directory or GGUF file,
+            since it may hold MTP modules.
         target: the model to draft for.
 
     Raises:
@@ -43,14 +62,16 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
     """
     if model:
         return user_path(model)
-    drafters = drafters_beside(target)
+    drafters, shipped = drafters_beside(target), _shipped_head(method, target)
+    if drafters is not None and (drafters / method).is_dir():
+        return drafters / method
+    if shipped is not None:
+        return shipped
     if drafters is None:
         raise MissingDrafterError(
             f"no model is named for {method}, and the target has no directory to look in: write "
             f"{method}(model=...)"
         )
-    if (drafters / method).is_dir():
-        return drafters / method
     if method == "mtp" and target.path is not None and target.path.suffix == ".gguf":
         return target.path
     if method == "mtp" and (drafters.parent / "config.json").is_file():
@@ -69,7 +90,5 @@ def suffix_store(target: Target) -> Path | None:
     beside = drafters_beside(target)
     if beside is not None and (beside / SUFFIX_STORE).is_file():
         return beside / SUFFIX_STORE
-    folder = SHIPPED_TEXTS.get(target.vocabulary)
-    if folder is None:
-        return None
-    return Path(str(resources.files("soothsay"))) / "bundled" / folder / SUFFIX_STORE
+    folder = shipped_folder(target)
+    return None if folder is None else folder / SUFFIX_STORE
