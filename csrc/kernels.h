@@ -296,7 +296,8 @@ void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* cons
 // the next row's feature; `norm` of that gives logits.
 struct soothsay_recurrent {
     const soothsay_parts* block;  // without attention_norm; qkv reads embedding and feature
-    const soothsay_weights *head, *table;  // table: of embeddings, or null
+    const soothsay_weights *head, *fuse, *table;  // table: of embeddings, or null
+    const float* tap_norms;                // [taps * tap_size], weights of a norm for each layer's part of a feature, or null
     const void* rows;                      // the table if it is not in integers, [vocabulary, hidden]
     const float *embedding_norm, *feature_norm, *norm;  // [hidden]
     const float *cos, *sin;                             // [positions, d]
@@ -306,6 +307,7 @@ struct soothsay_recurrent {
     double least;  // a tree ends where its next nodes together are right less often
     float embedding_scale, eps;
     int rows_are_bf16, norms_residual, norms_output;  // whether features are normed before the block adds to them, or outputs
+    int taps, tap_size, fuse_is_bf16;  // fuse makes a feature of taps * tap_size numbers
     int depth, width, branch;
 };
 
@@ -316,7 +318,7 @@ struct soothsay_pool {
     int format;
 };
 
-// A request to draft for. `features` [pending, hidden] are those of the tokens before. Its tree has its last token as root; the
+// A request to draft for. `features` [pending, taps * tap_size] are those of the tokens before, before they are fused. Its tree has its last token as root; the
 // lists have room for the root, `branch` nodes, and width * branch in each further level. With `draws`, the target adds known
 // noise to factor * logits, of the tokens that top_k (0: all), top_p and min_p leave. Without, a node's probability is the softmax
 // of factor * logits. With 0 nodes nothing is drafted.

@@ -195,6 +195,24 @@ class Pass {
     Pass(const soothsay_recurrent& recurrent, const soothsay_pool& kv)
         : r(recurrent), pool(kv), hidden(recurrent.block->hidden), half(recurrent.block->is_bf16) {}
 
+    // What the target's layers gave for some tokens [rows, taps * tap_size] -> features [rows, hidden].
+    std::vector<float> fuse(std::vector<float> read) const {
+        const int64_t width = int64_t(r.taps) * r.tap_size, rows = read.size() / width;
+        for (int64_t i = 0; r.tap_norms && i < rows * r.taps; ++i) {
+            float* part = &read[i * r.tap_size];
+            soothsay_add_norm(part, nullptr, 0, nullptr, r.tap_norms + i % r.taps * r.tap_size, r.eps, 1, r.tap_size, nullptr, part, 0);
+        }
+        std::vector<float> out(rows * hidden);
+        if (!r.fuse_is_bf16) {
+            soothsay_linear(read.data(), 0, rows, r.fuse, out.data(), 0);
+            return out;
+        }
+        std::vector<bf16> half_out(rows * hidden);
+        soothsay_linear(read.data(), 0, rows, r.fuse, half_out.data(), 1);
+        for (size_t i = 0; i < out.size(); ++i) out[i] = widen(half_out[i]);
+        return out;
+    }
+
     // The outputs of all rows, which read `features` [rows, hidden].
     std::vector<float> run(const Layout& layout, const std::vector<float>& features) const {
         const int64_t rows = layout.rows, size = half ? 2 : 4;
@@ -255,8 +273,9 @@ extern "C" void soothsay_draft(const soothsay_recurrent* recurrent, const sooths
     std::vector<float> features;
     for (int64_t i = 0; i < count; ++i) {
         all.emplace_back(requests[i]);
-        features.insert(features.end(), requests[i].features, requests[i].features + requests[i].pending * hidden);
+        features.insert(features.end(), requests[i].features, requests[i].features + requests[i].pending * r.taps * r.tap_size);
     }
+    features = pass.fuse(std::move(features));
     std::vector<Growing*> growing;
     for (auto& one : all) growing.push_back(&one);
     for (int level = 0; !growing.empty(); ++level) {

@@ -17,7 +17,7 @@ class Planted:
     """A request's rows, and the tree that is wanted below the last of them."""
 
     rows: Rows  # without nodes; their table is known
-    features: Tensor  # [p, H] float32: each of the p tokens reads the feature of the token before it
+    features: Tensor  # [p, taps * H] float32: what the target's layers gave for the token before each
     nodes: int  # of the largest tree, the root included; 0: nothing is drafted
     depth: int  # of the deepest tree
     ends: Collection[int]  # tokens that nothing is drafted after

@@ -114,6 +114,9 @@ class RecurrentLayers:
 
     block: nn.Module
     head: nn.Module
+    fuse: nn.Module
+    taps: int  # parts of what it reads, which are normed one by one
+    tap_norms: Tensor | None  # weights of these norms, one after the other; None: they are not normed
     embedding: nn.Module
     rope: Rope
     embedding_norm: Norm

@@ -35,6 +35,7 @@ Change = Callable[[Eagle3Config], Eagle3Config]
 CONFIGS: dict[str, Change] = {
     "EAGLE-3": lambda c: c,
     "EAGLE-3.1": lambda c: replace(c, norm_taps="each", norm_output=True),
+    "one norm of all features": lambda c: replace(c, norm_taps="whole"),
     "the other residual": lambda c: replace(c, norm_before_residual=True),
     "an embedding of its own": lambda c: replace(c, own_embedding=True),
 }
@@ -96,8 +97,9 @@ def test_every_configuration(name: str, llm: LLM) -> None:
     config = CONFIGS[name](Eagle3(target).served.head.config)  # type: ignore[arg-type]
     torch.manual_seed(0)
     head = Eagle3Head(config, target.model.kernels)
-    for norm in (head.norm, head.hidden_norm, head.embedding_norm):
-        norm.weight.data.uniform_(0.5, 2)
+    for name, parameter in head.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 2)
     head.d2t += 3
     check_equal(llm, Eagle3(target, head), PARAMS["greedy"])
 

@@ -37,13 +37,17 @@ class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
         self.target, self.served, self.taps = target, served, served.taps
         self.kv = FeatureKV(target, pool)
 
+    def keep(self, taps: Sequence[Tensor]) -> Tensor:
+        """What is kept of the target's features until their rows are computed, `[N, ...]` float32."""
+        return self.served.fuse(taps)
+
     @abstractmethod
     def run(self, batch: DraftPass) -> Sequence[Tensor]:
         """Compute a pass over committed tokens, and what comes after them if roots are among them."""
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the features that the next rows read."""
-        for batch in self.kv.observe(observations, self.served.fuse):
+        for batch in self.kv.observe(observations, self.keep):
             self.run(batch)
 
     @torch.inference_mode()

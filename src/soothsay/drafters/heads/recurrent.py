@@ -126,7 +126,21 @@ class ConfidentDrafter(RecurrentDrafter):
     ):
         self.shape = ConfidentShape.within(self.method, target, depth, width, branch)
         super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
-        self.fused = self.served.head.fused(self.served.shared)
+        view, shared = self.served.view, self.served.shared
+        self.fused = self.served.head.fused(shared) if view is None else None
+        self.fuses_late = self.fused is not None
+
+    def keep(self, taps: Sequence[Tensor]) -> Tensor:
+        """See `FeatureDrafter`. A draft in one call fuses features itself."""
+        return torch.cat(list(taps), -1) if self.fuses_late else super().keep(taps)
+
+    def run(self, batch: DraftPass) -> Outputs:
+        """See `RecurrentDrafter`."""
+        if not self.fuses_late:
+            return super().run(batch)
+        taps = torch.cat(batch.features).chunk(len(self.taps), -1)
+        packed = self.pack(batch.rows)
+        return (packed.select_logit_rows(self.run_module(packed, self.served.fuse(taps))),)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:

@@ -29,12 +29,13 @@ class _Recurrent(Structure):
     """`soothsay_recurrent` of csrc/kernels.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("block", "head", "table", "rows")),
+        *((name, c_void_p) for name in ("block", "head", "fuse", "table", "tap_norms", "rows")),
         *((name, c_void_p) for name in ("embedding_norm", "feature_norm", "norm", "cos", "sin", "ids")),
         *((name, c_int64) for name in ("outputs", "vocabulary", "first", "second", "third")),
         ("least", c_double),
         *((name, c_float) for name in ("embedding_scale", "eps")),
         *((name, c_int) for name in ("rows_are_bf16", "norms_residual", "norms_output")),
+        *((name, c_int) for name in ("taps", "tap_size", "fuse_is_bf16")),
         *((name, c_int) for name in ("depth", "width", "branch")),
     )
 
@@ -74,9 +75,9 @@ class NativeDraft:
         self._held = plain
         self._recurrent = _Recurrent(
             block.addresses[0],
-            cast(NativeLinear, layers.head).address,
+            *(cast(NativeLinear, layer).address for layer in (layers.head, layers.fuse)),
             None if integers is None else cast(PackedTable, integers).layer.address,
-            address(plain),
+            *(address(layers.tap_norms), address(plain)),
             *(norm.weight.data_ptr() for norm in (layers.embedding_norm, layers.feature_norm, layers.norm)),
             *(None, None, address(layers.ids)),
             *(cast(NativeLinear, layers.head).out_features, len(embedding.weight)),
@@ -85,6 +86,8 @@ class NativeDraft:
             *(embedding.scale, layers.norm.eps),
             plain is not None and plain.dtype == torch.bfloat16,
             *(layers.norms_residual, layers.norms_output),
+            *(layers.taps, cast(NativeLinear, layers.fuse).in_features // layers.taps),
+            layers.fuse.dtype == torch.bfloat16,
         )
         self._ropes = torch.empty(0), torch.empty(0)
 
@@ -102,6 +105,7 @@ class NativeDraft:
             isinstance(block, Block)
             and isinstance(block.fused, NativeBlocks)
             and isinstance(head, NativeLinear)
+            and isinstance(layers.fuse, NativeLinear)
             and head.dtype == torch.float32
             and table
             and not any(norm.centred or norm.eps != layers.norm.eps for norm in norms)

@@ -136,10 +136,16 @@ class Eagle3Head(RecurrentHead):
 
     def fused(self, shared: TargetEnds) -> FusedDraft | None:
         """See `RecurrentHead`."""
+        norms: list[Tensor] = [cast(RMSNorm, norm).weight for norm in self.fc_norm]
+        if self.input_norm is not None:
+            norms = [self.input_norm.weight]
         return self.kernels.fuse_draft(
             RecurrentLayers(
                 block=self.block,
                 head=self.head,
+                fuse=self.fc,
+                taps=len(norms) or 1,
+                tap_norms=torch.cat(norms).detach() if norms else None,
                 embedding=shared.embedding if self.embedding is None else self.embedding,
                 rope=self.rope,
                 embedding_norm=self.embedding_norm,
