@@ -19,7 +19,8 @@ from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 
-TARGET = Target(SimpleNamespace(kernels=FASTEST), None, EngineConfig(), 0)  # type: ignore[arg-type]
+MODEL = SimpleNamespace(kernels=FASTEST, config=SimpleNamespace(vocab_size=97, num_layers=2, hidden_size=48))
+TARGET = Target(MODEL, None, EngineConfig(), 0)  # type: ignore[arg-type]
 
 
 class Echo(NoDrafter):
