@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,9 +10,12 @@ from typing import Any, cast
 import pytest
 from places import ROOT
 
+from soothsay import LLM
 from soothsay.config import EngineConfig
+from soothsay.drafters import registry
 from soothsay.drafters.base import Target
 from soothsay.drafters.places import HEADS_FOR, SHIPPED, drafter_directory
+from soothsay.drafters.registry import build_drafter
 from soothsay.errors import MissingDrafterError
 
 BUNDLED = ROOT / "src" / "soothsay" / "bundled"
@@ -31,6 +35,17 @@ def test_a_target_that_a_head_fits_finds_it() -> None:
     found = drafter_directory("eagle3", "", target(30, 576))
     assert found == BUNDLED / "smollm2" / "drafters" / "eagle3"
     assert (found / "config.json").is_file()
+
+
+def test_auto_does_not_ask_for_it(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, c = sibyl.engine.target, sibyl.model.config
+    monkeypatch.setitem(SHIPPED, known.vocabulary, "smollm2")
+    monkeypatch.setitem(HEADS_FOR, "smollm2", (c.num_layers, c.hidden_size))
+    monkeypatch.setattr(registry, "suffix_store", lambda _: None)
+    alone = replace(known, path=None)
+    assert drafter_directory("eagle3", "", alone).is_dir()
+    auto = build_drafter("auto", alone)
+    assert [part.name for part in auto.parts] == ["suffix"]  # type: ignore[attr-defined]
 
 
 def test_one_beside_the_target_comes_first(tmp_path: Path) -> None:

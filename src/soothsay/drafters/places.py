@@ -47,7 +47,7 @@ def _shipped_head(method: str, target: Target) -> Path | None:
     return head if head.is_dir() else None
 
 
-def drafter_directory(method: str, model: str, target: Target) -> Path:
+def drafter_directory(method: str, model: str, target: Target, *, shipped: bool = True) -> Path:
     """The directory of one drafter, or the GGUF file of its target.
 
     Args:
@@ -62,11 +62,11 @@ def drafter_directory(method: str, model: str, target: Target) -> Path:
     """
     if model:
         return user_path(model)
-    drafters, shipped = drafters_beside(target), _shipped_head(method, target)
+    drafters, packaged = drafters_beside(target), _shipped_head(method, target) if shipped else None
     if drafters is not None and (drafters / method).is_dir():
         return drafters / method
-    if shipped is not None:
-        return shipped
+    if packaged is not None:
+        return packaged
     if drafters is None:
         raise MissingDrafterError(
             f"no model is named for {method}, and the target has no directory to look in: write "
