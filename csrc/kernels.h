@@ -318,10 +318,10 @@ struct soothsay_pool {
     int format;
 };
 
-// A request to draft for. `features` [pending, taps * tap_size] are those of the tokens before, before they are fused. Its tree has its last token as root; the
-// lists have room for the root, `branch` nodes, and width * branch in each further level. With `draws`, the target adds known
-// noise to factor * logits, of the tokens that top_k (0: all), top_p and min_p leave. Without, a node's probability is the softmax
-// of factor * logits. With 0 nodes nothing is drafted.
+// A request to draft for. `features` [pending, taps * tap_size] are those of the tokens before, not fused yet. The last token is
+// the root of its tree. The lists have room for the root, `branch` nodes, and width * branch in each further level. With `draws`,
+// the target adds known noise to factor * logits, of the tokens that top_k (0: all), top_p and min_p leave. Without, a node's
+// probability is the softmax of factor * logits. With 0 nodes nothing is drafted.
 struct soothsay_growing {
     const int64_t *tokens, *table, *ends;  // [pending]; of KV blocks; [num_ends], tokens that nothing is drafted after
     const float* features;

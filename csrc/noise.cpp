@@ -8,12 +8,6 @@
 
 namespace {
 
-// In (0, 1).
-inline float uniform(uint32_t hash) {
-    const float u = (float(hash) + 0.5f) * 0x1p-32f;
-    return u < 0x1.fffffep-1f ? u : 0x1.fffffep-1f;
-}
-
 // Standard Gumbel noise -log(-log(1 - u)). Nearly that of stock operations: their logarithms round differently.
 inline float gumbel(uint32_t hash) { return -std::log(-std::log1p(-uniform(hash))); }
 

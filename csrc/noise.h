@@ -35,4 +35,10 @@ struct Key {
     uint32_t hash(uint32_t token) const { return mix(mix(token * 0x9E3779B1u + first) + second); }
 };
 
+// A uniform number in (0, 1) from a hash.
+inline float uniform(uint32_t hash) {
+    const float u = (float(hash) + 0.5f) * 0x1p-32f;
+    return u < 0x1.fffffep-1f ? u : 0x1.fffffep-1f;
+}
+
 }  // namespace

@@ -156,10 +156,7 @@ void perturb(float* x, int64_t width, const soothsay_growing& g, int depth, cons
     for (int64_t begin = 0; begin < width; begin += LANES) {
         const int here = int(std::min<int64_t>(LANES, width - begin));
         float own[LANES], u[LANES];
-        for (int n = 0; n < here; ++n) {
-            const uint32_t hash = key.hash(uint32_t(ids ? ids[begin + n] : begin + n));
-            u[n] = std::min((float(hash) + 0.5f) * 0x1p-32f, 0x1.fffffep-1f);
-        }
+        for (int n = 0; n < here; ++n) u[n] = uniform(key.hash(uint32_t(ids ? ids[begin + n] : begin + n)));
         std::fill(u + here, u + LANES, 0.5f);
         store(own, gumbel(load(u)));
         for (int n = 0; n < here; ++n) x[begin + n] += own[n];

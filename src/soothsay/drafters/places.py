@@ -32,7 +32,7 @@ def drafters_beside(target: Target) -> Path | None:
     return (target.path.parent if target.path.is_file() else target.path) / "drafters"
 
 
-def shipped_folder(target: Target) -> Path | None:
+def _shipped_folder(target: Target) -> Path | None:
     """The folder of the package with what was learnt from a model with the target's vocabulary."""
     folder = SHIPPED.get(target.vocabulary)
     return None if folder is None else Path(str(resources.files("soothsay"))) / "bundled" / folder
@@ -40,7 +40,7 @@ def shipped_folder(target: Target) -> Path | None:
 
 def _shipped_head(method: str, target: Target) -> Path | None:
     """The directory of a head that comes with the package and fits the target; None if there is none."""
-    folder, config = shipped_folder(target), target.model.config
+    folder, config = _shipped_folder(target), target.model.config
     if folder is None or HEADS_FOR.get(folder.name) != (config.num_layers, config.hidden_size):
         return None
     head = folder / "drafters" / method
@@ -90,5 +90,5 @@ def suffix_store(target: Target) -> Path | None:
     beside = drafters_beside(target)
     if beside is not None and (beside / SUFFIX_STORE).is_file():
         return beside / SUFFIX_STORE
-    folder = shipped_folder(target)
+    folder = _shipped_folder(target)
     return None if folder is None else folder / SUFFIX_STORE

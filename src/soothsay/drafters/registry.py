@@ -65,11 +65,12 @@ TRAINED = {
 def automatic(target: Target) -> Controller:
     """A controller over suffix matching and the first of `TRAINED` that the target has.
 
-    Heads that come with the package are left out: beside the store of the target's answers, which comes with
-    it too, they gained nothing (docs/log.md).
     Suffix matching also drafts from the target's `suffix_store`. A drafter or a store that exists and cannot
     be read is left out, with a warning. If there is no trained drafter, and drafters are to learn, n-grams of
     the target's answers take its place.
+
+    Heads that come with the package are left out. Beside the store of answers, which comes with it too, they
+    gained nothing (docs/log.md).
     """
     parts = [_suffix_with_store(target)]
     for name, directory in TRAINED.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -62,13 +63,12 @@ def proposals(llm: LLM, drafter: Eagle3, params: SamplingParams) -> list[list[Dr
     return seen
 
 
-def check_equal(llm: LLM, drafter: Eagle3, params: SamplingParams) -> None:
-    """Assert that both ways to draft make the same trees."""
-    assert drafter.fused is not None
-    ours = proposals(llm, drafter, params)
-    fused, drafter.fused = drafter.fused, None
-    theirs = proposals(llm, drafter, params)
-    drafter.fused = fused
+def check_equal(llm: LLM, make: Callable[[], Eagle3], params: SamplingParams) -> None:
+    """Assert that a drafter makes the same trees in one call and level by level."""
+    at_once, by_levels = make(), make()
+    assert at_once.fused is not None
+    by_levels.fused = None
+    ours, theirs = (proposals(llm, drafter, params) for drafter in (at_once, by_levels))
     assert len(ours) == len(theirs)
     nodes = 0
     for own, wanted in zip(ours, theirs, strict=True):
@@ -82,32 +82,40 @@ def check_equal(llm: LLM, drafter: Eagle3, params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_trees_are_those_of_the_twin(name: str, llm: LLM) -> None:
-    check_equal(llm, Eagle3(llm.engine.target), PARAMS[name])
+    check_equal(llm, lambda: Eagle3(llm.engine.target), PARAMS[name])
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 1), (4, 3, 2), (2, 2, 6)])
 def test_trees_of_any_shape(shape: tuple[int, int, int], llm: LLM) -> None:
     depth, width, branch = shape
-    check_equal(llm, Eagle3(llm.engine.target, depth=depth, width=width, branch=branch), PARAMS["greedy"])
+    made = partial(Eagle3, llm.engine.target, depth=depth, width=width, branch=branch)
+    check_equal(llm, made, PARAMS["greedy"])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_configuration(name: str, llm: LLM) -> None:
     target = llm.engine.target
     config = CONFIGS[name](Eagle3(target).served.head.config)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    head = Eagle3Head(config, target.model.kernels)
-    for name, parameter in head.named_parameters():
-        if "norm" in name:
-            parameter.data.uniform_(0.5, 2)
-    head.d2t += 3
-    check_equal(llm, Eagle3(target, head), PARAMS["greedy"])
+
+    def make() -> Eagle3:
+        torch.manual_seed(0)
+        head = Eagle3Head(config, target.model.kernels)
+        for name, parameter in head.named_parameters():
+            if "norm" in name:
+                parameter.data.uniform_(0.5, 2)
+        head.d2t += 3
+        return Eagle3(target, head)
+
+    check_equal(llm, make, PARAMS["greedy"])
 
 
 def test_a_tree_stops_where_a_level_gains_too_little(llm: LLM) -> None:
-    drafter = Eagle3(llm.engine.target)
-    drafter.min_level_gain = 0.5
-    check_equal(llm, drafter, PARAMS["greedy"])
+    def make() -> Eagle3:
+        drafter = Eagle3(llm.engine.target)
+        drafter.min_level_gain = 0.5
+        return drafter
+
+    check_equal(llm, make, PARAMS["greedy"])
 
 
 def test_what_changes_logits_is_drafted_level_by_level(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

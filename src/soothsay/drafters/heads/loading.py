@@ -27,8 +27,8 @@ def load_head(
         target: the model to draft for.
         dtype: what the head's linear layers compute in. "auto" is the target's dtype. If the target's weights
             are integers of any size, "auto" is int8: a head is small, and better guesses are worth 8 bits. A
-            draft reads its output matrix again for each level, so this has 4 bits: drafts are 1% worse, and
-            as much as a fifth faster (docs/log.md).
+            draft reads its output matrix again for each level, so this has 4 bits: drafts are up to 1% worse,
+            and take 6 to 12% less time (docs/log.md).
 
     Raises:
         DrafterError: the dtype is unknown, or as `find_head` raises.

@@ -128,15 +128,14 @@ class ConfidentDrafter(RecurrentDrafter):
         super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
         view, shared = self.served.view, self.served.shared
         self.fused = self.served.head.fused(shared) if view is None else None
-        self.fuses_late = self.fused is not None
 
     def keep(self, taps: Sequence[Tensor]) -> Tensor:
         """See `FeatureDrafter`. A draft in one call fuses features itself."""
-        return torch.cat(list(taps), -1) if self.fuses_late else super().keep(taps)
+        return super().keep(taps) if self.fused is None else torch.cat(list(taps), -1)
 
     def run(self, batch: DraftPass) -> Outputs:
         """See `RecurrentDrafter`."""
-        if not self.fuses_late:
+        if self.fused is None:
             return super().run(batch)
         taps = torch.cat(batch.features).chunk(len(self.taps), -1)
         packed = self.pack(batch.rows)
