@@ -1,13 +1,15 @@
 // Attention of each row to its own path of keys, read from the KV pool in place.
 //
 // A row reads its keys in order of position, in blocks of BLOCK counted from position 0, with a running softmax over
-// the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). Its result depends on
-// its query and its own keys alone, so its bits are the same in any batch, tree or chunk, with any number of threads.
-// The paths of a tree read their common context together, and then the rest of their keys separately.
+// the blocks (Milakov and Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135). Each STRETCH of keys has
+// sums of its own, which are joined in order, so that threads can share a long context (Dao et al. 2023, "Flash-Decoding").
+// A row's result depends on its query and its own keys alone, so its bits are the same in any batch, tree or chunk, with
+// any number of threads. The paths of a tree read their common context together, and then the rest of their keys separately.
 #include "kernels.h"
 #include "kv_formats.h"
 #include "pool.h"
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 namespace {
@@ -17,6 +19,9 @@ constexpr int TOGETHER = 128;  // approximate number of queries that share a pas
 #else
 constexpr int TOGETHER = 64;
 #endif
+constexpr int64_t STRETCH = 512 / BLOCK;  // blocks
+constexpr int64_t MANY = 4;       // tasks for each thread: from there on, each is one piece of work
+constexpr int64_t JOINS = 1024;   // of a query's sums, that are worth a piece
 constexpr float HIDDEN = -1e30f;
 
 struct Shape {
@@ -65,6 +70,15 @@ struct Running {
         total = all;
     }
 
+    // Joins the sums over keys that follow. `acc` and `others` have d floats.
+    void join(const Running& next, float* acc, const float* others, int d) {
+        const float factor = exp(splat(-std::abs(next.top - top)))[0];
+        const float mine = next.top > top ? factor : 1.0f, its = next.top > top ? 1.0f : factor;
+        total = total * mine + next.total * its;
+        for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * mine + load(others + j) * its);
+        top = std::max(top, next.top);
+    }
+
     static floats capped(floats x, float softcap) {
         for (int i = 0; i < LANES; ++i) x[i] = std::tanh(x[i] / softcap) * softcap;
         return x;
@@ -102,9 +116,12 @@ int meet(const P& products, int first, const Visit& visit) {
 // Runs the queries from `first` on that share the block. Returns their number, including queries that do not see it.
 template <class P>
 int meet_next(const P& products, int first, const Visit& visit) {
-    auto see = [&](int n) { return visit.sees(first + n); };
-    if (!see(0)) return 1;
-    return see(1) && see(2) && see(3) ? meet<4>(products, first, visit) : meet<1>(products, first, visit);
+    int count = 0;
+    while (count < 4 && visit.sees(first + count)) ++count;
+    if (count == 4) return meet<4>(products, first, visit);
+    if (count == 3) return meet<3>(products, first, visit);
+    if (count == 2) return meet<2>(products, first, visit);
+    return count ? meet<1>(products, first, visit) : 1;
 }
 
 #if defined(SOOTHSAY_TILES)
@@ -149,39 +166,63 @@ struct Family {
     }
 };
 
+inline int64_t stretch_of(int64_t position) { return position / (STRETCH * BLOCK); }
+
 // Rows [row, row + count) of a family, one key head.
+struct Task {
+    Family family;
+    int64_t row;
+    int count, head;
+
+    const int64_t* rows() const { return family.rows + row; }
+    const int64_t* positions() const { return family.positions + row; }
+
+    // The stretches of keys that some row sees: [begin, end).
+    int64_t begin(const Shape& s) const {
+        return stretch_of(s.first_seen(*std::min_element(positions(), positions() + count)));
+    }
+    int64_t end() const { return stretch_of(*std::max_element(positions(), positions() + count)) + 1; }
+};
+
+// Sums of a task's queries over a stretch of keys.
+struct Sums {
+    std::vector<Running> running;
+    std::vector<float> acc;  // [queries, d]
+
+    Sums(const Task& task, int64_t stretch, const Shape& s) : running(task.count * s.group), acc(running.size() * s.d) {
+        for (size_t n = 0; n < running.size(); ++n) {
+            const int64_t position = task.positions()[n / s.group];
+            running[n].from = s.first_seen(position), running[n].to = position;
+            if (s.sinks && stretch == stretch_of(running[n].from)) running[n].begin_with(s.sinks[task.head * s.group + n % s.group]);
+        }
+    }
+
+    void join(const Sums& next, int d) {
+        for (size_t n = 0; n < running.size(); ++n) running[n].join(next.running[n], &acc[n * d], &next.acc[n * d], d);
+    }
+};
+
+// The queries and keys of a task.
 template <class Format>
-void attend_tile(const float* q, const void* kv, const Family& family, int64_t row, int count, int head, const Shape& s,
-                 float* out) {
+class Meeting {
     typedef typename Format::Key Key;
     typedef typename Format::Value Value;
-    const int d = s.d, queries = count * s.group;
-    const int64_t stride = Format::stride(d), head_size = s.slots * stride;
-    const int64_t row_size = int64_t(s.heads) * s.group * d;
-    const int64_t *rows = family.rows + row, *positions = family.positions + row;
-    const Key* k_base = (const Key*)kv + head * head_size;
-    const Value* v_base = (const Value*)kv + (s.values + head) * head_size;
-    typename Format::Products products(queries, d);
-    std::vector<float> acc(size_t(queries) * d, 0.0f);
-    std::vector<Running> running(queries);
-    for (int r = 0; r < count; ++r) prefetch(q + rows[r] * row_size + int64_t(head) * s.group * d, 4 * s.group * d);
-    for (int n = 0; n < queries; ++n) {
-        const int r = n / s.group, query = head * s.group + n % s.group;
-        products.set_query(n, q + rows[r] * row_size + int64_t(query) * d, d);
-        if (s.sinks) running[n].begin_with(s.sinks[query]);
-        running[n].to = positions[r];
-        running[n].from = s.first_seen(positions[r]);
-    }
+    const Task& task;
+    const Shape& s;
+    const int64_t stride;
+    const Key* k_base;
+    const Value* v_base;
+    typename Format::Products products;
+
     // Runs queries [first, end) on the blocks [block, stop) of a path, as far as they see them.
-    auto meet_path = [&](int path, int first, int end, int64_t block, int64_t stop) {
-        const int64_t* keys = family.keys + family.key_begin[path];
+    void meet_path(int path, int first, int end, int64_t block, int64_t stop, Sums& sums) {
+        const int64_t* keys = task.family.keys + task.family.key_begin[path];
         int64_t from = INT64_MAX, last = 0;
         for (int n = first; n < end; ++n) {
-            from = running[n].from < from ? running[n].from : from;
-            last = running[n].to > last ? running[n].to : last;
+            from = std::min(from, sums.running[n].from);
+            last = std::max(last, sums.running[n].to);
         }
-        block = from / BLOCK > block ? from / BLOCK : block;
-        for (; block < stop && block * BLOCK <= last; ++block) {
+        for (block = std::max(block, from / BLOCK); block < stop && block * BLOCK <= last; ++block) {
             const Key* k[BLOCK];
             const Value* v[BLOCK];
             for (int i = 0; i < BLOCK; ++i) {  // after the last key any slot will do, it is masked
@@ -189,52 +230,97 @@ void attend_tile(const float* q, const void* kv, const Family& family, int64_t r
                 k[i] = k_base + slot * stride;
                 v[i] = v_base + slot * stride;
             }
-            products.set_keys(k, d);
-            products.set_values(v, d);
+            products.set_keys(k, s.d);
+            products.set_values(v, s.d);
             for (int64_t at = (block + 1) * BLOCK; at < (block + 2) * BLOCK && at <= last; ++at) {
                 prefetch(k_base + keys[at] * stride, stride * sizeof(Key));
                 prefetch(v_base + keys[at] * stride, stride * sizeof(Value));
             }
-            const Visit visit{s, block * BLOCK, end, running.data(), acc.data()};
+            const Visit visit{s, block * BLOCK, end, sums.running.data(), sums.acc.data()};
             for (int n = first; n < end;) n += meet_next(products, n, visit);
         }
-    };
-    const int64_t common = family.common();
-    meet_path(family.begin, 0, queries, 0, common);
-    for (int path = family.begin; path < family.end; ++path) {
-        const int64_t first = std::max(family.row_begin[path] - row, int64_t(0));
-        const int64_t end = std::min(family.row_begin[path + 1] - row, int64_t(count));
-        if (first < end) meet_path(path, int(first) * s.group, int(end) * s.group, common, INT64_MAX);
     }
-    for (int n = 0; n < queries; ++n) {
-        float* o = out + rows[n / s.group] * row_size + (int64_t(head) * s.group + n % s.group) * d;
-        const float total = sum(running[n].total);
-        for (int j = 0; j < d; j += LANES) store(o + j, load(&acc[size_t(n) * d + j]) / total);
+
+  public:
+    Meeting(const Task& t, const float* q, const void* kv, const Shape& shape)
+        : task(t), s(shape), stride(Format::stride(s.d)), k_base((const Key*)kv + t.head * s.slots * stride),
+          v_base((const Value*)kv + (s.values + t.head) * s.slots * stride), products(t.count * s.group, s.d) {
+        const int64_t size = s.group * s.d;  // of a row's queries
+        auto queries = [&](int r) { return q + (t.rows()[r] * s.heads + t.head) * size; };
+        for (int r = 0; r < t.count; ++r) prefetch(queries(r), 4 * size);
+        for (int n = 0; n < t.count * s.group; ++n) products.set_query(n, queries(n / s.group) + n % s.group * s.d, s.d);
+    }
+
+    Sums meet(int64_t stretch) {
+        Sums sums(task, stretch, s);
+        const Family& family = task.family;
+        const int64_t begin = stretch * STRETCH, stop = begin + STRETCH, common = family.common();
+        meet_path(family.begin, 0, task.count * s.group, begin, std::min(common, stop), sums);
+        for (int path = family.begin; path < family.end; ++path) {
+            const int64_t first = std::max(family.row_begin[path] - task.row, int64_t(0));
+            const int64_t end = std::min(family.row_begin[path + 1] - task.row, int64_t(task.count));
+            if (first < end) meet_path(path, int(first) * s.group, int(end) * s.group, std::max(common, begin), stop, sums);
+        }
+        return sums;
+    }
+};
+
+// Joins the sums of a task's stretches, which `next` gives in order, and writes what they make.
+template <class Next>
+void finish(const Task& task, const Shape& s, Next next, float* out) {
+    int64_t stretch = task.begin(s);
+    Sums sums = next(stretch);
+    while (++stretch < task.end()) sums.join(next(stretch), s.d);
+    for (size_t n = 0; n < sums.running.size(); ++n) {
+        float* o = out + ((task.rows()[n / s.group] * s.heads + task.head) * s.group + n % s.group) * s.d;
+        const float total = sum(sums.running[n].total);
+        for (int j = 0; j < s.d; j += LANES) store(o + j, load(&sums.acc[n * s.d + j]) / total);
     }
 }
 
+// If there are few tasks, threads share the stretches of each.
 template <class Format>
 void attend(const float* q, const void* kv, Family family, int num_paths, const Shape& s, float* out) {
     const int step = TOGETHER / s.group > 0 ? TOGETHER / s.group : 1;
-    struct Task {
-        Family family;
-        int64_t row;
-        int head;
-    };
     std::vector<Task> tasks;
     for (int head = 0; head < s.heads; ++head)
         for (family.begin = 0; family.begin < num_paths; family.begin = family.end) {
             family.end = family.begin + 1;
             while (family.end < num_paths && family.shared[family.end]) ++family.end;
-            for (int64_t row = family.row_begin[family.begin]; row < family.row_begin[family.end]; row += step)
-                tasks.push_back({family, row, head});
+            const int64_t end = family.row_begin[family.end];
+            for (int64_t row = family.row_begin[family.begin]; row < end; row += step)
+                tasks.push_back({family, row, int(std::min(end - row, int64_t(step))), head});
         }
-    parallel(int64_t(tasks.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-            const Task& t = tasks[i];
-            const int64_t left = t.family.row_begin[t.family.end] - t.row;
-            attend_tile<Format>(q, kv, t.family, t.row, int(left < step ? left : step), t.head, s, out);
-        }
+    struct Piece {
+        const Task& task;
+        int64_t stretch;
+    };
+    const int64_t count = int64_t(tasks.size());
+    std::vector<Piece> pieces;
+    std::vector<int64_t> before;  // of a task's stretch 0
+    int64_t joins = 0;
+    for (size_t i = 0; count < MANY * pool_threads() && i < tasks.size(); ++i) {
+        const int64_t begin = tasks[i].begin(s), end = tasks[i].end();
+        before.push_back(int64_t(pieces.size()) - begin);
+        for (int64_t stretch = begin; stretch < end; ++stretch) pieces.push_back({tasks[i], stretch});
+        joins += (end - begin) * tasks[i].count * s.group;
+    }
+    if (int64_t(pieces.size()) <= count) {
+        parallel(count, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                Meeting<Format> meeting(tasks[i], q, kv, s);
+                finish(tasks[i], s, [&](int64_t stretch) { return meeting.meet(stretch); }, out);
+            }
+        });
+        return;
+    }
+    std::vector<std::optional<Sums>> sums(pieces.size());
+    parallel(int64_t(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) sums[i] = Meeting<Format>(pieces[i].task, q, kv, s).meet(pieces[i].stretch);
+    });
+    parallel(count, 1 + JOINS * count / joins, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+            finish(tasks[i], s, [&](int64_t stretch) { return std::move(*sums[before[i] + stretch]); }, out);
     });
 }
 

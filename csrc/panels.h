@@ -28,6 +28,9 @@ inline ints splat(const int8_t* x) {
     return splat(four);
 }
 
+// Where products find the factors of groups: as the weights have them, in one level or two, or in `GroupFactors`.
+enum class Source { HALVES, LEVELS, FLOATS };
+
 // Numbers of the groups of inputs, for all outputs of a panel.
 struct Factors {
     const void* values;  // [panels, groups, PANEL]: float or half, or int8 if there are units; null: no such numbers
@@ -35,9 +38,17 @@ struct Factors {
     int groups, span;
     bool half;
 
+    int64_t at(int panel, int group) const { return (int64_t(panel) * groups + group) * PANEL; }
+    int64_t unit_at(int panel, int group) const { return (int64_t(panel) * (groups / span) + group / span) * PANEL; }
+
+    // The best source for `tiles` tiles of rows. Two levels are dear to widen: several tiles do so once.
+    Source source(int64_t tiles) const {
+        return units ? tiles == 1 ? Source::LEVELS : Source::FLOATS : half ? Source::HALVES : Source::FLOATS;
+    }
+
     // Those of groups [begin, end) of a panel, in floats: [groups, COLUMNS]. Prefetches as many after them.
     void read(int panel, int begin, int end, floats* out) const {
-        const int64_t from = (int64_t(panel) * groups + begin) * PANEL, count = int64_t(end - begin) * PANEL;
+        const int64_t from = at(panel, begin), count = int64_t(end - begin) * PANEL;
         const int64_t each = units ? 1 : half ? 2 : 4;
         for (int64_t i = count; i < 2 * count; i += 64 / each)
             __builtin_prefetch((const char*)values + (from + i) * each);
@@ -46,7 +57,7 @@ struct Factors {
                 *out++ = half ? load((const fp16*)values + from + i) : load((const float*)values + from + i);
         else {
             const int8_t* small = (const int8_t*)values + from;
-            const fp16* unit = units + (int64_t(panel) * (groups / span) + begin / span) * PANEL;
+            const fp16* unit = units + unit_at(panel, begin);
             for (int left = span - begin % span; begin < end; unit += PANEL, left = span) {
                 floats of_span[COLUMNS];
                 for (int c = 0; c < COLUMNS; ++c) of_span[c] = load(unit + c * LANES);
@@ -69,6 +80,11 @@ struct Weights {
     int64_t stride;  // distance between rows of the output
 
     int groups() const { return scales.groups; }
+
+    Source source(int64_t tiles) const {
+        const Source best = scales.source(tiles);
+        return zeros || (minimums.values && minimums.source(tiles) != best) ? Source::FLOATS : best;
+    }
 };
 
 template <class Input>
@@ -87,6 +103,7 @@ struct Inputs {
 // Groups [begin, end) of a panel, or units if there are no groups, and cache lines to prefetch meanwhile.
 struct Chunk {
     int panel, begin, end;
+    Source factors;
     const uint8_t* data;   // from `begin` on
     const uint8_t* ahead;
     int lines;             // for each unit

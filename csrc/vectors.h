@@ -174,6 +174,58 @@ struct Prefetch {
     }
 };
 
+// Factors of one group after the other, for C registers of outputs. Prefetches those that are a chunk ahead.
+template <Source, int C> struct Reader;
+
+template <int C> struct Reader<Source::HALVES, C> {
+    const fp16* at;
+    const int64_t ahead;
+    floats now[C];
+
+    Reader(const Factors& f, const Chunk& chunk, int column, const floats*)
+        : at((const fp16*)f.values + f.at(chunk.panel, chunk.begin) + column * LANES), ahead((chunk.end - chunk.begin) * PANEL) {}
+
+    const floats* next() {
+        for (int c = 0; c < C; ++c) now[c] = load(at + c * LANES);
+        for (int i = 0; i < C * LANES; i += 32) __builtin_prefetch(at + ahead + i, 0, 2);
+        at += PANEL;
+        return now;
+    }
+};
+
+template <int C> struct Reader<Source::LEVELS, C> {
+    const int8_t* at;
+    const fp16* unit;
+    const int64_t ahead;
+    const int span;
+    int left;  // groups of the unit
+    floats now[C];
+
+    Reader(const Factors& f, const Chunk& chunk, int column, const floats*)
+        : at((const int8_t*)f.values + f.at(chunk.panel, chunk.begin) + column * LANES),
+          unit(f.units + f.unit_at(chunk.panel, chunk.begin) + column * LANES), ahead((chunk.end - chunk.begin) * PANEL),
+          span(f.span), left(span - chunk.begin % span) {}
+
+    const floats* next() {
+        for (int c = 0; c < C; ++c) now[c] = load(at + c * LANES) * load(unit + c * LANES);
+        __builtin_prefetch(at + ahead, 0, 2);
+        at += PANEL;
+        if (!--left) {
+            left = span, unit += PANEL;
+            for (int i = 0; i < C * LANES; i += 32) __builtin_prefetch(unit + PANEL + i, 0, 2);
+        }
+        return now;
+    }
+};
+
+template <int C> struct Reader<Source::FLOATS, C> {
+    const floats* at;
+
+    Reader(const Factors&, const Chunk&, int column, const floats* read) : at(read + column) {}
+
+    const floats* next() { return (at += COLUMNS) - COLUMNS; }
+};
+
 // U units that follow each other. The compiler would not unroll them, and each turn of a loop costs as much as ten products.
 // The loop inside a prefetch is worth its cost: without it, the compiler moves all prefetches to the front of a group, and
 // one row takes a sixth longer to read from memory.
@@ -187,7 +239,7 @@ inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], co
 
 // A chunk for R rows and C registers of outputs. Groups have GROUP inputs, or if that is 64 any multiple of 32. It is a
 // function of its own for each kind of group: without branches and loops between groups, it needs fewer registers.
-template <class F, int GROUP, Beside KIND, int R, int C>
+template <class F, int GROUP, Beside KIND, Source SOURCE, int R, int C>
 __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t>& x, const Chunk& chunk, int64_t row,
                                            int column, Partial& partial) {
     // One row does not need eight units: with four it reads from memory a sixth faster.
@@ -200,7 +252,8 @@ __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t
     const int64_t stride = w.inputs, groups = w.groups(), at = row * groups + chunk.begin;
     const float* input_scales = x.scales + at;
     const int32_t* input_sums = x.sums + at;
-    const floats *scales = partial.factors.scales.data() + column, *beside = partial.factors.beside.data() + column;
+    Reader<SOURCE, C> scales(w.scales, chunk, column, partial.factors.scales.data());
+    Reader<SOURCE, C> beside(w.minimums, chunk, column, partial.factors.beside.data());
     Prefetch prefetch(chunk);
     floats totals[R][C], *kept = &partial.totals[row * COLUMNS + column];
     for (int r = 0; r < R; ++r)
@@ -212,30 +265,39 @@ __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t
             for (int c = 0; c < C; ++c) sums[r][c] = splat(input_sums[r * groups] * -zero);
         for (int turn = 0; turn < turns; ++turn, data += UNITS * F::STEPS * STEP, input += TOGETHER)
             units<F, UNITS, R, C>(sums, data, table, input, stride, prefetch);
-        scale_group<KIND, true, R, C>(input_scales, input_sums, groups, zero, scales, beside, sums, totals);
-        ++input_scales, ++input_sums, scales += COLUMNS, beside += COLUMNS;
+        scale_group<KIND, true, R, C>(input_scales, input_sums, groups, zero, scales.next(),
+                                      KIND == Beside::ZERO ? nullptr : beside.next(), sums, totals);
+        ++input_scales, ++input_sums;
     } while (--left);
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = totals[r][c];
 }
 
-// The `tile_groups` for the groups of some weights.
-template <class F, int R, int C, int GROUP = F::INPUTS < 32 ? 16 : 32>
+// The `tile_groups` for the groups and factors of some weights.
+template <class F, int R, int C, Source SOURCE, int GROUP = F::INPUTS < 32 ? 16 : 32>
 auto tile_groups_for(const Weights& w) {
     if constexpr (GROUP < 64)
-        if (w.group > GROUP) return tile_groups_for<F, R, C, 2 * GROUP>(w);
+        if (w.group > GROUP) return tile_groups_for<F, R, C, SOURCE, 2 * GROUP>(w);
     if constexpr (!F::HAS_TABLE) {
-        if (w.minimums.values) return tile_groups<F, GROUP, Beside::MINIMUMS, R, C>;
-        if (w.zeros) return tile_groups<F, GROUP, Beside::ZEROS, R, C>;
+        if (w.minimums.values) return tile_groups<F, GROUP, Beside::MINIMUMS, SOURCE, R, C>;
+        if constexpr (SOURCE == Source::FLOATS)
+            if (w.zeros) return tile_groups<F, GROUP, Beside::ZEROS, SOURCE, R, C>;
     }
-    return tile_groups<F, GROUP, Beside::ZERO, R, C>;
+    return tile_groups<F, GROUP, Beside::ZERO, SOURCE, R, C>;
+}
+
+template <class F, int R, int C>
+auto tile_groups_for(const Weights& w, Source source) {
+    if (source == Source::HALVES) return tile_groups_for<F, R, C, Source::HALVES>(w);
+    if (source == Source::LEVELS) return tile_groups_for<F, R, C, Source::LEVELS>(w);
+    return tile_groups_for<F, R, C, Source::FLOATS>(w);
 }
 
 // A chunk for R rows and C registers of outputs.
 template <class F, int R, int C>
 void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chunk, int64_t row, int column,
           Partial& partial) {
-    if constexpr (F::INPUTS > 2) tile_groups_for<F, R, C>(w)(w, x, chunk, row, column, partial);
+    if constexpr (F::INPUTS > 2) tile_groups_for<F, R, C>(w, chunk.factors)(w, x, chunk, row, column, partial);
     else {
         const uint8_t* data = chunk.data + column * LANES * 4;
         auto* kept = &partial.totals[row * COLUMNS + column];
@@ -280,13 +342,14 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
     const int group = F::INPUTS > 2 ? w.group / F::INPUTS : 1, groups = w.inputs / F::INPUTS / group;  // group: in units
     const int64_t tiles = (rows + ROWS - 1) / ROWS, height = rows / tiles, higher = rows % tiles;
     const int length = chunk_length<F>(w, group, tiles), each = int((LINES + tiles - 1) / tiles);
+    const Source source = w.source(tiles);
     const uint8_t* data = w.data + int64_t(panel) * groups * group * F::STEPS * STEP;
     for (int begin = 0, end; begin < groups; begin = end) {
         end = std::min(begin + length, groups);
         const int64_t lines = int64_t(end - begin) * group * LINES;
-        Chunk chunk{panel, begin, end, data, data + (tiles == 1 ? distance<F>(rows) : lines * 64), 0};
+        Chunk chunk{panel, begin, end, source, data, data + (tiles == 1 ? distance<F>(rows) : lines * 64), 0};
         data += lines * 64;
-        if constexpr (F::INPUTS > 2) partial.factors.read(w, panel, begin, end);
+        if (F::INPUTS > 2 && source == Source::FLOATS) partial.factors.read(w, panel, begin, end);
         int left = LINES;
         for (int64_t t = 0, row = 0, count; t < tiles; ++t, row += count) {
             count = height + (t < higher);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.model.attention import attend
 from soothsay.model.native.kernels import NativeKernels
 
-BLOCK_SIZE, NUM_BLOCKS = 8, 120
+BLOCK_SIZE, NUM_BLOCKS = 8, 340
 HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]
 WINDOWS = (None, 1, 70, -50)
 DTYPES = [torch.float32, torch.bfloat16, torch.int16]
@@ -30,13 +31,16 @@ def random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:
 
 
 def random_requests(rng: np.random.Generator) -> list[Rows]:
-    """A chunk, a token, a tree, and nodes whose ancestors have their KV already; in scattered blocks."""
+    """A chunk, a token, a tree, and nodes whose ancestors have their KV already; in scattered blocks.
+
+    Kernels join the sums over each 512 keys. The chunk and its windows of 70 keys cross such a border.
+    """
     blocks = rng.permutation(NUM_BLOCKS)
-    tables = [blocks[:40], blocks[40:60], blocks[60:100], blocks[100:]]
+    tables = [blocks[:80], blocks[80:100], blocks[100:320], blocks[320:]]
     return [
-        Rows(rng.integers(0, 9, 90), int(rng.integers(0, 200)), tables[0]),
+        Rows(rng.integers(0, 9, 90), int(rng.integers(500, 512)), tables[0]),
         Rows(rng.integers(0, 9, 1), int(rng.integers(0, 140)), tables[1], DraftTree(1)),
-        Rows(rng.integers(0, 9, 2), int(rng.integers(140, 280)), tables[2], random_tree(rng, 17)),
+        Rows(rng.integers(0, 9, 2), int(rng.integers(1000, 1600)), tables[2], random_tree(rng, 17)),
         Rows(rng.integers(0, 9, 0), 60, tables[3], random_tree(rng, 12), first=4),
     ]
 
@@ -122,21 +126,22 @@ def test_bits_do_not_depend_on_company_or_threads(
     requests = random_requests(rng)
     together = pack(requests, heads[1])
     q, kv = inputs(*heads, len(together.tokens), dtype)
-    for own in (None, sinks(*heads)):
-        expected = kernels.attend(q, kv, together, sinks=own)
+    for own, window in ((None, None), (sinks(*heads), None), (sinks(*heads), 70)):
+        read = partial(kernels.attend, sinks=own, window=window)
+        expected = read(q, kv, together)
         torch.set_num_threads(2)
-        assert torch.equal(kernels.attend(q, kv, together, sinks=own), expected)
+        assert torch.equal(read(q, kv, together), expected)
         torch.set_num_threads(1)
         begin = 0
         for request in requests:
             end = begin + request.num_rows
-            part = kernels.attend(q[begin:end], kv, pack([request], heads[1]), sinks=own)
+            part = read(q[begin:end], kv, pack([request], heads[1]))
             assert torch.equal(part, expected[begin:end])
             begin = end
         chunk = requests[0]
         for row in (0, 1, 63, 64, 89):  # each of a chunk's rows as if it came alone, after those before it
             alone = Rows(chunk.tokens[row : row + 1], chunk.start + row, chunk.table)
-            part = kernels.attend(q[row : row + 1], kv, pack([alone], heads[1]), sinks=own)
+            part = read(q[row : row + 1], kv, pack([alone], heads[1]))
             assert torch.equal(part[0], expected[row])
 
 

@@ -91,9 +91,30 @@ def test_bfloat16(kernels: NativeKernels, out: int, size: int) -> None:
     assert torch.equal(native(x), native(x.bfloat16()))
 
 
+def in_halves(weight: Quantized, minimums: bool) -> Quantized:
+    """As in most formats of GGUF: kernels read such scales where they are."""
+    scales = weight.scales.half().float()
+    return replace(weight, scales=scales, minimums=-scales.flip(0) if minimums else None)
+
+
+def in_two_levels(weight: Quantized, span: int, minimums: bool) -> Quantized:
+    """With units of `span` groups, as in GGUF's K formats."""
+    small = torch.randint(-31, 32, weight.scales.shape, dtype=torch.int8)
+    units = (torch.rand(small.shape[0], small.shape[1] // span) / 1e4 + 1e-4).half().float()
+    return replace(
+        weight,
+        scales=small,
+        minimums=small.flip(0) if minimums else None,
+        units=(units, units.flip(0) if minimums else None),
+    )
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4", "int4 with zeros"])
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "int8", "int4", "int4 with zeros", "int4 in halves", "Q4_1", "Q4_K", "Q6_K"]
+)
 def test_a_row_has_the_same_bits_in_any_company(kernels: NativeKernels, kind: str, threads: int) -> None:
+    """And they are right, where the twin computes with the same integers."""
     torch.manual_seed(0)
     weight: torch.Tensor | Quantized = torch.randn(192, 2080)
     if kind == "bfloat16":
@@ -101,11 +122,18 @@ def test_a_row_has_the_same_bits_in_any_company(kernels: NativeKernels, kind: st
             pytest.skip(f"{kernels.variant} has no product of bfloat16")
         weight = weight.bfloat16()
     else:
-        bits, group = (8, None) if kind == "int8" else (4, 32)
+        bits, group = {"int8": (8, None), "Q6_K": (6, 16)}.get(kind, (4, 32))
         weight = random_weight(192, 2080, bits, group, zeros=kind.endswith("zeros"))
+        if kind in ("int4 in halves", "Q4_1"):
+            weight = in_halves(weight, minimums=kind == "Q4_1")
+        if kind in ("Q4_K", "Q6_K"):
+            weight = in_two_levels(weight, 5, minimums=kind == "Q4_K")
     linear = kernels.linear(weight, None, torch.float32)
     x = torch.randn(70, 2080)
     alone = torch.cat([linear(row[None]) for row in x])
+    if isinstance(weight, Quantized):
+        expected = Integer(weight, None, torch.float32)(x)
+        assert ((alone - expected).abs() <= 1e-5 * expected.abs().amax(-1, keepdim=True)).all()
     torch.set_num_threads(threads)
     try:
         for count in (2, 3, 5, 6, 7, 12, 13, 31, 64, 70):
