@@ -116,11 +116,11 @@ def in_two_levels(weight: Quantized, span: int, minimums: bool) -> Quantized:
 def test_a_row_has_the_same_bits_in_any_company(kernels: NativeKernels, kind: str, threads: int) -> None:
     """And they are right, where the twin computes with the same integers."""
     torch.manual_seed(0)
-    weight: torch.Tensor | Quantized = torch.randn(192, 2080)
+    weight: torch.Tensor | Quantized
     if kind == "bfloat16":
         if not kernels.multiplies_bfloat16:
             pytest.skip(f"{kernels.variant} has no product of bfloat16")
-        weight = weight.bfloat16()
+        weight = torch.randn(192, 2080).bfloat16()
     else:
         bits, group = {"int8": (8, None), "Q6_K": (6, 16)}.get(kind, (4, 32))
         weight = random_weight(192, 2080, bits, group, zeros=kind.endswith("zeros"))
