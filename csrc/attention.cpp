@@ -20,8 +20,9 @@ constexpr int TOGETHER = 128;  // approximate number of queries that share a pas
 constexpr int TOGETHER = 64;
 #endif
 constexpr int64_t STRETCH = 512 / BLOCK;  // blocks
-constexpr int64_t MANY = 4;       // tasks for each thread: from there on, each is one piece of work
-constexpr int64_t JOINS = 1024;   // of a query's sums, that are worth a piece
+constexpr int64_t MANY = 4;               // tasks for each thread: from there on, each is one piece of work
+constexpr int64_t JOINS = 1024;           // of a query's sums, that are worth a piece
+constexpr int64_t MOST = 1 << 21;         // floats of sums that wait to be joined, about
 constexpr float HIDDEN = -1e30f;
 
 struct Shape {
@@ -265,12 +266,13 @@ class Meeting {
     }
 };
 
-// Joins the sums of a task's stretches, which `next` gives in order, and writes what they make.
-template <class Next>
-void finish(const Task& task, const Shape& s, Next next, float* out) {
-    int64_t stretch = task.begin(s);
-    Sums sums = next(stretch);
-    while (++stretch < task.end()) sums.join(next(stretch), s.d);
+// Joins the sums over a stretch to those before it, if there are any.
+void join(std::optional<Sums>& sums, Sums&& next, int d) {
+    if (sums) sums->join(next, d);
+    else sums = std::move(next);
+}
+
+void write(const Task& task, const Shape& s, const Sums& sums, float* out) {
     for (size_t n = 0; n < sums.running.size(); ++n) {
         float* o = out + ((task.rows()[n / s.group] * s.heads + task.head) * s.group + n % s.group) * s.d;
         const float total = sum(sums.running[n].total);
@@ -278,49 +280,62 @@ void finish(const Task& task, const Shape& s, Next next, float* out) {
     }
 }
 
-// If there are few tasks, threads share the stretches of each.
+template <class Format>
+void attend_alone(const Task& task, const float* q, const void* kv, const Shape& s, float* out) {
+    Meeting<Format> meeting(task, q, kv, s);
+    std::optional<Sums> sums;
+    for (int64_t stretch = task.begin(s); stretch < task.end(); ++stretch) join(sums, meeting.meet(stretch), s.d);
+    write(task, s, *sums, out);
+}
+
+// Threads share the stretches of each task, at most `most` of them at a time.
+template <class Format>
+void attend_together(const std::vector<Task>& tasks, int64_t most, const float* q, const void* kv, const Shape& s, float* out) {
+    const int64_t count = int64_t(tasks.size());
+    int64_t begin = INT64_MAX, end = 0;
+    for (const Task& task : tasks) begin = std::min(begin, task.begin(s)), end = std::max(end, task.end());
+    most = std::min(most, end - begin);
+    std::vector<std::optional<Sums>> sums(count), parts(count * most);
+    for (; begin < end; begin += most) {
+        parallel(count * most, 1, [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i) {
+                const Task& task = tasks[i / most];
+                const int64_t stretch = begin + i % most;
+                if (stretch >= task.begin(s) && stretch < task.end()) parts[i] = Meeting<Format>(task, q, kv, s).meet(stretch);
+            }
+        });
+        parallel(count, 1 + JOINS / (most * tasks[0].count * s.group), [&](int64_t first, int64_t last) {
+            for (int64_t i = first * most; i < last * most; ++i)
+                if (parts[i]) join(sums[i / most], std::move(*parts[i]), s.d), parts[i].reset();
+        });
+    }
+    parallel(count, 1 + JOINS / (tasks[0].count * s.group), [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) write(tasks[i], s, *sums[i], out);
+    });
+}
+
 template <class Format>
 void attend(const float* q, const void* kv, Family family, int num_paths, const Shape& s, float* out) {
     const int step = TOGETHER / s.group > 0 ? TOGETHER / s.group : 1;
     std::vector<Task> tasks;
+    bool is_long = false;
+    int64_t size = 0;  // floats of all sums
     for (int head = 0; head < s.heads; ++head)
         for (family.begin = 0; family.begin < num_paths; family.begin = family.end) {
             family.end = family.begin + 1;
             while (family.end < num_paths && family.shared[family.end]) ++family.end;
             const int64_t end = family.row_begin[family.end];
-            for (int64_t row = family.row_begin[family.begin]; row < end; row += step)
-                tasks.push_back({family, row, int(std::min(end - row, int64_t(step))), head});
-        }
-    struct Piece {
-        const Task& task;
-        int64_t stretch;
-    };
-    const int64_t count = int64_t(tasks.size());
-    std::vector<Piece> pieces;
-    std::vector<int64_t> before;  // of a task's stretch 0
-    int64_t joins = 0;
-    for (size_t i = 0; count < MANY * pool_threads() && i < tasks.size(); ++i) {
-        const int64_t begin = tasks[i].begin(s), end = tasks[i].end();
-        before.push_back(int64_t(pieces.size()) - begin);
-        for (int64_t stretch = begin; stretch < end; ++stretch) pieces.push_back({tasks[i], stretch});
-        joins += (end - begin) * tasks[i].count * s.group;
-    }
-    if (int64_t(pieces.size()) <= count) {
-        parallel(count, 1, [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; ++i) {
-                Meeting<Format> meeting(tasks[i], q, kv, s);
-                finish(tasks[i], s, [&](int64_t stretch) { return meeting.meet(stretch); }, out);
+            for (int64_t row = family.row_begin[family.begin]; row < end; row += step) {
+                const Task task{family, row, int(std::min(end - row, int64_t(step))), head};
+                is_long |= task.end() - task.begin(s) > 1, size += int64_t(task.count) * s.group * s.d;
+                tasks.push_back(task);
             }
-        });
-        return;
-    }
-    std::vector<std::optional<Sums>> sums(pieces.size());
-    parallel(int64_t(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) sums[i] = Meeting<Format>(pieces[i].task, q, kv, s).meet(pieces[i].stretch);
-    });
-    parallel(count, 1 + JOINS * count / joins, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-            finish(tasks[i], s, [&](int64_t stretch) { return std::move(*sums[before[i] + stretch]); }, out);
+        }
+    const int64_t count = int64_t(tasks.size()), threads = pool_threads();
+    if (is_long && threads > 1 && count < MANY * threads)
+        return attend_together<Format>(tasks, std::max(int64_t(2), MOST / size), q, kv, s, out);
+    parallel(count, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) attend_alone<Format>(tasks[i], q, kv, s, out);
     });
 }
 

@@ -145,6 +145,18 @@ def test_bits_do_not_depend_on_company_or_threads(
             assert torch.equal(part[0], expected[row])
 
 
+def test_threads_share_a_context_that_is_too_long_for_one_wave(kernels: NativeKernels) -> None:
+    """Sums that wait to be joined take 8 MB at most: those of these rows over 18 times 512 keys."""
+    torch.manual_seed(0)
+    rows, keys = 112, 19 * 512
+    chunk = Rows(np.arange(rows), keys - rows, np.arange(keys // BLOCK_SIZE))
+    q, kv = torch.randn(rows, 4, 256), pool(torch.randn(2, keys, 256), torch.int16)
+    alone = kernels.attend(q, kv, pack([chunk], 4))
+    torch.set_num_threads(2)
+    assert torch.equal(kernels.attend(q, kv, pack([chunk], 4)), alone)
+    torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
