@@ -41,9 +41,10 @@ struct Factors {
     int64_t at(int panel, int group) const { return (int64_t(panel) * groups + group) * PANEL; }
     int64_t unit_at(int panel, int group) const { return (int64_t(panel) * (groups / span) + group / span) * PANEL; }
 
-    // The best source for `tiles` tiles of rows. Two levels are dear to widen: several tiles do so once.
+    // The best source for `tiles` tiles of rows. Several tiles widen once what is dear to widen.
     Source source(int64_t tiles) const {
-        return units ? tiles == 1 ? Source::LEVELS : Source::FLOATS : half ? Source::HALVES : Source::FLOATS;
+        if ((!units && !half) || (tiles > 1 && (units || !WIDENS_HALVES))) return Source::FLOATS;
+        return units ? Source::LEVELS : Source::HALVES;
     }
 
     // Those of groups [begin, end) of a panel, in floats: [groups, COLUMNS]. Prefetches as many after them.

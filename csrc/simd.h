@@ -65,6 +65,12 @@ inline floats load(const bf16* p) {
 #endif
 }
 
+#if defined(__AVX512F__) || defined(__F16C__)
+constexpr bool WIDENS_HALVES = true;  // in one instruction
+#else
+constexpr bool WIDENS_HALVES = false;
+#endif
+
 // Exact, with any instruction set. By hand: the exponent's bias is 112 less.
 inline floats load(const fp16* p) {
 #if defined(__AVX512F__)
