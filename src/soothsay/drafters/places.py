@@ -56,6 +56,7 @@ def drafter_directory(method: str, model: str, target: Target, *, shipped: bool 
             choice is a head that comes with the package, and for mtp the target's own directory or GGUF file,
             since it may hold MTP modules.
         target: the model to draft for.
+        shipped: whether heads that come with the package count.
 
     Raises:
         MissingDrafterError: no path is named and there is no drafter beside the target.

@@ -94,8 +94,8 @@ class Forecast:
     def least_claimed(self, level_price: float, prices: Prices) -> float:
         """The drafter's own probability of the nodes below which another level pays.
 
-        A level's best node is taken to be right as often as the best node below a root. The price has the
-        verification of that node in it.
+        This assumes that a level's best node is right as often as the best node below a root. The price
+        includes the verification of that node.
         """
         gain = min(self.gains[1] * self.reliability, 1.0)
         price = level_price + prices.node_prices[1]
