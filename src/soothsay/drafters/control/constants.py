@@ -11,6 +11,12 @@ COST_CAP = 1.25
 """A measurement counts at most this many times the mean. A step that the machine delayed, or in which a
 drafter read a prompt, then hardly moves the mean."""
 
+LEVELS_WEIGHT = 0.05
+"""Weight of the newest draft in what tells the time of a level. A slope needs more drafts than a mean."""
+
+LEVELS_PRIOR = 0.1
+"""Variance of levels, at which the belief that all of a draft's time is that of levels counts for half."""
+
 MAX_DOUBLINGS = 8
 """Powers of two over which a cost is extrapolated to larger batches, at most."""
 

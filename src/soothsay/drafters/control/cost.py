@@ -12,6 +12,8 @@ from soothsay.drafters.control.constants import (
     COST_CAP,
     COST_WEIGHT,
     FOLLOW_INTERVAL,
+    LEVELS_PRIOR,
+    LEVELS_WEIGHT,
     MAX_DOUBLINGS,
     MEAN_WEIGHT,
     PRICE_CONTEXT,
@@ -27,14 +29,17 @@ class RunningCost:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # number of bits of the number of requests -> seconds
 
-    def record(self, requests: int, seconds: float) -> None:
-        """Count a step in which the activity was done for `requests`. Long outliers count little."""
+    def record(self, requests: int, seconds: float, usual: float = 1.0) -> None:
+        """Count a step in which the activity was done for `requests`. Long outliers count little.
+
+        `usual` is how many times the mean this step's activity is expected to take.
+        """
         key = requests.bit_length()
         known = self._seconds.get(key)
         if known is None:
             self._seconds[key] = seconds
         else:
-            self._seconds[key] = known + COST_WEIGHT * (min(seconds, COST_CAP * known) - known)
+            self._seconds[key] = known + COST_WEIGHT * (min(seconds, COST_CAP * known * usual) - known)
 
     def __call__(self, requests: int) -> float:
         """Estimated seconds for `requests`; 0 if nothing was measured yet."""
@@ -45,6 +50,40 @@ class RunningCost:
             return 0.0
         nearest = min(self._seconds, key=lambda known: abs(known - key))
         return self._seconds[nearest] * 2.0 ** min(max(key - nearest, 0), MAX_DOUBLINGS)
+
+
+@dataclass(slots=True)
+class LevelShare:
+    """The share of a usual draft's time that one more level takes, by exponentially weighted least squares.
+
+    A part of the time is the same for any number of levels: a drafter reads committed tokens, for example.
+    Until drafts of different depths have been seen, all of it counts as the time of levels.
+    """
+
+    levels: float = 0.0  # running mean of a draft's levels; 0: no draft was seen yet
+    variance: float = 0.0  # of the levels
+    covariance: float = 0.0  # of the levels, and the time as a share of a usual draft's
+
+    def __call__(self) -> float:
+        """The share; 0 if no draft was seen yet."""
+        if not self.levels:
+            return 0.0
+        share = (self.covariance + LEVELS_PRIOR / self.levels) / (self.variance + LEVELS_PRIOR)
+        return min(max(share, 0.0), 1 / self.levels)
+
+    def usual(self, levels: int) -> float:
+        """How many times a usual draft's time a draft of `levels` is expected to take."""
+        return 1 + self() * (levels - self.levels) if self.levels else 1.0
+
+    def record(self, levels: int, share: float) -> None:
+        """Count a draft that took `share` of a usual draft's time."""
+        if not self.levels:
+            self.levels = float(levels)
+            return
+        more, over = levels - self.levels, min(share, COST_CAP * self.usual(levels)) - 1
+        self.levels += LEVELS_WEIGHT * more
+        self.variance += LEVELS_WEIGHT * (more * more - self.variance)
+        self.covariance += LEVELS_WEIGHT * (more * over - self.covariance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +119,8 @@ class CostModel:
     def __init__(self, num_drafters: int, times: Callable[[], PassTimes], clock: Callable[[], float]):
         self._load_times, self._clock = times, clock
         self._times: PassTimes | None = None
-        self.drafting = [RunningCost() for _ in range(num_drafters)]  # of a level of a draft
-        self._levels = [0.0] * num_drafters  # running mean of a draft's levels; 0: not measured yet
+        self.drafting = [RunningCost() for _ in range(num_drafters)]  # of a draft
+        self._level_shares = [LevelShare() for _ in range(num_drafters)]
         self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
         self.polling = RunningCost()
         self.batch = 0  # requests in the step
@@ -148,7 +187,7 @@ class CostModel:
 
     def asking(self, drafter: int, requests: int) -> float:
         """Seconds to ask a drafter for `requests`, and to decide what to do with its drafts."""
-        return self.drafting[drafter](requests) * self._levels[drafter] + self.deciding(requests)
+        return self.drafting[drafter](requests) + self.deciding(requests)
 
     def price_per_request(self, drafter: int, prices: Prices) -> float:
         """Tokens per request if a drafter is asked for the whole batch."""
@@ -182,14 +221,16 @@ class CostModel:
         `levels` is the number of levels that it computed one after the other.
         """
         seconds = self._proposing[drafter] + self._clock() - began_observing
-        self.drafting[drafter].record(requests, seconds / levels)
-        known = self._levels[drafter]
-        self._levels[drafter] = known + MEAN_WEIGHT * (levels - known) if known else float(levels)
+        share, mean = self._level_shares[drafter], self.drafting[drafter](requests)
+        self.drafting[drafter].record(requests, seconds, share.usual(levels))
+        share.record(levels, seconds / mean if mean else 1.0)
 
     def level_price(self, drafter: int, requests: int, prices: Prices) -> float:
         """Tokens per request that a level of a draft costs; a first estimate if none was measured yet."""
         seconds = self.drafting[drafter](requests)
-        return prices.of_seconds(seconds) / requests if seconds else START_LEVEL_PRICE
+        if not seconds:
+            return START_LEVEL_PRICE
+        return prices.of_seconds(seconds * self._level_shares[drafter]()) / requests
 
     def follow_pass(self, observations: Sequence[Observation], experts: float | None) -> None:
         """Compare the time of this step's pass with `times`, if it is this step's turn.
