@@ -14,7 +14,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.control.cost import Prices
+from soothsay.drafters.control.cost import LevelShare, Prices
 from soothsay.drafters.control.forecast import Forecast, SharedForecast
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
@@ -92,6 +92,42 @@ def test_a_level_has_a_price_of_its_own() -> None:
     level = controller.costs.level_price(0, 1, prices)
     assert level == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)
     assert controller.costs.price_per_request(0, prices) == pytest.approx(part.depth * level, rel=0.05)
+
+
+def test_a_level_costs_what_it_adds_to_a_draft() -> None:
+    """Each draft takes 0.5 seconds and 0.1 a level. Only one level more or less tells the two apart."""
+    share = LevelShare()
+    assert share() == 0.0
+    share.record(2, 1.0)
+    assert share() == pytest.approx(1 / 2)  # all of the time, as far as is known
+    for step in range(200):
+        levels = 1 + step % 3
+        share.record(levels, (0.5 + 0.1 * levels) / 0.7)
+    assert share() == pytest.approx(0.1 / 0.7, rel=0.1)
+    assert share.usual(4) == pytest.approx(0.9 / 0.7, rel=0.1)
+    assert share.usual(1) == pytest.approx(0.6 / 0.7, rel=0.1)
+    share.record(2, 50.0)  # the machine was busy elsewhere
+    assert share() == pytest.approx(0.1 / 0.7, rel=0.1)
+
+
+def test_a_drafter_with_a_fixed_cost_drafts_deeper() -> None:
+    """The price of a level leaves out what a draft costs at any depth."""
+
+    class Levelwise(Scripted, LevelwiseDrafter):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            trees = super().propose(requests)
+            levels = 1 + self.calls % self.depth
+            self.world.now += 0.1 * levels
+            return [tree.prune(1 + levels, levels) for tree in trees]
+
+    world = World(FLAT)
+    part = Levelwise(world, lambda _: 0.9, cost=0.5)
+    controller = Controller(TARGET, [part], FLAT, world.clock)
+    run(world, controller, 1, 200)
+    prices = controller.costs.prices
+    assert prices is not None
+    assert controller.costs.level_price(0, 1, prices) == pytest.approx(prices.of_seconds(0.1), rel=0.15)
+    assert controller.costs.price_per_request(0, prices) == pytest.approx(prices.of_seconds(0.75), rel=0.15)
 
 
 def test_a_level_is_grown_where_it_is_expected_to_pay() -> None:

@@ -14,7 +14,7 @@ drafter read a prompt, then hardly moves the mean."""
 LEVELS_WEIGHT = 0.05
 """Weight of the newest draft in what tells the time of a level. A slope needs more drafts than a mean."""
 
-LEVELS_PRIOR = 0.1
+LEVELS_PRIOR = 0.02
 """Variance of levels, at which the belief that all of a draft's time is that of levels counts for half."""
 
 MAX_DOUBLINGS = 8
