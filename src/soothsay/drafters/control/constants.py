@@ -67,13 +67,23 @@ REFRESH_NODES = 64
 """Nodes between two fits of the calibration's table. A fit takes as long as some tens of counts."""
 
 MEAN_WEIGHT = 0.1
-"""Weight of the newest step in running means of a request, and of the rate."""
+"""Weight of the newest step in the rate, and in what a request's drafts added."""
 
 SHARED_MEAN_WEIGHT = 0.025
 """Weight of the newest draft in running means over all requests. It is smaller because more drafts count."""
 
-START_ACCEPTED = 2.0
-"""Nodes that both means of a new request's reliability start at. So the first drafts change it gradually."""
+START_ACCEPTED = 8.0
+"""Nodes that both counts of a new request's reliability start at. So the first drafts change it gradually."""
+
+ACCEPTED_MEMORY = 64.0
+"""Nodes that a request's reliability remembers. With few, chance alone moves it by a third, and good drafters
+pause."""
+
+GAINS_WEIGHT = 0.04
+"""Weight of the newest draft in a request's forecast gains."""
+
+START_DRAFTS = 16
+"""Drafts that count as much in a request's forecast gains as what other requests have taught."""
 
 START_MISS = 0.7
 """A drafter that was never asked is forecast to gain `G * (1 - START_MISS**k)` with k nodes, and G with many.

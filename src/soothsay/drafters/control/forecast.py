@@ -8,7 +8,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from soothsay.drafters.control.acceptance import AcceptanceCalibration
-from soothsay.drafters.control.constants import MEAN_WEIGHT, SHARED_MEAN_WEIGHT, START_ACCEPTED, START_MISS
+from soothsay.drafters.control.constants import (
+    ACCEPTED_MEMORY,
+    GAINS_WEIGHT,
+    MEAN_WEIGHT,
+    SHARED_MEAN_WEIGHT,
+    START_ACCEPTED,
+    START_DRAFTS,
+    START_MISS,
+)
 from soothsay.drafters.control.cost import Prices
 from soothsay.drafters.control.probes import NEVER, ProbeSchedule, StartInterval
 
@@ -64,8 +72,8 @@ class Forecast:
     shared: SharedForecast
     gains: list[float]  # running mean of the right nodes among the best k, by k
     probes: ProbeSchedule
-    expected: float = START_ACCEPTED  # running mean of the nodes expected to be right
-    right: float = START_ACCEPTED  # running mean of the nodes that were right
+    expected: float = START_ACCEPTED  # nodes expected to be right; older ones fade
+    right: float = START_ACCEPTED  # nodes that were right; older ones fade
     drafts: int = 0
     added: float = 0.0  # running mean of the tokens that its drafts added to the alternatives
     _net_gain: tuple[Prices, NetGain] | None = None  # the last result of `net_gain`, and its prices
@@ -78,7 +86,7 @@ class Forecast:
     @property
     def _weight(self) -> float:
         """The weight of the newest draft in this request's means. The first ones weigh more."""
-        return max(MEAN_WEIGHT, 1 / (self.drafts + 4))
+        return max(GAINS_WEIGHT, 1 / (self.drafts + START_DRAFTS))
 
     def net_gain(self, prices: Prices) -> NetGain:
         """The expected net gain of the next draft. It is the same until a draft is recorded or checked."""
@@ -112,9 +120,11 @@ class Forecast:
     def record_accepted(self, expected: float, right: int) -> None:
         """Count how many nodes of a draft were right, and how many were expected to be."""
         self._net_gain = None
-        weight = self._weight
-        self.expected += weight * (expected - self.expected)
-        self.right += weight * (right - self.right)
+        self.expected += expected
+        self.right += right
+        fade = min(1.0, ACCEPTED_MEMORY / self.expected)
+        self.expected *= fade
+        self.right *= fade
 
     def record_added(self, step: int, added: float, usual_price: float, loss: float) -> None:
         """Count what a draft added, and schedule the next probe. All values are in tokens.
