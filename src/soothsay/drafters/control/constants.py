@@ -57,7 +57,7 @@ BIN_WIDTH = 0.25
 NUM_BINS = 32
 """Bins from a score of 0 downward. The last one has all lower scores, whose probability is below 0.0005."""
 
-BIN_PRIOR = 8.0
+BIN_PRIOR = 2.0
 """Nodes that the drafter's own score counts for in each bin at the start."""
 
 BIN_MEMORY = 512.0
