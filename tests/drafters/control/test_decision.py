@@ -14,7 +14,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.control.cost import LevelShare, Prices
+from soothsay.drafters.control.cost import LevelShare, Prices, RunningCost
 from soothsay.drafters.control.forecast import Forecast, SharedForecast
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
@@ -92,6 +92,17 @@ def test_a_level_has_a_price_of_its_own() -> None:
     level = controller.costs.level_price(0, 1, prices)
     assert level == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)
     assert controller.costs.price_per_request(0, prices) == pytest.approx(part.depth * level, rel=0.05)
+
+
+def test_the_first_time_of_an_activity_does_not_count() -> None:
+    """It is much longer than all that follow. A drafter that seemed so slow would not be asked again."""
+    cost = RunningCost()
+    cost.record(1, 50.0)
+    assert cost(1) == 0.0
+    cost.record(1, 1.0)
+    assert cost(1) == 1.0
+    cost.record(1, 2.0)
+    assert 1.0 < cost(1) < 1.1
 
 
 def test_a_level_costs_what_it_adds_to_a_draft() -> None:

@@ -24,9 +24,13 @@ from soothsay.model.pass_times import PassTimes
 
 
 class RunningCost:
-    """Running mean of the seconds that an activity takes in a step, by the number of requests."""
+    """Running mean of the seconds that an activity takes in a step, by the number of requests.
+
+    The first time does not count: it touches memory that no other touches, and may take many times as long.
+    """
 
     def __init__(self) -> None:
+        self._was_done = False
         self._seconds: dict[int, float] = {}  # number of bits of the number of requests -> seconds
 
     def record(self, requests: int, seconds: float, usual: float = 1.0) -> None:
@@ -34,6 +38,9 @@ class RunningCost:
 
         `usual` is how many times the mean this step's activity is expected to take.
         """
+        if not self._was_done:
+            self._was_done = True
+            return
         key = requests.bit_length()
         known = self._seconds.get(key)
         if known is None:
