@@ -52,9 +52,19 @@ class LearnReport:
     model: str
     drafter: str
     share: float
-    windows: list[Window]
-    compared: int  # answers that were compared with plain decoding's
-    different: int  # must be 0
+    windows: list[Window] = field(default_factory=list)
+    compared: int = 0  # answers that were compared with plain decoding's
+    different: int = 0  # must be 0
+
+    @property
+    def answered(self) -> int:
+        """Number of requests so far."""
+        return sum(window.size for window in self.windows)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens so far, of all contenders."""
+        return sum(run.tokens for window in self.windows for run in window.runs.values())
 
     def total(self, contender: str, *, held_out: bool) -> WindowRun:
         """The sum over windows in which all contenders ran."""
@@ -79,7 +89,7 @@ def bench_learn(
     max_tokens: int,
     temperature: float,
     batch: int,
-    progress: Callable[[int], None] = lambda answered: None,
+    progress: Callable[[LearnReport], None] = lambda report: None,
 ) -> LearnReport:
     """Answer a stream with a drafter that learns, and parts of it without learning and plainly.
 
@@ -96,14 +106,14 @@ def bench_learn(
         max_tokens: of an answer.
         temperature: of all requests.
         batch: number of requests at a time.
-        progress: is told how many requests have been answered.
+        progress: is shown the results so far, once before the first window and after each.
 
     Raises `DrafterError` if the drafter does not learn.
     """
     llm = LLM(model, drafter="none", max_requests=batch, prefix_caching=False)
     drafters = _contenders(llm, drafter, share)
-    windows, compared, different = list[Window](), 0, 0
-    stream = len(entries) - held_out
+    report, stream = LearnReport(str(model), drafter, share), len(entries) - held_out
+    progress(report)
     for begin in [*range(0, stream, window), *range(stream, len(entries), window)]:
         part = entries[begin : min(begin + window, stream if begin < stream else len(entries))]
         one = Window(begin, len(part), begin >= stream)
@@ -113,15 +123,15 @@ def bench_learn(
             for i in range(len(part))
         ]
         names = CONTENDERS if one.held_out or (begin // window) % every == 0 else (LEARNING,)
-        turn, answers = len(windows) % len(names), dict[str, list[list[int]]]()
+        turn, answers = len(report.windows) % len(names), dict[str, list[list[int]]]()
         for name in (*names[turn:], *names[:turn]):
             one.runs[name], answers[name] = _run(llm, drafters[name], prompts, params)
         for name in names if len(names) > 1 else ():
-            different += sum(a != b for a, b in zip(answers[name], answers[PLAIN], strict=True))
-            compared += len(part) if name != PLAIN else 0
-        windows.append(one)
-        progress(begin + len(part))
-    return LearnReport(str(model), drafter, share, windows, compared, different)
+            report.different += sum(a != b for a, b in zip(answers[name], answers[PLAIN], strict=True))
+            report.compared += len(part) if name != PLAIN else 0
+        report.windows.append(one)
+        progress(report)
+    return report
 
 
 def _contenders(llm: LLM, drafter: str, share: float) -> dict[str, Drafter]:

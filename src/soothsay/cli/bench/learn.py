@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from soothsay.cli.bench.bench_options import AnswerTemperatureOption, JsonOption, PngOption, check_charts
 from soothsay.cli.options import AnswerTokensOption, ModelArgument
+from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 from soothsay.files import write_json
@@ -54,36 +56,56 @@ def learn(
 ) -> None:
     """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
 
+    The file of --json is written anew after each window. An interruption shows what was measured until then.
     Exits with 1 if an answer differs from plain decoding's.
     """
     check_charts(png)
-    with notice(f"answering with {model} ..."):
-        from soothsay.bench.learn import bench_learn
-        from soothsay.bench.learn_chart import learn_chart
-        from soothsay.bench.prompts import read_prompts
+    latest: LearnReport | None = None
+    try:
+        with ExitStack() as loading, progress_bar("answering", "requests", paced=True) as show:
+            loading.enter_context(notice(f"reading {file}, loading {model} ..."))
+            from soothsay.bench.learn import bench_learn
+            from soothsay.bench.prompts import read_prompts
 
-        entries = read_prompts(file)[:requests]
-        if held_out >= len(entries):
-            raise typer.BadParameter(f"--held-out {held_out}: the stream has {len(entries)} requests")
-        report = bench_learn(
-            model,
-            entries,
-            drafter=drafter,
-            share=share,
-            held_out=held_out,
-            window=window,
-            every=every,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            batch=batch,
-        )
+            entries = read_prompts(file)[:requests]
+            if held_out >= len(entries):
+                raise typer.BadParameter(f"--held-out {held_out}: the stream has {len(entries)} requests")
+
+            def progress(report: LearnReport) -> None:
+                nonlocal latest
+                latest = report
+                loading.close()
+                show(report.answered, len(entries), report.tokens)
+                if to_json is not None:
+                    write_json(to_json, asdict(report), indent=1)
+
+            bench_learn(
+                model,
+                entries,
+                drafter=drafter,
+                share=share,
+                held_out=held_out,
+                window=window,
+                every=every,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                batch=batch,
+                progress=progress,
+            )
+    finally:
+        if latest is not None and latest.windows:
+            _show(latest, png)
+    if latest is not None and latest.different:
+        raise typer.Exit(1)
+
+
+def _show(report: LearnReport, png: Path | None) -> None:
+    """Print the table, and draw the chart if there is a file for it."""
+    from soothsay.bench.learn_chart import learn_chart
+
     Console(highlight=False).print(_table(report))
     if png is not None:
         save_png(learn_chart(report), png, dpi=150)
-    if to_json is not None:
-        write_json(to_json, asdict(report), indent=1)
-    if report.different:
-        raise typer.Exit(1)
 
 
 def _table(report: LearnReport) -> Table:

@@ -83,11 +83,6 @@ class Forecast:
         """How much better the drafter's nodes are for this request than for all requests."""
         return self.right / self.expected
 
-    @property
-    def _weight(self) -> float:
-        """The weight of the newest draft in this request's means. The first ones weigh more."""
-        return max(GAINS_WEIGHT, 1 / (self.drafts + START_DRAFTS))
-
     def net_gain(self, prices: Prices) -> NetGain:
         """The expected net gain of the next draft. It is the same until a draft is recorded or checked."""
         if self.probes.next_step == NEVER:
@@ -110,11 +105,11 @@ class Forecast:
         return self.shared.calibration.claimed(price / max(gain, price))
 
     def record(self, gains: Sequence[float]) -> None:
-        """Count a draft with its expected gains."""
+        """Count a draft with its expected gains. The first drafts weigh more."""
         self.shared.record(gains)
         self._net_gain = None
         self.drafts += 1
-        weight = self._weight
+        weight = max(GAINS_WEIGHT, 1 / (self.drafts + START_DRAFTS))
         self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
 
     def record_accepted(self, expected: float, right: int) -> None:
