@@ -92,7 +92,8 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
     """Joins the drafts of `inner` with n-grams of the target's answers.
 
     Both give probabilities of the tokens after a node. A table, learned from verified tokens, says how often
-    tokens with such a pair of probabilities are right. The tree has the likeliest paths by these rates.
+    tokens with such a pair of probabilities are right. The tree has the likeliest paths by these rates, and at
+    most as many nodes as the inner drafter's largest tree: who chose a small one finds rows dear.
 
     Learning takes some 10 microseconds a token. It is done between steps and in idle time, within a share of
     one core. Each tenant's answers teach its own drafts only.
@@ -111,7 +112,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
     def __init__(self, target: Target, inner: Drafter, clock: Callable[[], float] = time.perf_counter):
         self.target, self.inner, self.taps = target, inner, inner.taps
         self.likely_gain = inner.likely_gain
-        self.max_nodes = max(inner.max_nodes, target.config.max_tree)
+        self.max_nodes = inner.max_nodes if inner.max_nodes > 1 else target.config.max_tree
         self.allowance = Allowance(target.config.learn, clock)
         self._drafts: dict[Request, OpenDraft] = {}
         self._waiting: deque[tuple[Tenant, list[int], list[int]]] = deque(maxlen=WAITING)
