@@ -13,7 +13,7 @@ import pytest
 from every_drafter import resolve
 
 from soothsay import LLM, DrafterError, Request, SamplingParams
-from soothsay.core.tenant import Tenant
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target
 from soothsay.drafters.control.experience import (
@@ -157,6 +157,18 @@ def test_tokens_are_plain_decodings_while_it_learns(sibyl: LLM, spec: str) -> No
         while drafter.study():
             pass
     assert steps[-1] < steps[0]
+
+
+def test_a_small_tree_stays_small(sibyl: LLM) -> None:
+    """Who chose a chain of two tokens verifies three rows, whatever was learned."""
+    target = learning_target(sibyl)
+    drafter = build_drafter("mtp(depth=2,width=1,branch=1)", target)
+    for _ in range(3):
+        stats = answered(sibyl, drafter, PROMPTS[0], PARAMS[0], EVERYBODY).stats
+        assert 0 < stats.drafted <= 2 * stats.steps
+        while drafter.study():
+            pass
+    assert Learning(target, build_drafter("none", target)).max_nodes == target.config.max_tree
 
 
 @pytest.mark.parametrize("spec", ["auto", "suffix | mtp", "suffix > medusa", "suffix + mtp"])
