@@ -16,6 +16,7 @@ from recurrent import GREEDY, VOCAB, prompts
 from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, DrafterError, Target
+from soothsay.bench import grown_drafters
 from soothsay.bench.grow import Grown, grow
 from soothsay.bench.grown_shape import GrownShape
 from soothsay.config import EngineConfig
@@ -237,6 +238,21 @@ def test_other_drafters_come_along_as_they_are(tmp_path: Path) -> None:
     for name in ("draft-model/model.safetensors", "draft-model/config.json", "rest.store"):
         assert (tmp_path / "large" / "drafters" / name).read_bytes() == (drafters / name).read_bytes()
     check_alike(drafts(tmp_path / "large", "draft-model"), drafts(small, "draft-model"))
+
+
+def test_heads_of_the_package_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beside the small model comes before one of the same name in the package."""
+    small, package = save_small(tmp_path / "small", "llama"), tmp_path / "package"
+    save_heads(small, "eagle3", "medusa")
+    (small / "drafters").rename(package)
+    save_heads(small, "mtp")
+    (small / "drafters" / "medusa").mkdir()  # it is empty, and so cannot be read
+    monkeypatch.setattr(grown_drafters, "shipped_heads", lambda target: package)
+    made = grown(small, tmp_path / "large").drafters
+    assert sorted(made.written) == ["eagle3", "mtp"]
+    (refused,) = made.refused
+    assert "medusa" in refused
+    assert drafts(tmp_path / "large", "eagle3")
 
 
 def test_a_head_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.serving import FeatureView
-from soothsay.drafters.places import drafters_beside
+from soothsay.drafters.places import drafters_beside, shipped_heads
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
@@ -71,17 +71,18 @@ def grow_drafters(checkpoint: Checkpoint, growth: Growth, directory: Path, name:
     """Write the drafters of a small model for the model that is grown from it.
 
     Args:
-        checkpoint: the small model. Its drafters are in `drafters` beside its weights; MTP modules may be in
-            its own checkpoint.
+        checkpoint: the small model. Its drafters are in `drafters` beside its weights, or else come with the
+            package; MTP modules may be in its own checkpoint.
         growth: how it grew.
         directory: where the drafters are written, one directory or file each.
         name: the grown model's, for the configurations of heads.
     """
     config = parse_model_config(checkpoint.config)
     with torch.device("meta"):
-        target = Target(Transformer(config), None, EngineConfig(), 0, checkpoint.path)
-    beside = drafters_beside(target)
-    places = {place.name: place for place in sorted(beside.iterdir())} if beside and beside.is_dir() else {}
+        target = Target(Transformer(config), checkpoint.tokenizer(), EngineConfig(), 0, checkpoint.path)
+    folders = [folder for folder in (shipped_heads(target), drafters_beside(target)) if folder]
+    found = [place for folder in folders if folder.is_dir() for place in sorted(folder.iterdir())]
+    places = {place.name: place for place in found}  # those beside the model come last, and stay
     if "mtp" not in places and checkpoint.path.is_dir() and _has_mtp(target):
         places["mtp"] = checkpoint.path
     written, refused = [], []

@@ -34,7 +34,7 @@ def grow(
     """Make a larger model that says the same, for speed benchmarks.
 
     It makes real predictions, so drafters have their real acceptance, at a large model's cost. Drafters
-    beside the model come along, fitted to the larger one.
+    beside the model, and heads for it that come with the package, come along, fitted to the larger one.
     """
     with notice(f"opening {model} ..."):
         from soothsay.bench.grow import grow as grow_model

@@ -38,13 +38,12 @@ def _shipped_folder(target: Target) -> Path | None:
     return None if folder is None else Path(str(resources.files("soothsay"))) / "bundled" / folder
 
 
-def _shipped_head(method: str, target: Target) -> Path | None:
-    """The directory of a head that comes with the package and fits the target; None if there is none."""
+def shipped_heads(target: Target) -> Path | None:
+    """The folder of the package with the heads that fit a target; None if there are none."""
     folder, config = _shipped_folder(target), target.model.config
     if folder is None or HEADS_FOR.get(folder.name) != (config.num_layers, config.hidden_size):
         return None
-    head = folder / "drafters" / method
-    return head if head.is_dir() else None
+    return folder / "drafters"
 
 
 def drafter_directory(method: str, model: str, target: Target, *, shipped: bool = True) -> Path:
@@ -63,11 +62,10 @@ def drafter_directory(method: str, model: str, target: Target, *, shipped: bool 
     """
     if model:
         return user_path(model)
-    drafters, packaged = drafters_beside(target), _shipped_head(method, target) if shipped else None
-    if drafters is not None and (drafters / method).is_dir():
-        return drafters / method
-    if packaged is not None:
-        return packaged
+    drafters, packaged = drafters_beside(target), shipped_heads(target) if shipped else None
+    for folder in (drafters, packaged):
+        if folder is not None and (folder / method).is_dir():
+            return folder / method
     if drafters is None:
         raise MissingDrafterError(
             f"no model is named for {method}, and the target has no directory to look in: write "

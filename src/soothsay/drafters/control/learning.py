@@ -92,8 +92,8 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
     """Joins the drafts of `inner` with n-grams of the target's answers.
 
     Both give probabilities of the tokens after a node. A table, learned from verified tokens, says how often
-    tokens with such a pair of probabilities are right. The tree has the likeliest paths by these rates, and at
-    most as many nodes as the inner drafter's largest tree: who chose a small one finds rows dear.
+    tokens with such a pair of probabilities are right. The tree has the likeliest paths by these rates. It is
+    never larger than the inner drafter's largest tree: who chose a small one finds rows dear.
 
     Learning takes some 10 microseconds a token. It is done between steps and in idle time, within a share of
     one core. Each tenant's answers teach its own drafts only.
