@@ -170,7 +170,8 @@ def test_a_drafter_that_says_when_it_knows_something_is_asked_then(count: int) -
         asked[tells] = part.asked / part.places
     plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
     assert rate[False] > 0.97 * plain
-    assert rate[True] > 1.15 * max(plain, rate[False])
+    assert rate[True] > 1.388 * plain
+    assert rate[True] > 1.15 * rate[False]  # which learns by scores alone, and gains 19% for four requests
     assert 0.9 < asked[True] < 1.3
     of = {signal: auto.shared_forecasts[EVERYBODY][0, signal, False] for signal in (1, 2)}
     assert of[1].calibration.probability(-0.2) < 0.5

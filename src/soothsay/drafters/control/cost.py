@@ -26,7 +26,7 @@ from soothsay.model.pass_times import PassTimes
 class RunningCost:
     """Running mean of the seconds that an activity takes in a step, by the number of requests.
 
-    The first time does not count: it touches memory that no other touches, and may take many times as long.
+    The first time does not count: it may take many times as long as those that follow.
     """
 
     def __init__(self) -> None:
