@@ -34,6 +34,12 @@ def test_scores_that_are_too_high_or_too_low_are_corrected() -> None:
         assert calibration.probability(claimed) == pytest.approx(true, abs=0.08)
 
 
+def test_the_first_drafts_are_believed_at_once() -> None:
+    calibration = AcceptanceCalibration()
+    calibration.record(chain([1, 2, 3, 4], -0.01), set())
+    assert calibration.probability(-0.01) < 0.5
+
+
 def test_probabilities_never_rise_as_scores_fall() -> None:
     rng = random.Random(1)
     calibration = AcceptanceCalibration()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -18,7 +19,7 @@ from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.constants import MAX_BACKLOG
-from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.control.controller import NOBODY, Controller
 from soothsay.drafters.control.probes import ProbeSchedule
 from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.lookup.suffix import Suffix
@@ -291,6 +292,33 @@ def test_guesses_of_several_drafters_are_verified_in_one_tree() -> None:
         world = World(FLAT)
         alone, _ = run(world, halves(world)[index], 1, 300)
         assert both > 1.2 * alone
+
+
+@pytest.mark.parametrize("are_twins", [True, False])
+def test_drafters_that_are_right_at_the_same_places_are_seldom_asked_together(are_twins: bool) -> None:
+    class Placed(Scripted):
+        """Is right in half of the places, all of its tokens at once. Twins are right in the same ones."""
+
+        def _tree(self, request: Request) -> DraftTree:
+            tree, node, here = DraftTree(int(request.tokens[-1])), 0, len(request.tokens)
+            right = random.Random(1000 * here + (0 if are_twins else self.depth)).random() < 0.5
+            for level in range(4):
+                token = future(request, here + level) if right else 60_000 + 10 * self.depth + level
+                node = tree.add(node, token, -0.2)
+            return tree
+
+    world = World(FLAT)
+    cheap, dear = Placed(world, lambda _: 0.5, 0.3, depth=4), Placed(world, lambda _: 0.5, 0.6, depth=5)
+    auto = Controller(TARGET, [cheap, dear], FLAT, world.clock)
+    _, (request,) = run(world, auto, 1, 600)
+    apart = auto.states[request].forecasts[0].shared.apart[1].ratio
+    together = cheap.calls + dear.calls - (600 - auto.decisions[NOBODY])
+    if are_twins:
+        assert apart < 0.3
+        assert together < 120
+    else:
+        assert 0.6 < apart < 1.5
+        assert together > 400
 
 
 class Noted(MTP):

@@ -15,31 +15,42 @@ from soothsay.drafters.base import LevelwiseDrafter, NoDrafter
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import LevelShare, Prices, RunningCost
-from soothsay.drafters.control.forecast import Forecast, SharedForecast
+from soothsay.drafters.control.forecast import NOTHING, Forecast, Reliability, SharedForecast
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
 
 PRICES = Prices(
     rate=160.0,
-    pass_seconds=[0.0100 + 0.0001 * k for k in range(5)],
-    node_prices=[0.016 * k for k in range(5)],
+    pass_seconds=[0.0100 + 0.0001 * k for k in range(16)],
+    node_prices=[0.016 * k for k in range(16)],
 )
 
 
 def forecast(gains: Sequence[float], reliability: float = 1.0) -> Forecast:
-    return Forecast(SharedForecast([0.0, *gains]), [0.0, *gains], ProbeSchedule(), 2.0, 2.0 * reliability)
+    reliable = Reliability(64.0, expected=2.0, right=2.0 * reliability)
+    return Forecast(SharedForecast([0.0, *gains]), [0.0, *gains], ProbeSchedule(), reliable)
 
 
 def test_the_worked_example_asks_both_drafters() -> None:
-    suffix = forecast([0.30, 0.45, 0.50, 0.52]).net_gain(PRICES)
-    mtp = forecast([0.70, 1.20, 1.50, 1.65], 1.1).net_gain(PRICES)
-    assert suffix == pytest.approx((0.456, 0.30))
-    assert mtp == pytest.approx((1.751, 0.77))
+    suffix, mtp = forecast([0.30, 0.45, 0.50, 0.52]), forecast([0.70, 1.20, 1.50, 1.65], 1.1)
+    of_suffix, of_mtp = suffix.outlook(PRICES), mtp.outlook(PRICES)
+    assert (of_suffix.net, of_suffix.best, of_suffix.nodes) == (pytest.approx(0.456), 0.30, 4)
+    assert (of_mtp.net, of_mtp.best, of_mtp.nodes) == (pytest.approx(1.751), pytest.approx(0.77), 4)
     assert PRICES.of_seconds(0.002) == pytest.approx(0.32)
-    alternative = mtp.minus(PRICES.of_seconds(0.002))
-    assert alternative.tokens == pytest.approx(1.431)
-    assert suffix.added_to(alternative) == pytest.approx(0.105, abs=5e-4)
-    assert mtp.added_to(suffix) == pytest.approx(1.751 - 0.456)
+    alternative = of_mtp.minus(PRICES.of_seconds(0.002))
+    assert alternative.net == pytest.approx(1.431)
+    assert suffix.added_to(alternative, of_suffix, PRICES) == pytest.approx(0.0715)
+    assert mtp.added_to(of_suffix, of_mtp, PRICES) == pytest.approx(1.751 - 0.456)
+
+
+def test_nodes_beside_another_draft_cost_what_rows_cost_after_it() -> None:
+    """Four nodes are free, and more would cost a token each. The other draft takes the free ones."""
+    prices = Prices(100.0, [0.01] * 5 + [0.02, 0.03, 0.04, 0.05], [0.0] * 5 + [1.0, 2.0, 3.0, 4.0])
+    own, other = forecast([0.5, 0.8, 0.9, 1.0]), forecast([0.6, 1.0, 1.2, 1.3])
+    of_own, of_other = own.outlook(prices), other.outlook(prices)
+    assert of_other.nodes == 4
+    assert own.added_to(NOTHING, of_own, prices) == pytest.approx(1.0)
+    assert own.added_to(of_other, of_own, prices) == 0.0
 
 
 def test_the_worked_example_verifies_three_nodes() -> None:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterable
 
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.control.constants import BIN_MEMORY, BIN_PRIOR, BIN_WIDTH, NUM_BINS, REFRESH_NODES
+from soothsay.drafters.control.constants import (
+    BIN_MEMORY,
+    BIN_PRIOR,
+    BIN_WIDTH,
+    FIRST_REFRESH,
+    NUM_BINS,
+    REFRESH_NODES,
+)
 
 
 class AcceptanceCalibration:
@@ -22,7 +29,7 @@ class AcceptanceCalibration:
         self._right = [BIN_PRIOR * p for p in honest]
         self._seen = [BIN_PRIOR] * NUM_BINS
         self._table = honest
-        self._new = 0
+        self._new, self._refresh_at = 0, FIRST_REFRESH
 
     def probability(self, score: float) -> float:
         """The probability, 0 to 1, that a node with this score is right."""
@@ -48,8 +55,8 @@ class AcceptanceCalibration:
         for node in right:
             self._right[min(int(scores[node] / -BIN_WIDTH), last)] += 1.0
         self._new += len(scores) - 1
-        if self._new >= REFRESH_NODES:
-            self._new = 0
+        if self._new >= self._refresh_at:
+            self._new, self._refresh_at = 0, min(2 * self._refresh_at, REFRESH_NODES)
             self._refresh()
 
     def _refresh(self) -> None:

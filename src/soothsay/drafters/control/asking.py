@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.backlog import Backlog
-from soothsay.drafters.control.constants import ASK_MARGIN, CATCH_UP_STEPS
+from soothsay.drafters.control.constants import CATCH_UP_STEPS, TRIAL_GAIN
 from soothsay.drafters.control.cost import CostModel, Prices
-from soothsay.drafters.control.forecast import NetGain
+from soothsay.drafters.control.forecast import Outlook
 from soothsay.drafters.control.request_state import RequestState
 
 
@@ -50,7 +50,7 @@ class AskingPolicy:
         order.sort(key=asking.__getitem__)
         return AskingRound(step, active, prices, asking, order)
 
-    def alternatives(self, this: AskingRound, place: int, held: Sequence[NetGain]) -> list[NetGain]:
+    def alternatives(self, this: AskingRound, place: int, held: Sequence[Outlook]) -> list[Outlook]:
         """For each request, the best it can have without the next drafter.
 
         Args:
@@ -62,11 +62,10 @@ class AskingPolicy:
         for later in this.order[place + 1 :]:
             price = this.asking[later] / len(best)
             for index, state in enumerate(this.active):
-                gain = state.forecasts[later].net_gain(this.prices).minus(price)
-                best[index] = max(best[index], gain)
+                best[index] = best[index].or_better(state.forecasts[later].outlook(this.prices).minus(price))
         return best
 
-    def requests_to_ask(self, this: AskingRound, drafter: int, alternatives: Sequence[NetGain]) -> list[int]:
+    def requests_to_ask(self, this: AskingRound, drafter: int, alternatives: Sequence[Outlook]) -> list[int]:
         """Indices of the active requests that a drafter is asked for: probes first, then by surplus."""
         step, prices, backlog = this.step, this.prices, self._backlogs[drafter]
         price = this.asking[drafter] / len(this.active)
@@ -77,21 +76,21 @@ class AskingPolicy:
             catch_up = 0.0
             if backlog is not None:
                 catch_up = prices.of_seconds(backlog.catch_up_seconds(state.request))
-            expected = forecast.net_gain(prices).added_to(alternative)
+            expected = forecast.added_to(alternative, forecast.outlook(prices), prices)
             loss = max(price - expected, 0.0)
-            pays = forecast.probes.interval == 1
-            if not pays:
-                forecast.probes.stretch(step, loss + catch_up)
-                if forecast.probes.is_due(step):
-                    probes.append(index)
-                    continue
-            surplus = max(expected, forecast.added) - ASK_MARGIN
-            if pays:
-                surplus = max(surplus, price + ASK_MARGIN)
+            forecast.probes.stretch(step, loss + catch_up)
+            if forecast.probes.is_due(step):
+                probes.append(index)
+                continue
+            surplus = expected
+            if not forecast.shared.drafts and forecast.probes.pays:
+                surplus = max(expected, price + TRIAL_GAIN)
             if catch_up:
                 surplus -= catch_up / _steps_left(state, expected)
             if surplus > 0:
                 surpluses.append((surplus, index, loss))
+            else:
+                forecast.probes.pause(step, loss)
         surpluses.sort(reverse=True)
         count = self._best_count(drafter, [own for own, *_ in surpluses], len(probes), prices)
         for _, index, loss in surpluses[count:]:
@@ -125,7 +124,7 @@ class AskingPolicy:
             price = self._costs.price_per_request(drafter, prices)
             seconds = backlog.catch_up_seconds(state.request) + backlog.reading_seconds(unread)
             catch_up = prices.of_seconds(seconds)
-            gain = forecast.net_gain(prices).tokens
+            gain = forecast.outlook(prices).net
             forecast.probes.stretch(step, max(price - gain, 0.0) + catch_up)
             gain -= catch_up / _steps_left(state, gain)
             if forecast.probes.next_step > step + left and gain < price:

@@ -66,8 +66,11 @@ BIN_MEMORY = 512.0
 REFRESH_NODES = 64
 """Nodes between two fits of the calibration's table. A fit takes as long as some tens of counts."""
 
+FIRST_REFRESH = 4
+"""Nodes before the first fit. The number doubles with each fit, up to `REFRESH_NODES`."""
+
 MEAN_WEIGHT = 0.1
-"""Weight of the newest step in the rate, and in what a request's drafts added."""
+"""Weight of the newest step in the rate."""
 
 SHARED_MEAN_WEIGHT = 0.025
 """Weight of the newest draft in running means over all requests. It is smaller because more drafts count."""
@@ -79,11 +82,14 @@ ACCEPTED_MEMORY = 64.0
 """Nodes that a request's reliability remembers. With few, chance alone moves it by a third, and good drafters
 pause."""
 
+APART_MEMORY = 256.0
+"""Right nodes that tell how far two drafters are right at different places."""
+
 GAINS_WEIGHT = 0.04
 """Weight of the newest draft in a request's forecast gains."""
 
 START_DRAFTS = 16
-"""Drafts that count as much in a request's forecast gains as what other requests have taught."""
+"""Drafts that count as much in a request's forecast gains as what other requests have taught, at most."""
 
 START_MISS = 0.7
 """A drafter that was never asked is forecast to gain `G * (1 - START_MISS**k)` with k nodes, and G with many.
@@ -94,8 +100,8 @@ If G is large, a larger number takes the place of `START_MISS`, so that no node 
 START_POLL_GAIN = 0.25
 """Initial estimate of the tokens gained by polling a paused request. High, so that polling starts enabled."""
 
-ASK_MARGIN = 0.03
-"""Tokens per step that a drafter must be expected to gain beyond its cost, because forecasts err."""
+TRIAL_GAIN = 0.03
+"""Tokens beyond its price that a drafter is taken to gain until its first draft. So it is tried once."""
 
 # Section 5: guard against loss
 

@@ -25,7 +25,7 @@ from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.control.cost import CostModel
 from soothsay.drafters.control.forecast import (
-    NO_GAIN,
+    NOTHING,
     Forecast,
     SharedForecast,
     forecast_of_nothing,
@@ -152,14 +152,14 @@ class Controller(Composite):
         if shared is None:
             size = min(part.max_nodes, self.target.config.max_tree)
             most = part.likely_gain if signaling is None else signaling.first_gain(signal, sampled)
-            shared = known[kind] = SharedForecast(start_gains(size, most))
+            shared = known[kind] = SharedForecast(start_gains(size, most), drafter)
         return shared.new_forecast(self.step)
 
     def _draft(self, active: Sequence[RequestState]) -> dict[Request, DraftTree]:
         """Ask drafters, the cheapest first. Returns the nodes to verify."""
         prices = self.costs.set_prices(self.step, [state.request for state in active])
         this = self._asking.begin_round(self.step, active, prices)
-        held = [NO_GAIN] * len(active)  # the best draft of each request so far
+        held = [NOTHING] * len(active)  # the best draft of each request so far
         drafts: list[list[RatedDraft]] = [[] for _ in active]
         for place, drafter in enumerate(this.order):
             others = self._asking.alternatives(this, place, held)
@@ -168,12 +168,13 @@ class Controller(Composite):
                 continue
             price, spent, trees = self._ask_for_drafts(this, drafter, asked)
             for index, tree in zip(asked, trees, strict=True):
-                draft, gain = active[index].rate_draft(drafter, tree, prices)
+                draft, outlook = active[index].rate_draft(drafter, tree, prices)
                 drafts[index].append(draft)
                 forecast, other = active[index].forecasts[drafter], others[index]
-                loss = spent - forecast.net_gain(prices).added_to(other)
-                forecast.record_added(self.step, gain.added_to(other), price, max(loss, 0.0))
-                held[index] = max(held[index], gain)
+                added = forecast.added_to(other, outlook, prices)
+                loss = spent - forecast.added_to(other, forecast.outlook(prices), prices)
+                forecast.record_added(self.step, added, price, max(loss, 0.0))
+                held[index] = held[index].or_better(outlook)
         drafted = dict[Request, list[RatedDraft]]()
         for state, own in zip(active, drafts, strict=True):
             self._asking.retire_drafters(self.step, state, prices)

@@ -108,10 +108,11 @@ class Prices:
         """The price of some seconds, in tokens."""
         return self.rate * seconds
 
-    def best_net_gain(self, gains: Iterable[float]) -> float:
-        """The largest difference of the gain of 0, 1, ... nodes and their price."""
-        best: float = max(map(sub, gains, self.node_prices))
-        return best
+    def best_net_gain(self, gains: Iterable[float]) -> tuple[float, int]:
+        """The largest difference of the gain of 0, 1, ... nodes and their price, and its number of nodes."""
+        net_gains = [*map(sub, gains, self.node_prices)]
+        best = max(net_gains)
+        return best, net_gains.index(best)
 
 
 class CostModel:

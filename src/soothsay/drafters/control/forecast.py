@@ -10,8 +10,8 @@ from typing import NamedTuple
 from soothsay.drafters.control.acceptance import AcceptanceCalibration
 from soothsay.drafters.control.constants import (
     ACCEPTED_MEMORY,
+    APART_MEMORY,
     GAINS_WEIGHT,
-    MEAN_WEIGHT,
     SHARED_MEAN_WEIGHT,
     START_ACCEPTED,
     START_DRAFTS,
@@ -20,26 +20,59 @@ from soothsay.drafters.control.constants import (
 from soothsay.drafters.control.cost import Prices
 from soothsay.drafters.control.probes import NEVER, ProbeSchedule, StartInterval
 
-
-class NetGain(NamedTuple):
-    """What a draft is expected to gain for a request."""
-
-    tokens: float  # accepted nodes, less the price of verifying the draft
-    best: float = 0.0  # probability that the draft's best node is right
-
-    def minus(self, price: float) -> NetGain:
-        """The gain after a price in tokens."""
-        return NetGain(self.tokens - price, self.best)
-
-    def added_to(self, other: NetGain) -> float:
-        """Tokens that this draft adds to another one.
-
-        It adds what it is better by, or what it gains where the other one is wrong from its first token.
-        """
-        return max(self.tokens - other.tokens, self.tokens * (1 - other.best))
+NO_DRAFTER = -1
+"""The index of no drafter."""
 
 
-NO_GAIN = NetGain(0.0)
+class Outlook(NamedTuple):
+    """What a draft is expected to do for a request."""
+
+    net: float  # right nodes, less the price of verifying them
+    gains: Sequence[float] = (0.0,)  # right nodes among the best 0, 1, ...
+    nodes: int = 0  # how many are worth verifying
+    drafter: int = NO_DRAFTER
+
+    @property
+    def best(self) -> float:
+        """The probability that the best node is right."""
+        return min(self.gains[1], 1.0) if len(self.gains) > 1 else 0.0
+
+    def or_better(self, other: Outlook) -> Outlook:
+        """The one with the higher net gain."""
+        return other if other.net > self.net else self
+
+    def minus(self, price: float) -> Outlook:
+        """The outlook after a price in tokens."""
+        return self._replace(net=self.net - price)
+
+
+NOTHING = Outlook(0.0)
+
+
+@dataclass(slots=True)
+class Reliability:
+    """How many nodes were right, over how many were expected to be. Old evidence fades.
+
+    Args:
+        memory: number of expected nodes that count.
+    """
+
+    memory: float
+    expected: float = START_ACCEPTED
+    right: float = START_ACCEPTED
+
+    @property
+    def ratio(self) -> float:
+        """Above 1 if more nodes are right than expected."""
+        return self.right / self.expected
+
+    def record(self, expected: float, right: int) -> None:
+        """Count nodes."""
+        self.expected += expected
+        self.right += right
+        fade = min(1.0, self.memory / self.expected)
+        self.expected *= fade
+        self.right *= fade
 
 
 @dataclass(slots=True)
@@ -50,19 +83,37 @@ class SharedForecast:
     """
 
     gains: list[float]  # running mean of the right nodes among the best k, by k
+    drafter: int = NO_DRAFTER
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     drafts: int = 0
     start: StartInterval = field(default_factory=StartInterval)
+    apart: dict[int, Reliability] = field(default_factory=dict)
+    """By another drafter: how many nodes are right where its draft is wrong from its first token, over how
+    many would be if the two drafts had nothing to do with each other."""
 
     def new_forecast(self, step: int) -> Forecast:
         """The forecast of a new request."""
-        return Forecast(self, self.gains, self.start.new_schedule(step))
+        return Forecast(self, self.gains, self.start.new_schedule(step), known=min(self.drafts, START_DRAFTS))
 
     def record(self, gains: Sequence[float]) -> None:
         """Count a draft with its expected gains. The first drafts weigh more."""
         self.drafts += 1
-        weight = max(SHARED_MEAN_WEIGHT, 1 / (self.drafts + 1))
+        weight = max(SHARED_MEAN_WEIGHT, 2 / (self.drafts + 2))
         self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
+
+    def record_apart(self, drafter: int, best: float, right: int, is_alone: bool) -> None:
+        """Count a draft of which `right` nodes were right beside a draft of another drafter.
+
+        Args:
+            drafter: the other one.
+            best: the probability that its draft's best node is right.
+            right: nodes.
+            is_alone: whether its draft was wrong from its first token.
+        """
+        apart = self.apart.get(drafter)
+        if apart is None:
+            apart = self.apart[drafter] = Reliability(APART_MEMORY)
+        apart.record(right * (1 - best), right if is_alone else 0)
 
 
 @dataclass(slots=True)
@@ -72,27 +123,37 @@ class Forecast:
     shared: SharedForecast
     gains: list[float]  # running mean of the right nodes among the best k, by k
     probes: ProbeSchedule
-    expected: float = START_ACCEPTED  # nodes expected to be right; older ones fade
-    right: float = START_ACCEPTED  # nodes that were right; older ones fade
+    reliability: Reliability = field(default_factory=lambda: Reliability(ACCEPTED_MEMORY))
+    """How much better the drafter's nodes are for this request than for all requests."""
+    known: int = 0  # drafts that the first gains count for
     drafts: int = 0
-    added: float = 0.0  # running mean of the tokens that its drafts added to the alternatives
-    _net_gain: tuple[Prices, NetGain] | None = None  # the last result of `net_gain`, and its prices
+    _outlook: tuple[Prices, Outlook] | None = None  # the last result of `outlook`, and its prices
 
-    @property
-    def reliability(self) -> float:
-        """How much better the drafter's nodes are for this request than for all requests."""
-        return self.right / self.expected
-
-    def net_gain(self, prices: Prices) -> NetGain:
-        """The expected net gain of the next draft. It is the same until a draft is recorded or checked."""
+    def outlook(self, prices: Prices) -> Outlook:
+        """What the next draft is expected to do. It is the same until a draft is recorded or checked."""
         if self.probes.next_step == NEVER:
-            return NO_GAIN
-        if self._net_gain is None or self._net_gain[0] is not prices:
-            reliability = self.reliability
-            gains = [gain * reliability for gain in self.gains]
-            best = min(gains[1], 1.0) if len(gains) > 1 else 0.0
-            self._net_gain = prices, NetGain(prices.best_net_gain(gains), best)
-        return self._net_gain[1]
+            return NOTHING
+        if self._outlook is None or self._outlook[0] is not prices:
+            ratio = self.reliability.ratio
+            self._outlook = prices, self.outlook_of([gain * ratio for gain in self.gains], prices)
+        return self._outlook[1]
+
+    def outlook_of(self, gains: Sequence[float], prices: Prices) -> Outlook:
+        """The outlook of a draft with these right nodes among its best 0, 1, ..."""
+        net, nodes = prices.best_net_gain(gains)
+        return Outlook(net, gains, nodes, self.shared.drafter)
+
+    def added_to(self, other: Outlook, own: Outlook, prices: Prices) -> float:
+        """Tokens that a draft of this drafter adds to another draft.
+
+        It replaces the other one, or is verified beside it: then it gains something where the other one is
+        wrong from its first token, and its nodes come after those of the other one.
+        """
+        apart = self.shared.apart.get(other.drafter)
+        alone = min((1 - other.best) * (1.0 if apart is None else apart.ratio), 1.0)
+        node_prices = prices.node_prices[other.nodes :]
+        beside = max(alone * gain - price for gain, price in zip(own.gains, node_prices, strict=False))
+        return max(own.net - other.net, beside + node_prices[0])
 
     def least_claimed(self, level_price: float, prices: Prices) -> float:
         """The drafter's own probability of the nodes below which another level pays.
@@ -100,29 +161,25 @@ class Forecast:
         This assumes that a level's best node is right as often as the best node below a root. The price
         includes the verification of that node.
         """
-        gain = min(self.gains[1] * self.reliability, 1.0)
+        gain = min(self.gains[1] * self.reliability.ratio, 1.0)
         price = level_price + prices.node_prices[1]
         return self.shared.calibration.claimed(price / max(gain, price))
 
     def record(self, gains: Sequence[float]) -> None:
         """Count a draft with its expected gains. The first drafts weigh more."""
         self.shared.record(gains)
-        self._net_gain = None
+        self._outlook = None
         self.drafts += 1
-        weight = max(GAINS_WEIGHT, 1 / (self.drafts + START_DRAFTS))
+        weight = max(GAINS_WEIGHT, 2 / (2 * self.known + self.drafts + 2))
         self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
 
     def record_accepted(self, expected: float, right: int) -> None:
         """Count how many nodes of a draft were right, and how many were expected to be."""
-        self._net_gain = None
-        self.expected += expected
-        self.right += right
-        fade = min(1.0, ACCEPTED_MEMORY / self.expected)
-        self.expected *= fade
-        self.right *= fade
+        self._outlook = None
+        self.reliability.record(expected, right)
 
     def record_added(self, step: int, added: float, usual_price: float, loss: float) -> None:
-        """Count what a draft added, and schedule the next probe. All values are in tokens.
+        """Schedule the next probe by what a draft added. All values are in tokens.
 
         Args:
             step: the current step.
@@ -130,14 +187,12 @@ class Forecast:
             usual_price: of asking the drafter.
             loss: what asking it now costs with catching up, less what it is expected to add.
         """
-        self.added += max(MEAN_WEIGHT, 1 / (self.drafts + 1)) * (max(added, 0.0) - self.added)
         self.probes.record(step, added > usual_price, loss)
         self.shared.start.record(self.probes.pays, loss)
 
     def retire(self) -> None:
         """Stop asking the drafter for this request."""
         self.probes.retire()
-        self.added = 0.0
 
 
 def forecast_of_nothing() -> Forecast:

@@ -82,7 +82,7 @@ class SignalPolling:
         if prices is None or (was_active and state.is_active(step)):
             return 0.0
         surplus = max(
-            forecast.net_gain(prices).tokens - self._costs.price_per_request(drafter, prices)
+            forecast.outlook(prices).net - self._costs.price_per_request(drafter, prices)
             for drafter, forecast in enumerate(state.forecasts)
         )
         if surplus <= 0:

@@ -11,8 +11,16 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.control.acceptance import right_nodes
 from soothsay.drafters.control.cost import Prices
-from soothsay.drafters.control.forecast import Forecast, NetGain, gains_of
+from soothsay.drafters.control.forecast import Forecast, Outlook, gains_of
 from soothsay.drafters.control.selection import RatedDraft
+
+
+class Beginning(NamedTuple):
+    """What a draft says about the first token."""
+
+    drafter: int
+    best: float  # probability that its best node is right
+    tree: DraftTree
 
 
 class OpenDraft(NamedTuple):
@@ -22,6 +30,7 @@ class OpenDraft(NamedTuple):
     length: int  # committed tokens when it was proposed
     tree: DraftTree
     expected: float  # nodes expected to be right
+    step: list[Beginning]  # of all drafts of this step
 
 
 @dataclass(slots=True)
@@ -67,27 +76,36 @@ class RequestState:
         self.signals = signals
         self.pause_until_next_probe()
 
-    def rate_draft(self, drafter: int, tree: DraftTree, prices: Prices) -> tuple[RatedDraft, NetGain]:
-        """Record a draft. Returns it with the probability of each node, and its net gain."""
-        forecast = self.forecasts[drafter]
+    def rate_draft(self, drafter: int, tree: DraftTree, prices: Prices) -> tuple[RatedDraft, Outlook]:
+        """Record a draft. Returns it with the probability of each node, and its outlook."""
+        forecast, length = self.forecasts[drafter], len(self.request.tokens)
         probabilities = forecast.shared.calibration.probabilities(tree)[1:]
         best = sorted(probabilities, reverse=True)
         forecast.record(gains_of(best, len(forecast.gains)))
-        self.open_drafts.append(OpenDraft(forecast, len(self.request.tokens), tree, sum(best)))
-        reliability = forecast.reliability
-        rated = [min(p * reliability, 1.0) for p in probabilities]
+        last = self.open_drafts[-1] if self.open_drafts else None
+        step = last.step if last is not None and last.length == length else []
+        self.open_drafts.append(OpenDraft(forecast, length, tree, sum(best), step))
+        ratio = forecast.reliability.ratio
+        rated = [min(p * ratio, 1.0) for p in probabilities]
         best = sorted(rated, reverse=True)
-        gain = prices.best_net_gain(accumulate(best, initial=0.0))
-        return RatedDraft(tree, [1.0, *rated]), NetGain(gain, best[0] if best else 0.0)
+        outlook = forecast.outlook_of([*accumulate(best, initial=0.0)], prices)
+        step.append(Beginning(drafter, outlook.best, tree))
+        return RatedDraft(tree, [1.0, *rated]), outlook
 
     def check_drafts(self) -> None:
         """Compare open drafts with the tokens that have come since."""
         drafts, self.open_drafts = self.open_drafts, []
         for draft in drafts:
-            forecast, length, tree, expected = draft
-            right = right_nodes(tree, self.request.tokens[length:].tolist())
+            forecast, length, tree, expected, step = draft
+            tokens = self.request.tokens[length:].tolist()
+            right = right_nodes(tree, tokens)
             if right is None:
                 self.open_drafts.append(draft)
                 continue
             forecast.shared.calibration.record(tree, right)
             forecast.record_accepted(expected, len(right))
+            if right and len(step) > 1:
+                for drafter, best, other in step:
+                    if other is not tree:
+                        is_alone = tokens[0] not in other.children[0]
+                        forecast.shared.record_apart(drafter, best, len(right), is_alone)
