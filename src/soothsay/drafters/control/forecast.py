@@ -149,6 +149,8 @@ class Forecast:
         It replaces the other one, or is verified beside it: then it gains something where the other one is
         wrong from its first token, and its nodes come after those of the other one.
         """
+        if other is NOTHING:
+            return own.net
         apart = self.shared.apart.get(other.drafter)
         alone = min((1 - other.best) * (1.0 if apart is None else apart.ratio), 1.0)
         node_prices = prices.node_prices[other.nodes :]
