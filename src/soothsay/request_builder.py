@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from soothsay.config import EngineConfig, ModelConfig
+from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.grammar import Constraint, Grammars
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -42,6 +44,7 @@ class RequestBuilder:
     ):
         self.model, self.config, self.tokenizer, self.eos_ids = model, config, tokenizer, eos_ids
         self._grammars = None if tokenizer is None else Grammars(tokenizer, model.vocab_size)
+        self._bad_sequences = lru_cache(1)(self._spelled)  # the prompts of a job come one after the other
 
     def check(self, prompt: Prompt, params: SamplingParams) -> CheckedPrompt:
         """Encode a prompt. Raises `RequestError` if it cannot be answered with these parameters.
@@ -79,7 +82,7 @@ class RequestBuilder:
         """
         params = checked.params
         seed = secrets.randbits(48) if params.seed is None else params.seed
-        bad_sequences = self._bad_sequences(params.bad_words)
+        bad_sequences = self._bad_sequences(tuple(params.bad_words))
         return [
             Request(
                 checked.ids,
@@ -118,13 +121,13 @@ class RequestBuilder:
             )
         return self._grammars.constraint(params.grammar, tenant)
 
-    def _bad_sequences(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+    def _spelled(self, words: Sequence[str]) -> BadSequences | None:
         """How the tokenizer spells each text at the start of an answer, and after a space."""
-        if self.tokenizer is None:
-            return []
+        if self.tokenizer is None or not words:
+            return None
         spellings = [f"{space}{word.lstrip()}" for word in words for space in ("", " ")]
         spelled = [tuple(self.tokenizer.encode(text, special=False)) for text in spellings]
-        return [ids for ids in dict.fromkeys(spelled) if ids]
+        return BadSequences(ids for ids in spelled if ids)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""

@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from soothsay import RequestError, SamplingParams
+from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.noise import gumbel
 from soothsay.core.request import Request
 from soothsay.core.sampling import NUCLEUS_WIDTH, Nodes, best_tokens, derive_seed, perturb
@@ -137,7 +138,7 @@ def law(case: Case) -> Floats:
 
 
 def request_of(asked: SamplingParams, seed: int, output: Sequence[int] = OUTPUT) -> Request:
-    bad = BAD if asked.bad_words else []
+    bad = BadSequences(BAD) if asked.bad_words else None
     request = Request(PROMPT, asked, seed=seed, limit=64, drafter=NO_DRAFTER, bad_sequences=bad)
     request.emit(output)
     return request

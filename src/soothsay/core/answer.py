@@ -163,18 +163,17 @@ class AnswerText:
         self._stops, self._keeps_stop = tuple(params.stop), params.include_stop_str_in_output
         self._held = ""  # may begin a stop string, so it is not final yet
         self.text = ""
-        self.stopped = False
+        self.stop = ""  # the stop string that ended it; empty: none did
 
     def push(self, token: int | None, *, final: bool, may_stop: bool) -> str:
         """Add a token (None: a token without text). Returns the text that is now final."""
         if self._detokenizer is None:
             return ""
         self._held += self._detokenizer.push([] if token is None else [token], final=final)
-        found = [(at, len(stop)) for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            start, length = min(found)
-            certain = start + length if self._keeps_stop else start
+            start, self.stop = min(found, key=lambda one: (one[0], len(one[1])))
+            certain = start + len(self.stop) if self._keeps_stop else start
         elif final:
             certain = len(self._held)
         else:
@@ -185,4 +184,8 @@ class AnswerText:
 
     def _overlap(self, stop: str) -> int:
         """Length of the longest end of the held text that `stop` begins with."""
-        return next((n for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n])), 0)
+        held = self._held
+        begin = held.find(stop[0], max(len(held) - len(stop) + 1, 0))
+        while begin >= 0 and not stop.startswith(held[begin:]):
+            begin = held.find(stop[0], begin + 1)
+        return len(held) - begin if begin >= 0 else 0

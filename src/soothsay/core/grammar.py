@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -71,10 +71,7 @@ class Grammar:
 
     def __post_init__(self) -> None:
         """Raise `RequestError` for a grammar that is too large."""
-        if len(self.source) > MAX_SOURCE:
-            raise RequestError(
-                f"the grammar has {len(self.source)} characters; {MAX_SOURCE} are possible: make it shorter"
-            )
+        _check_size(len(self.source))
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
@@ -84,16 +81,17 @@ class Grammar:
         stand between tokens, unless the schema has llguidance's own options, for example
         `"x-guidance": {"whitespace_flexible": false}`.
         """
+        if isinstance(schema, str):
+            _check_size(len(schema))
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             if not isinstance(parsed, Mapping):
                 raise TypeError("it must be an object, such as {}")
             _check_levels(parsed)
             usual = {} if "x-guidance" in parsed else {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-            source = json.dumps({"json_schema": {**parsed, **usual}}, allow_nan=False)
+            return cls(bounded_json({"json_schema": {**parsed, **usual}}))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema is not possible: {error}") from None
-        return cls(source)
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -116,6 +114,7 @@ class Grammar:
             raise RequestError(f"choice={texts!r} is not possible: give one text or more, in a list")
         for text in texts:
             _check_text("choice", text)
+        _check_size(sum(map(len, texts)))
         return cls.lark("start: " + " | ".join(map(_quoted, texts)))
 
     @classmethod
@@ -125,6 +124,19 @@ class Grammar:
         if (count := len(RULE.findall(rules))) > MAX_RULES:
             raise RequestError(f"the grammar has {count} rules; {MAX_RULES} are possible: make it shorter")
         return cls(json.dumps({"lark_grammar": rules}))
+
+
+def bounded_json(value: Any) -> str:
+    """A value as JSON, in the spacing of `json.dumps`. Raises `RequestError` for more than `MAX_SOURCE`.
+
+    It stops there. A value may be much larger than what it was made of, if parts of it occur many times.
+    """
+    parts, size = list[str](), 0
+    for part in json.JSONEncoder(allow_nan=False).iterencode(value):
+        parts.append(part)
+        size += len(part)
+        _check_size(size)
+    return "".join(parts)
 
 
 def _quoted(text: str) -> str:
@@ -313,10 +325,17 @@ class Constraint:
         self._follows = self._matcher.try_consume_tokens(self._said) == len(self._said)
 
 
+def _check_size(size: int) -> None:
+    """Raise `RequestError` for a grammar that has too many characters, or is made of too many."""
+    if size > MAX_SOURCE:
+        raise RequestError(f"the grammar has {size} characters; {MAX_SOURCE} are possible: make it shorter")
+
+
 def _check_text(name: str, text: object) -> None:
-    """Raise `RequestError` unless `text` is a text that UTF-8 can encode."""
+    """Raise `RequestError` unless `text` is a text of a possible size that UTF-8 can encode."""
     if not isinstance(text, str):
         raise RequestError(f"{name}={text!r} is not possible: it must be text")
+    _check_size(len(text))
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -330,22 +349,24 @@ def _check_levels(schema: Mapping[str, Any]) -> None:
     """
     followed: set[str] = set()
     stack: list[tuple[Any, int]] = [(schema, 1)]
-    count = 0
+    count = 1
     while stack:
         value, level = stack.pop()
-        count += 1
-        if count > MAX_VALUES:
-            raise ValueError(f"it has more than {MAX_VALUES} values; make it smaller")
         if level > MAX_LEVELS:
             raise ValueError(f"it is nested deeper than {MAX_LEVELS} values, references included")
+        inner: Collection[Any] = ()
         if isinstance(value, Mapping):
-            stack += [(one, level + 1) for one in value.values()]
+            inner = value.values()
             target = value.get("$ref")
             if isinstance(target, str) and target not in followed:
                 followed.add(target)
-                stack.append((_resolve(schema, target), level + 1))
+                inner = [*inner, _resolve(schema, target)]
         elif isinstance(value, list):
-            stack += [(one, level + 1) for one in value]
+            inner = value
+        count += len(inner)
+        if count > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values; make it smaller")
+        stack += [(one, level + 1) for one in inner]
 
 
 def _resolve(schema: Mapping[str, Any], reference: str) -> Any:

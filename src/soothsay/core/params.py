@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.verify import VERIFIERS, Verifier
@@ -151,9 +156,7 @@ class SamplingParams:
         _check_bias(self.logit_bias)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
-            _check_token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not self.allowed_token_ids:
-                raise RequestError("allowed_token_ids=[] is not possible: it must allow at least one token")
+            object.__setattr__(self, "allowed_token_ids", _distinct(self.allowed_token_ids))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
@@ -185,10 +188,29 @@ class SamplingParams:
         bans = self.min_tokens or self.bad_words or self.allowed_token_ids is not None
         return bool(bans or self.logit_bias or self.has_penalties)
 
+    @cached_property
+    def allowed_mask(self) -> npt.NDArray[np.bool_] | None:
+        """`[largest + 1]`: which tokens `allowed_token_ids` has; None: all may come. Do not change it.
+
+        It is made once for all steps of all answers.
+        """
+        if self.allowed_token_ids is None:
+            return None
+        ids = np.asarray(self.allowed_token_ids)
+        mask = np.zeros(ids[-1] + 1, dtype=np.bool_)
+        mask[ids] = True
+        return mask
+
     def check_tokens(self, vocab_size: int) -> None:
         """Raise `RequestError` for token ids that the model lacks."""
-        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-            for token in getattr(self, name) or ():
+        allowed = self.allowed_token_ids
+        ends = () if allowed is None else (allowed[0], allowed[-1])
+        for name, tokens in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", ends),
+        ):
+            for token in tokens:
                 if not 0 <= int(token) < vocab_size:
                     raise RequestError(
                         f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}"
@@ -222,6 +244,20 @@ def _check_token_ids(name: str, ids: Any) -> None:
         isinstance(token, Integral) and not isinstance(token, bool) for token in ids
     ):
         raise RequestError(f"{name}={_shown(ids)} is not possible: token ids are integers")
+
+
+def _distinct(ids: Any) -> array[int]:
+    """The token ids of a collection, each once, in order. Four bytes each, since there may be many."""
+    if isinstance(ids, array) and ids and ids.typecode == "i" and bool((np.diff(ids) > 0).all()):
+        return ids  # from other parameters
+    _check_token_ids("allowed_token_ids", ids)
+    try:
+        distinct = array("i", sorted({int(token) for token in ids}))
+    except OverflowError:
+        raise RequestError("allowed_token_ids names a token that no model has") from None
+    if not distinct:
+        raise RequestError("allowed_token_ids=[] is not possible: it must allow at least one token")
+    return distinct
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from soothsay.core.answer import AnswerText, FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.arrays import IntArray
+from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.digest import block_digest
 from soothsay.core.grammar import Constraint
 from soothsay.core.learned import Learned
@@ -63,7 +64,7 @@ class Request:
         priority: int = 0,
         traced: bool = False,
         tenant: Tenant = EVERYBODY,
-        bad_sequences: Sequence[tuple[int, ...]] = (),
+        bad_sequences: BadSequences | None = None,
     ):
         self.params = params
         self.tenant = tenant
@@ -190,7 +191,7 @@ class Request:
                 final=self.finish_reason is not None,
                 may_stop=self.num_output > self.params.min_tokens,
             )
-            if self.answer.stopped:
+            if self.answer.stop:
                 self.finish_reason = FinishReason.STOP
             author = authors[i] if i < len(authors) else None
             self.pieces.append(Piece(token, text, author, logprobs[i] if logprobs else None))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.arrays import FloatArray, IntArray
+from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.grammar import Constraint
 from soothsay.core.noise import SamplingKernels, gumbel, noise_key
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
@@ -46,7 +47,7 @@ class Sampled(Protocol):
     num_prompt: int
     end_tokens: frozenset[int]
     constraint: Constraint | None
-    bad_sequences: Sequence[tuple[int, ...]]
+    bad_sequences: BadSequences | None
 
     @property
     def tokens(self) -> IntArray:
@@ -278,18 +279,18 @@ def _forbid(logits: Tensor, nodes: Nodes) -> None:
     any token has no effect there.
     """
     request, tree, params = nodes.request, nodes.tree, nodes.request.params
-    if params.allowed_token_ids is not None:
-        others = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
-        others[[int(token) for token in params.allowed_token_ids]] = False
+    if params.allowed_mask is not None:
+        allowed = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+        allowed[: len(params.allowed_mask)] = torch.from_numpy(params.allowed_mask).to(logits.device)
         for row in logits:
-            _ban(row, others)
+            _ban(row, ~allowed)
     num_output = len(request.tokens) - request.num_prompt
     if request.bad_sequences:
-        longest = min(max(len(words) for words in request.bad_sequences) - 1, num_output)
-        output = request.tokens[len(request.tokens) - longest :].tolist()
+        reach = min(request.bad_sequences.reach, num_output)
+        output = request.tokens[len(request.tokens) - reach :].tolist()
         for row, node in zip(logits, nodes.indices, strict=True):
             said = output + [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
-            last = [words[-1] for words in request.bad_sequences if _ends_with(said, words[:-1])]
+            last = request.bad_sequences.after(said)
             _ban(row, torch.tensor(last, dtype=torch.int64, device=logits.device))
     if num_output < params.min_tokens:
         ends = torch.tensor(sorted(request.end_tokens), dtype=torch.int64, device=logits.device)
@@ -303,7 +304,3 @@ def _ban(row: Tensor, tokens: Tensor) -> None:
     banned = row.index_put((tokens,), torch.tensor(-math.inf, device=row.device))
     if banned.max() > -math.inf:
         row.copy_(banned)
-
-
-def _ends_with(said: Sequence[int], end: Sequence[int]) -> bool:
-    return len(end) <= len(said) and tuple(said[len(said) - len(end) :]) == tuple(end)

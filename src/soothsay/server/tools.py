@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from soothsay.core.grammar import bounded_json
 from soothsay.errors import RequestError
 from soothsay.server.framed_parser import CLOSE, OPEN, FramedParser
 from soothsay.server.harmony import CALL, END, MESSAGE, HarmonyCalls
@@ -105,7 +106,10 @@ class ToolFormat:
     """Whether a tag of calls is a special token, which has a text only without `skip_special_tokens`."""
 
     def call_grammar(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """A grammar, in llguidance's Lark, for one call of one of the tools. None: the format is unknown."""
+        """A grammar, in llguidance's Lark, for one call of one of the tools. None: the format is unknown.
+
+        Raises `RequestError` if it would be too large.
+        """
         if self.frame is None:
             return None
         calls = [
@@ -122,7 +126,7 @@ class ToolFormat:
         ]
         schema = {"anyOf": calls, "x-guidance": SPACING}
         before, after = (f"{json.dumps(text)} " if text else "" for text in self.frame)
-        return f"start: {before}call {after}\ncall: %json {json.dumps(schema)}"
+        return f"start: {before}call {after}\ncall: %json {bounded_json(schema)}"
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None) -> ToolFormat:
