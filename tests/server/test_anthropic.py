@@ -24,9 +24,8 @@ from soothsay.server.anthropic_bodies import AnthropicRequest
 from soothsay.server.anthropic_format import AnthropicFormat
 from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import KeyRing, add_key
-from soothsay.server.protocol import ChatRequest
 from soothsay.server.reasoning import ReasoningFormat
-from soothsay.server.reply_format import Json, TokenTexts
+from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
 from soothsay.server.tool_calls import PlainParser, ToolCallParser
 
 QUESTION = [{"role": "user", "content": "Can you explain why the sky is blue?"}]
@@ -379,16 +378,13 @@ def test_a_key_may_come_in_a_header_of_its_own(keyed: tuple[Running, str]) -> No
     assert "X-Api-Key" in refused["error"]["message"]
 
 
-BODY = ChatRequest(messages=[{"role": "user", "content": "x"}])
-
-
 def formatted(parser: Any) -> AnthropicFormat:
-    return AnthropicFormat("it", TokenTexts(None), parser, 100, lambda ids, skip_special: "")
+    return AnthropicFormat("it", TokenTexts(None), parser, 100)
 
 
 def streamed(job: Any, form: AnthropicFormat) -> list[Json]:
     async def all_events() -> list[Json]:
-        return [event async for event in form.stream(job, BODY)]
+        return [event async for event in form.stream(job, ReplyOptions())]
 
     return asyncio.run(all_events())
 
@@ -408,7 +404,7 @@ def test_blocks_do_not_depend_on_how_the_answer_was_cut(
     for pieces in cuts(text):
         message = built(streamed(Replayed(said_in(pieces, reason)), formatted(parser)))
         assert said(message)[:3] == (blocks, why, None)
-        collected = formatted(parser).collect(Replayed(said_in(pieces, reason)), BODY)  # type: ignore[arg-type]
+        collected = formatted(parser).collect(Replayed(said_in(pieces, reason)), ReplyOptions())  # type: ignore[arg-type]
         assert said(asyncio.run(collected)) == said(message)
 
 

@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from starlette.requests import Request
 
 from soothsay.server import bodies
 from soothsay.server.api_errors import ApiError
-from soothsay.server.bodies import SMALL, BodyReader, parse
+from soothsay.server.bodies import SMALL, WORKERS, BodyReader, parse
 from soothsay.server.events import DisconnectedError
 from soothsay.server.protocol import (
     ChatMessage,
@@ -100,7 +101,17 @@ except ApiError as error:
     assert kilobytes < 500_000
 
 
-def reading(reader: BodyReader, parts: list[bytes], *, lost: bool = False) -> Any:
+def same(body: CompletionRequest) -> Any:
+    return body
+
+
+def reading(
+    reader: BodyReader,
+    parts: list[bytes],
+    *,
+    lost: bool = False,
+    work: Callable[[CompletionRequest], Any] = same,
+) -> Any:
     """Read a body that comes in parts. `lost`: the client disconnects after them."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.disconnect"} if lost else {"type": "http.request", "body": b""})
@@ -110,24 +121,65 @@ def reading(reader: BodyReader, parts: list[bytes], *, lost: bool = False) -> An
         return next(queue)
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    return reader.read(Request(scope, receive), CompletionRequest)
+    return reader.read(Request(scope, receive), CompletionRequest, work)
 
 
 SHORT = json.dumps({"model": "x", "prompt": "Hi"}).encode()
 LONG = json.dumps({"model": "x", "prompt": "a" * SMALL}).encode()
 
 
-def test_large_bodies_are_parsed_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+@pytest.mark.parametrize("content", [SHORT, LONG], ids=["small", "large"])
+def test_nothing_is_done_with_a_body_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    threads: list[threading.Thread] = []
 
     def watched(content: bytes, kind: Any) -> Any:
-        seen.append(threading.current_thread() is threading.main_thread())
+        threads.append(threading.current_thread())
         return parse(content, kind)
 
+    def work(body: CompletionRequest) -> str | None:
+        threads.append(threading.current_thread())
+        return body.model
+
     monkeypatch.setattr(bodies, "parse", watched)
-    for content, here in ((SHORT, True), (LONG, False)):
-        assert asyncio.run(reading(BodyReader(1 << 30), [content[:9], content[9:]])).model == "x"
-        assert seen.pop() is here
+    assert asyncio.run(reading(BodyReader(1 << 30), [content[:9], content[9:]], work=work)) == "x"
+    assert len(threads) == 2
+    assert threads[0] is threads[1] is not threading.main_thread()
+
+
+def test_large_bodies_wait_for_each_other_and_not_small_ones() -> None:
+    async def run() -> tuple[int, str]:
+        reader, lock, go, now = BodyReader(1 << 30), threading.Lock(), threading.Event(), [0, 0]
+
+        def large(_: CompletionRequest) -> None:
+            with lock:
+                now[0] += 1
+                now[1] = max(now)
+            go.wait(20)
+            with lock:
+                now[0] -= 1
+
+        waiting = [asyncio.create_task(reading(reader, [LONG], work=large)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        small = await asyncio.wait_for(reading(reader, [SHORT], work=lambda _: "small"), 20)
+        go.set()
+        await asyncio.gather(*waiting)
+        return now[1], small
+
+    assert asyncio.run(run()) == (WORKERS, "small")
+
+
+def test_a_body_is_dropped_before_its_answer() -> None:
+    kept: list[weakref.ref[CompletionRequest]] = []
+
+    def work(body: CompletionRequest) -> int:
+        kept.append(weakref.ref(body))
+        return len(kept)
+
+    for content in (SHORT, LONG):
+        asyncio.run(reading(BodyReader(1 << 30), [content], work=work))
+    assert [body() for body in kept] == [None, None]
 
 
 def test_all_bodies_together_are_limited() -> None:
@@ -146,7 +198,7 @@ def test_all_bodies_together_are_limited() -> None:
                 return {"type": "http.request", "body": part, "more_body": part != LONG[-1:]}
 
             scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-            return await reader.read(Request(scope, receive), CompletionRequest)
+            return await reader.read(Request(scope, receive), CompletionRequest, same)
 
         first, second = asyncio.create_task(slow()), asyncio.create_task(slow())
         await started.wait()

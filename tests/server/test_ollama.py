@@ -13,14 +13,14 @@ import pytest
 from openai import OpenAI
 from serving import Running
 from test_chat_streams import CASES, cuts, said_in
-from test_responses import BODY, Replayed
+from test_responses import Replayed
 from tool_cases import Told
 
 from soothsay import FinishReason
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import EVENTS, LINES
 from soothsay.server.ollama_format import OllamaChatFormat
-from soothsay.server.reply_format import Json, TokenTexts
+from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
 from soothsay.server.tool_calls import ToolCallParser
 from soothsay.server.tool_readers import HermesParser
 
@@ -183,8 +183,8 @@ def replied(text: str, pieces: list[str], parser: type[ToolCallParser]) -> tuple
         updates = said_in(pieces, FinishReason.STOP)
         jobs: list[Any] = [Replayed(updates), Replayed(updates)]
         forms = [OllamaChatFormat("it", TokenTexts(None), parser) for _ in jobs]
-        lines = [line async for line in forms[0].stream(jobs[0], BODY)]
-        return lines, await forms[1].collect(jobs[1], BODY)
+        lines = [line async for line in forms[0].stream(jobs[0], ReplyOptions())]
+        return lines, await forms[1].collect(jobs[1], ReplyOptions())
 
     return asyncio.run(follow())
 
@@ -236,7 +236,7 @@ def test_durations_are_nanoseconds() -> None:
     job: Any = Replayed(said_in(["a", "b"], FinishReason.STOP))
     for update, at in zip(said_in(["a", "b"], FinishReason.STOP), (1.5, 3.5), strict=True):
         job.answers[0].take(update, at)
-    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job, BODY))
+    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job, ReplyOptions()))
     names = ("load_duration", "prompt_eval_duration", "eval_duration", "total_duration")
     assert [whole[name] for name in names] == [0, 1_500_000_000, 2_000_000_000, 3_500_000_000]
     assert (whole["prompt_eval_count"], whole["eval_count"]) == (4, 2)

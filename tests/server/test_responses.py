@@ -22,7 +22,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.events import NAMED_EVENTS, EventStream
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.reply_format import Json, TokenTexts
+from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
 from soothsay.server.responses_bodies import ResponsesRequest
 from soothsay.server.responses_format import ResponsesFormat, with_bytes
 from soothsay.server.tool_calls import PlainParser, ToolCallParser
@@ -339,9 +339,6 @@ def test_errors_have_the_clients_classes(client: OpenAI) -> None:
         client.embeddings.create(model="sibyl", input="x")
 
 
-BODY = ResponsesRequest(model="it", input="x").chat()
-
-
 class Replayed:
     """A job whose updates are known, and which then fails, if there is a `failure`."""
 
@@ -366,7 +363,7 @@ def formatted(parser: type[ToolCallParser]) -> ResponsesFormat:
 
 def streamed(job: Any, form: ResponsesFormat) -> list[Json]:
     async def all_events() -> list[Json]:
-        return [event async for event in form.stream(job, BODY)]
+        return [event async for event in form.stream(job, ReplyOptions())]
 
     return asyncio.run(all_events())
 
@@ -400,7 +397,7 @@ def test_a_failure_is_the_last_event() -> None:
     async def follow() -> list[Json]:
         seen = []
         try:
-            async for event in form.stream(Replayed(updates, ApiError(500, "broken", "x")), BODY):  # type: ignore[arg-type]
+            async for event in form.stream(Replayed(updates, ApiError(500, "broken", "x")), ReplyOptions()):  # type: ignore[arg-type]
                 seen.append(event)
         except ApiError as error:
             seen.append(form.failure(error))
@@ -425,7 +422,9 @@ def test_a_failure_is_sent_and_the_job_settled() -> None:
         await asyncio.Event().wait()
 
     job: Any = Replayed(said_in(["Hello", ""], FinishReason.STOP)[:1], ApiError(503, "gone", "x"))
-    stream = EventStream(form.stream(job, BODY), lambda: sent.append(b"settled"), NAMED_EVENTS, form.failure)
+    stream = EventStream(
+        form.stream(job, ReplyOptions()), lambda: sent.append(b"settled"), NAMED_EVENTS, form.failure
+    )
     scope: Any = {"type": "http", "state": SimpleNamespace()}
     asyncio.run(stream(scope, receive, send))
     assert sent[-1] == b"settled"

@@ -5,8 +5,6 @@ Nothing is stored: each request brings the whole conversation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,10 +12,10 @@ from starlette.routing import Route
 
 from soothsay.server.anthropic_bodies import RENAMED, AnthropicRequest, PromptRequest
 from soothsay.server.anthropic_format import AnthropicFormat
-from soothsay.server.api_errors import ApiError
+from soothsay.server.api_errors import renamed
 from soothsay.server.parameters import chosen_tools
 from soothsay.server.reply_format import MakeParser
-from soothsay.server.service import Service
+from soothsay.server.service import Asked, Service
 
 ANTHROPIC_BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": AnthropicRequest,
@@ -29,30 +27,27 @@ ANTHROPIC_BODIES: dict[str, type[BaseModel]] = {
 def anthropic_routes(service: Service) -> list[Route]:
     """The routes of this API."""
 
-    def decode(ids: Sequence[int], skip_special: bool) -> str:
-        return service.prompts.decode(ids, skip_special=skip_special)
-
     def reply(parser: MakeParser) -> AnthropicFormat:
-        room = service.model.max_context
-        return AnthropicFormat(service.config.name, service.texts, parser, room, decode)
+        return AnthropicFormat(service.config.name, service.texts, parser, service.model.max_context)
 
     async def answer(http: Request) -> Response:
-        body = await service.read(http, AnthropicRequest)
-        try:
-            return await service.chat(http, body.chat(able=service.reasoning is not None), reply)
-        except ApiError as error:
-            raise error.renamed(RENAMED) from None
+        def ask(body: AnthropicRequest) -> Asked:
+            return service.chat(http, body.chat(able=service.reasoning is not None), reply)
+
+        with renamed(RENAMED):
+            return await service.answer(http, await service.read(http, AnthropicRequest, ask))
 
     async def count(http: Request) -> Response:
         """How many tokens the prompt of a message would have."""
-        body = await service.read(http, PromptRequest)
-        service.check_model(body.model)
-        try:
+
+        def work(body: PromptRequest) -> Response:
+            service.check_model(body.model)
             chat = body.chat(able=service.reasoning is not None)
-            ids, _ = await service.read_chat(chat, chosen_tools(chat)[0])
-        except ApiError as error:
-            raise error.renamed(RENAMED) from None
-        return JSONResponse({"input_tokens": len(ids)})
+            ids, _ = service.read_chat(chat, chosen_tools(chat)[0])
+            return JSONResponse({"input_tokens": len(ids)})
+
+        with renamed(RENAMED):
+            return await service.read(http, PromptRequest, work)
 
     return [
         Route("/v1/messages", answer, methods=["POST"]),

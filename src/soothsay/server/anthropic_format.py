@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 
 from soothsay.core.answer import FinishReason
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import NAMED_EVENTS, to_line
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import GenerationRequest
-from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, stopping_word
+from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, ReplyOptions, TokenTexts, join
 from soothsay.server.reports import usage
 from soothsay.server.tool_calls import ToolCall
 
@@ -27,28 +26,20 @@ class AnthropicFormat(ReplyFormat):
         texts: see `ReplyFormat`.
         parser: makes the parser of thoughts and tool calls.
         max_context: tokens of prompt and answer.
-        decode: turns token ids into text, special tokens included or not.
     """
 
     framing = NAMED_EVENTS
 
-    def __init__(
-        self,
-        model: str,
-        texts: TokenTexts,
-        parser: MakeParser,
-        max_context: int,
-        decode: Callable[[Sequence[int], bool], str],
-    ):
+    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, max_context: int):
         super().__init__(model, texts)
-        self._parser, self._max_context, self._decode = parser(), max_context, decode
+        self._parser, self._max_context = parser(), max_context
         self._id = f"msg_{secrets.token_hex(12)}"
         self._content: list[Json] = []  # blocks; the last one grows while it is open
         self._is_open = False
         self._calls: list[ToolCall] = []
-        self._ids: list[int] = []
+        self._stopped_by = ""  # the stop sequence that ended the answer
 
-    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The events of a stream. The last but one has the reason of the end and the usage."""
         begun = {**_usage(job), "output_tokens": 0}  # the engine may be ahead of this stream
         yield {"type": "message_start", "message": self._message(begun, None, None)}
@@ -64,7 +55,7 @@ class AnthropicFormat(ReplyFormat):
         yield {"type": "message_delta", "delta": end, "usage": _usage(job)}
         yield {"type": "message_stop"}
 
-    async def collect(self, job: Job, body: GenerationRequest) -> Json:
+    async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole message."""
         reason = None
         async for update in job:
@@ -85,7 +76,7 @@ class AnthropicFormat(ReplyFormat):
             parts.append(self._parser.end())
         part = join(parts)
         self._calls += part.calls
-        self._ids += update.token_ids
+        self._stopped_by = update.stop
         if part.reasoning:
             yield from self._grow("thinking", part.reasoning, signature="")
         if part.content:
@@ -136,9 +127,8 @@ class AnthropicFormat(ReplyFormat):
             full = answer.num_prompt + answer.num_output >= self._max_context
             limited = answer.num_output == job.params.max_tokens
             return "model_context_window_exceeded" if full and not limited else "max_tokens", None
-        decoded = self._decode(self._ids, job.params.skip_special_tokens) if job.params.stop else ""
-        if word := stopping_word(job.params.stop, decoded):
-            return "stop_sequence", word
+        if self._stopped_by:
+            return "stop_sequence", self._stopped_by
         return "tool_use" if self._calls else "end_turn", None
 
     def _message(self, usage: Json, reason: str | None, word: str | None) -> Json:

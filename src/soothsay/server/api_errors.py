@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -134,6 +135,15 @@ class ApiError(Exception):
         elif kind == "model_type":
             message = "give a JSON object: {...}"
         return cls(400, message, code, param=field or None)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Give errors that are raised inside another API's names of fields."""
+    try:
+        yield
+    except ApiError as error:
+        raise error.renamed(names) from None
 
 
 def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:

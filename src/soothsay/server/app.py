@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from soothsay import __version__
 from soothsay.core.params import SamplingParams
+from soothsay.errors import RequestError
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.accounts import Account, Charge
 from soothsay.server.anthropic_api import ANTHROPIC_BODIES, anthropic_routes
@@ -44,11 +45,11 @@ from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeR
 from soothsay.server.reasoning import ReasoningFormat, Thoughts
 from soothsay.server.replica_routes import REPLICAS, REPLICAS_BODIES, replica_routes
 from soothsay.server.replies import ChatFormat, CompletionFormat
-from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
+from soothsay.server.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts
 from soothsay.server.reports import usage
 from soothsay.server.responses_api import RESPONSES_BODIES, responses_routes
 from soothsay.server.server_config import ServerConfig
-from soothsay.server.service import ChatReply, CompletionReply
+from soothsay.server.service import Asked, ChatReply, CompletionReply
 from soothsay.server.token_routes import token_routes
 from soothsay.server.tool_calls import OneCall, PlainParser, ToolCallParser
 from soothsay.server.tools import ToolFormat
@@ -143,20 +144,22 @@ class Server:
             await self._grammars.stop()
 
     async def _chat(self, http: Request) -> Response:
-        body = await self.read(http, ChatRequest)
-        echoed = continued_text(body) if body.echo else ""
-        texts = self._reply_texts(body)
-        return await self.chat(http, body, partial(ChatFormat, self.config.name, texts, echoed=echoed))
+        def ask(body: ChatRequest) -> Asked:
+            echoed = continued_text(body) if body.echo else ""
+            texts = self._reply_texts(body)
+            return self.chat(http, body, partial(ChatFormat, self.config.name, texts, echoed=echoed))
 
-    async def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Response:
-        """Answer a conversation. Raises `ApiError`."""
+        return await self.answer(http, await self.read(http, ChatRequest, ask))
+
+    def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Asked:
+        """What a conversation asks for. Raises `ApiError`."""
         self.check_model(body.model)
         tools, forced = chosen_tools(body)
         if tools and not self.tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
         grammar = self._tool_grammar(tools) if forced else None
         params = sampling_params(body, self.config, self.model.sampling_defaults, grammar)
-        ids, text = await self.read_chat(body, tools)
+        ids, text = self.read_chat(body, tools)
         parser: MakeParser = partial(self.tools.parser, tools) if tools else PlainParser
         if body.parallel_tool_calls is False:
             parser = partial(_one_call, parser)
@@ -167,45 +170,48 @@ class Server:
             parser = partial(_after_thoughts, parser, form, opened)
         if (tools and self.tools.hidden) or (form is not None and form.hidden):
             params = replace(params, skip_special_tokens=False)
-        return await self._answer(http, body, [ids], params, reply(parser))
+        return self._asked(http, body, [ids], params, reply(parser))
 
     def _tool_grammar(self, tools: Sequence[dict[str, Any]]) -> str:
         """The grammar that forces a call of one of the tools. Raises `ApiError`."""
-        grammar = self.tools.call_grammar(tools)
+        try:
+            grammar = self.tools.call_grammar(tools)
+        except RequestError as error:
+            raise ApiError(400, str(error), "invalid_value", param="tools") from None
         if not tools or grammar is None:
             problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
             raise ApiError(400, problem, "unsupported", param="tool_choice")
         return grammar
 
-    async def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+    def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
         """Token ids of a conversation in the chat template, and its text. Raises `ApiError`."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
             raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
         if tools:
             variables["tools"] = list(tools)
-        work = partial(chat_ids, self.prompts, body, variables, self.model.max_context)
-        return await self.prompts.run(sum(message.size for message in body.messages), work)
+        return chat_ids(self.prompts, body, variables, self.model.max_context)
 
     async def _complete(self, http: Request) -> Response:
-        body = await self.read(http, CompletionRequest)
-        params = sampling_params(body, self.config, self.model.sampling_defaults)
-        scored = body.echo is True and body.logprobs is not None
-        reply = partial(CompletionFormat, self.config.name, self._reply_texts(body), scored=scored)
-        return await self.complete(http, body, params, reply)
+        def ask(body: CompletionRequest) -> Asked:
+            params = sampling_params(body, self.config, self.model.sampling_defaults)
+            scored = body.echo is True and body.logprobs is not None
+            reply = partial(CompletionFormat, self.config.name, self._reply_texts(body), scored=scored)
+            return self.complete(http, body, params, reply)
 
-    async def complete(
+        return await self.answer(http, await self.read(http, CompletionRequest, ask))
+
+    def complete(
         self, http: Request, body: CompletionRequest, params: SamplingParams, reply: CompletionReply
-    ) -> Response:
-        """Continue the prompts of a body, by parameters made of it. Raises `ApiError`."""
+    ) -> Asked:
+        """What a body with prompts asks for, by parameters made of it. Raises `ApiError`."""
         self.check_model(body.model)
         prompts = _prompts(body.prompt)
         if not 0 < len(prompts) <= self.config.max_prompts:
             message = f"give between 1 and {self.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        work = partial(completion_ids, self.prompts, body, prompts, self.model.max_context)
-        ids, echoed = await self.prompts.run(sum(map(len, prompts)), work)
-        return await self._answer(http, body, ids, params, reply(echoed))
+        ids, echoed = completion_ids(self.prompts, body, prompts, self.model.max_context)
+        return self._asked(http, body, ids, params, reply(echoed))
 
     def _reply_texts(self, body: ChatRequest | CompletionRequest) -> TokenTexts:
         """The texts of tokens in a reply, or their ids if the request prefers these."""
@@ -225,20 +231,24 @@ class Server:
         _check_permissions(options, least, traces=account is None or account.key.trace)
         return replace(options, drafter=None) if options.drafter == self.model.drafter else options
 
-    async def _answer(
+    def _asked(
         self,
         http: Request,
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[list[int]],
         params: SamplingParams,
         reply: ReplyFormat,
-    ) -> Response:
+    ) -> Asked:
+        """What is kept of a body. Raises `ApiError` for fields and options that it must not have."""
+        options = self._options(body, http.state.account)
+        return Asked(prompts, params, options, reply, ReplyOptions.of(body), ignored_fields(body))
+
+    async def answer(self, http: Request, asked: Asked) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
-        ignored = ignored_fields(body)
-        headers = {HEADER: ", ".join(ignored)} if ignored else {}
-        http.state.record |= {"ignored_fields": ignored} if ignored else {}
+        prompts, params, options = asked.prompts, asked.params, asked.options
+        headers = {HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
+        http.state.record |= {"ignored_fields": asked.ignored} if asked.ignored else {}
         account: Account | None = http.state.account
-        options = self._options(body, account)
         size = len(prompts) * params.n, sum(map(len, prompts))
         charge = Charge(None, *size) if account is None else account.admit(*size)
         drafter = options.drafter or self.model.drafter
@@ -248,13 +258,14 @@ class Server:
         except BaseException:
             charge.end(refund=True)  # unless the job has ended it
             raise
-        if body.stream:
-            chunks = reply.stream(job, body)
+        reply = asked.reply
+        if asked.reply_options.stream:
+            chunks = reply.stream(job, asked.reply_options)
             stream = EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
             stream.headers.update(headers)
             return stream
         try:
-            whole = await while_connected(http.receive, reply.collect(job, body))
+            whole = await while_connected(http.receive, reply.collect(job, asked.reply_options))
             return JSONResponse(whole, headers=headers)
         finally:
             self._settle(http, job)
@@ -281,7 +292,11 @@ class Server:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _: Request) -> Response:
-        return JSONResponse(describe(BODIES, GETS))
+        return Response(self._description, media_type="application/json")
+
+    @cached_property
+    def _description(self) -> bytes:
+        return bytes(JSONResponse(describe(BODIES, GETS)).body)
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` for another name than that of the server's model. None: the client gave none."""

@@ -1,8 +1,9 @@
-"""Reads and checks the bodies of requests, away from the event loop."""
+"""Reads the bodies of requests, and does the work that they ask for away from the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -14,12 +15,14 @@ from soothsay.server.events import DisconnectedError
 from soothsay.server.safe_json import JsonError, read_json
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
-PARSERS = 2
-"""Number of large bodies that are parsed at once. Each takes up to 200 MB for a moment."""
+WORKERS = 2
+"""Number of large bodies that are worked on at once. Each takes up to 200 MB for a moment, and its text up to
+250 times its size."""
 
 SMALL = 1 << 15
-"""Limit of bytes in a small body. It is parsed at once, within a millisecond or two."""
+"""Limit of bytes in a small body. Small bodies do not wait for large ones."""
 
 
 class BodyReader:
@@ -32,10 +35,16 @@ class BodyReader:
 
     def __init__(self, max_held: int):
         self._max_held, self._held = max_held, 0
-        self._threads = ThreadPoolExecutor(PARSERS, "body")
+        self._threads = ThreadPoolExecutor(WORKERS, "body")
 
-    async def read(self, http: Request, kind: type[Body]) -> Body:
-        """Read and check the body of a request. Raises `ApiError`, or `DisconnectedError`.
+    async def read(self, http: Request, kind: type[Body], work: Callable[[Body], T]) -> T:
+        """Read and check the body of a request, and work on it. Raises `ApiError`, or `DisconnectedError`.
+
+        Args:
+            http: the request.
+            kind: the class of the body.
+            work: all that takes a time that grows with the body. It runs in the thread that parses the body,
+                and nothing but its result is kept.
 
         The content type must be JSON: a browser asks the server for permission before a page of another site
         may send that type, so no other site can use a visitor's access.
@@ -57,9 +66,10 @@ class BodyReader:
                     raise ApiError(503, message, "overloaded", headers={"Retry-After": "1"})
             content = b"".join(parts)
             parts.clear()
-            if size <= SMALL:
-                return parse(content, kind)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, parse, content, kind)
+            threads = None if size <= SMALL else self._threads
+            return await asyncio.get_running_loop().run_in_executor(
+                threads, lambda: work(parse(content, kind))
+            )
         except ClientDisconnect:
             raise DisconnectedError from None
         finally:

@@ -12,8 +12,7 @@ from soothsay.core.answer import StepTrace
 from soothsay.server.details import Details
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import CompletionRequest, GenerationRequest
-from soothsay.server.reply_format import Json, ReplyFormat, TokenTexts, logprobs_of
+from soothsay.server.reply_format import Json, ReplyFormat, ReplyOptions, TokenTexts, logprobs_of
 from soothsay.server.reports import reports, usage
 
 
@@ -23,19 +22,20 @@ class ChoiceFormat(ReplyFormat):
     kind: str  # the field `object` of a whole reply
     chunk_kind: str  # the field `object` of a chunk
     prefix: str  # of the reply's id
+    one_prompt: bool  # whether fields about the prompt are at the root of the reply
 
     def __init__(self, model: str, texts: TokenTexts):
         super().__init__(model, texts)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The chunks of a stream. The last one has the usage, if that is wanted, and the reports."""
-        details = self._details(job, body)
+        details = self._details(job, options)
 
         def chunk(choice: Json) -> Json:
-            so_far = usage(job) if body.wants_usage_always else None
-            made = self.chunk([choice], so_far, with_usage=body.wants_usage)
+            so_far = usage(job) if options.usage_always else None
+            made = self.chunk([choice], so_far, with_usage=options.usage)
             details.add_to_chunk(made)
             return made
 
@@ -47,30 +47,30 @@ class ChoiceFormat(ReplyFormat):
             num_open -= update.finish_reason is not None
             choices = self.update(update)
             for place, choice in enumerate(choices, start=1):
-                is_last = num_open == 0 and place == len(choices) and not body.wants_usage
+                is_last = num_open == 0 and place == len(choices) and not options.usage
                 yield {**chunk(choice), **(reports(job) if is_last else {})}
-        if body.wants_usage:
+        if options.usage:
             yield {**self.chunk([], usage(job), with_usage=True), **reports(job)}
 
-    async def collect(self, job: Job, body: GenerationRequest) -> Json:
+    async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for all answers, and return the reply with the `n` best to each prompt."""
         updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
         async for update in job:
             updates[update.index].append(update)
-        chosen = _best(updates, job.params.n, body.n or 1)
+        chosen = _best(updates, job.params.n, options.n)
         choices = [
             self.choice(index, job.answers[number].seed, updates[number])
             for index, number in enumerate(chosen)
         ]
-        if isinstance(body, CompletionRequest) and body.logprobs is None:
+        if not options.logprobs:
             choices = [{**choice, "logprobs": None} for choice in choices]  # they were for choosing the best
         made = {**self.whole(choices, usage(job)), **reports(job)}
-        self._details(job, body).add(made, [updates[number] for number in chosen])
+        self._details(job, options).add(made, [updates[number] for number in chosen])
         return made
 
-    def _details(self, job: Job, body: GenerationRequest) -> Details:
-        prompts = [prompt for prompt in job.prompts for _ in range(body.n or 1)]
-        return Details(body, prompts, self.texts)
+    def _details(self, job: Job, options: ReplyOptions) -> Details:
+        prompts = [prompt for prompt in job.prompts for _ in range(options.n)]
+        return Details(options, prompts, self.texts, at_root=self.one_prompt)
 
     @abstractmethod
     def opening(self, count: int) -> list[Json]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from soothsay.core.answer import TokenLogprobs
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import ChatRequest, GenerationRequest
-from soothsay.server.reply_format import TokenTexts
+from soothsay.server.reply_format import ReplyOptions, TokenTexts
 
 Json = dict[str, Any]
 
@@ -22,15 +21,17 @@ class Details:
     """Adds these fields to the replies to one request.
 
     Args:
-        body: the request.
+        options: what the request wants.
         prompts: token ids of the prompt of each answer.
         texts: texts of tokens.
+        at_root: whether there is one prompt, so that its fields are at the root of the reply.
     """
 
-    def __init__(self, body: GenerationRequest, prompts: Sequence[list[int]], texts: TokenTexts):
-        self._prompts, self._texts = prompts, texts
-        self._at_root = isinstance(body, ChatRequest)
-        self._ids, self._logprobs = bool(body.return_token_ids), body.prompt_logprobs is not None
+    def __init__(
+        self, options: ReplyOptions, prompts: Sequence[list[int]], texts: TokenTexts, *, at_root: bool
+    ):
+        self._prompts, self._texts, self._at_root = prompts, texts, at_root
+        self._ids, self._logprobs = options.token_ids, options.prompt_logprobs
         self._begun: set[int] = set()  # answers that have had a chunk
         self._held: defaultdict[int, list[int]] = defaultdict(list)  # by answer: ids for its next chunk
 

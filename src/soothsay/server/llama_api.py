@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from soothsay.server.api_errors import ApiError
+from soothsay.server.api_errors import ApiError, renamed
 from soothsay.server.infill import GapTokens
 from soothsay.server.llama_bodies import (
     RENAMED,
@@ -24,7 +23,7 @@ from soothsay.server.llama_format import LlamaFormat
 from soothsay.server.parameters import chosen_tools, sampling_params, truncated
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest
-from soothsay.server.service import Service, make_body
+from soothsay.server.service import Asked, Service, make_body
 
 SLOTS = "/slots"
 """The route that shows how many requests of all clients run."""
@@ -53,26 +52,36 @@ class LlamaApi:
 
     async def complete(self, http: Request) -> Response:
         """`POST /completion`."""
-        body = await self._service.read(http, LlamaCompletionRequest)
-        return await self._answer(http, body, body.prompts())
+        return await self._answer(
+            http,
+            await self._service.read(
+                http, LlamaCompletionRequest, lambda body: self._ask(http, body, body.prompts())
+            ),
+        )
 
     async def infill(self, http: Request) -> Response:
         """`POST /infill`."""
-        body = await self._service.read(http, InfillRequest)
-        if self._gap is None:
-            message = "this model cannot fill gaps: its vocabulary has no tokens for that; use /completion"
-            raise ApiError(400, message, "unsupported", param="input_prefix")
-        ends = [*(body.stop_token_ids or ()), *self._gap.ends]
-        ended = body.model_copy(update={"stop_token_ids": ends})
-        return await self._answer(http, ended, [self._gap.prompt(body)])
+
+        def ask(body: InfillRequest) -> Asked:
+            if self._gap is None:
+                message = "this model cannot fill gaps: its vocabulary lacks the tokens; use /completion"
+                raise ApiError(400, message, "unsupported", param="input_prefix")
+            ends = [*(body.stop_token_ids or ()), *self._gap.ends]
+            ended = body.model_copy(update={"stop_token_ids": ends})
+            return self._ask(http, ended, [self._gap.prompt(body)])
+
+        return await self._answer(http, await self._service.read(http, InfillRequest, ask))
 
     async def apply_template(self, http: Request) -> Response:
         """`POST /apply-template`: a conversation as the model reads it."""
-        body = await self._service.read(http, ApplyTemplateRequest)
-        self._service.check_model(body.model)
-        chat = make_body(ChatRequest, body.fields)
-        _, text = await self._service.read_chat(chat, chosen_tools(chat)[0])
-        return JSONResponse({"prompt": text})
+
+        def work(body: ApplyTemplateRequest) -> Response:
+            self._service.check_model(body.model)
+            chat = make_body(ChatRequest, body.fields)
+            _, text = self._service.read_chat(chat, chosen_tools(chat)[0])
+            return JSONResponse({"prompt": text})
+
+        return await self._service.read(http, ApplyTemplateRequest, work)
 
     async def slots(self, http: Request) -> Response:
         """`GET /slots`: which answers run, without their text."""
@@ -87,25 +96,25 @@ class LlamaApi:
             ]
         )
 
-    async def _answer(self, http: Request, body: LlamaRequest, prompts: list[Parts]) -> Response:
-        """Complete prompts. Raises `ApiError`, with this API's names of fields."""
+    async def _answer(self, http: Request, asked: Asked) -> Response:
+        """Answer. Raises `ApiError`, with this API's names of fields."""
+        with renamed(RENAMED):
+            return await self._service.answer(http, asked)
+
+    def _ask(self, http: Request, body: LlamaRequest, prompts: list[Parts]) -> Asked:
+        """What a body with these prompts asks for. Raises `ApiError`, with this API's names of fields."""
         service = self._service
         service.check_model(body.model)
         if not 0 < len(prompts) <= service.config.max_prompts:
             message = f"give between 1 and {service.config.max_prompts} prompts"
             raise ApiError(400, message, "invalid_value", param="prompt")
-        size = sum(len(part) if isinstance(part, str) else 1 for parts in prompts for part in parts)
-        work = partial(read_prompts, service.prompts, body, prompts, service.model.max_context)
-        ids, texts = await service.prompts.run(size, work)
-        try:
+        room = service.model.max_context
+        ids, texts = read_prompts(service.prompts, body, prompts, room)
+        with renamed(RENAMED):
             completion = body.completion(ids)
             params = sampling_params(completion, service.config, service.model.sampling_defaults)
-            decode = partial(service.prompts.decode, skip_special=params.skip_special_tokens)
-            room = service.model.max_context
-            reply = LlamaFormat(service.config.name, service.texts, body, texts, room, decode)
-            return await service.complete(http, completion, params, lambda _: reply)
-        except ApiError as error:
-            raise error.renamed(RENAMED) from None
+            reply = LlamaFormat(service.config.name, service.texts, body, texts, room)
+            return service.complete(http, completion, params, lambda _: reply)
 
 
 def read_prompts(

@@ -30,6 +30,9 @@ RANDOM_SEED = 2**32 - 1
 MAX_FIELDS_WANTED = 64
 """Limit of names in `response_fields`."""
 
+FieldPath = Annotated[str, Field(max_length=256)]
+"""A name in `response_fields`. A slash leads into a field."""
+
 RENAMED = {
     "max_tokens": "n_predict",
     "logprobs": "n_probs",
@@ -55,7 +58,7 @@ class LlamaRequest(GenerationRequest):
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
-    response_fields: Annotated[Items[str], Field(max_length=MAX_FIELDS_WANTED)] | None = None
+    response_fields: Annotated[Items[FieldPath], Field(max_length=MAX_FIELDS_WANTED)] | None = None
     response_format: ResponseFormat | None = None
     cache_prompt: bool | None = None  # no effect: what is cached never changes an answer
     id_slot: int | None = None  # no effect: requests are not bound to slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +11,7 @@ from soothsay.server.events import EVENTS
 from soothsay.server.jobs import Job
 from soothsay.server.llama_bodies import LlamaRequest
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import GenerationRequest
-from soothsay.server.reply_format import Json, ReplyFormat, TokenTexts, stopping_word
+from soothsay.server.reply_format import Json, ReplyFormat, ReplyOptions, TokenTexts
 from soothsay.server.reports import timings, usage
 
 NO_SLOT = -1
@@ -27,6 +26,7 @@ class _Answer:
     ids: list[int] = field(default_factory=list)
     probabilities: list[Json] = field(default_factory=list)
     reason: FinishReason | None = None
+    stop: str = ""  # the stop string that ended it
 
 
 class LlamaFormat(ReplyFormat):
@@ -37,25 +37,20 @@ class LlamaFormat(ReplyFormat):
         asked: the request.
         prompts: the text of each prompt, special tokens included.
         max_context: tokens of prompt and answer.
-        decode: turns the token ids of an answer into text.
     """
 
     framing = replace(EVENTS, end="")
 
     def __init__(
-        self,
-        model: str,
-        texts: TokenTexts,
-        asked: LlamaRequest,
-        prompts: Sequence[str],
-        max_context: int,
-        decode: Callable[[Sequence[int]], str],
+        self, model: str, texts: TokenTexts, asked: LlamaRequest, prompts: Sequence[str], max_context: int
     ):
         super().__init__(model, texts)
-        self._asked, self._prompts = asked, prompts
-        self._max_context, self._decode = max_context, decode
+        self._prompts, self._max_context = prompts, max_context
+        self._num_probs, self._streams = asked.n_probs or 0, bool(asked.stream)
+        self._with_ids, self._with_timings = bool(asked.return_tokens), bool(asked.timings_per_token)
+        self._selected_fields = [(name, name.split("/")) for name in asked.response_fields or ()]
 
-    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """Chunks with new text. The last one of each answer has no text, and all other fields."""
         answers = [_Answer() for _ in job.answers]
         async for update in job:
@@ -65,7 +60,7 @@ class LlamaFormat(ReplyFormat):
             if update.finish_reason is not None:
                 yield self._selected(self._whole(job, update.index, answers[update.index], last=True))
 
-    async def collect(self, job: Job, body: GenerationRequest) -> Json | list[Json]:
+    async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
         """Wait for all answers, and return the reply; a list of them for more than one answer."""
         answers = [_Answer() for _ in job.answers]
         async for update in job:
@@ -75,11 +70,11 @@ class LlamaFormat(ReplyFormat):
 
     def _take(self, answer: _Answer, update: AnswerUpdate) -> list[Json]:
         """Add an update to an answer. Returns its new probabilities."""
-        new = [self._probability(one) for one in update.logprobs or ()] if self._asked.n_probs else []
+        new = [self._probability(one) for one in update.logprobs or ()] if self._num_probs else []
         answer.texts.append(update.text)
         answer.ids += update.token_ids
         answer.probabilities += new
-        answer.reason = update.finish_reason
+        answer.reason, answer.stop = update.finish_reason, update.stop
         return new
 
     def _chunk(self, job: Job, update: AnswerUpdate, new: list[Json]) -> Json:
@@ -93,20 +88,19 @@ class LlamaFormat(ReplyFormat):
             "tokens_predicted": update.num_output,
             "tokens_evaluated": progress.num_prompt,
         }
-        if self._asked.timings_per_token:
+        if self._with_timings:
             chunk["timings"] = timings(job)
         return {**chunk, "completion_probabilities": new} if new else chunk
 
     def _whole(self, job: Job, index: int, answer: _Answer, *, last: bool = False) -> Json:
         """A whole reply. `last`: its text was sent before."""
         progress, content = job.answers[index], "".join(answer.texts)
-        word = self._stopping_word(job, answer)
-        kinds = {FinishReason.STOP: "word" if word else "eos", FinishReason.LENGTH: "limit"}
+        kinds = {FinishReason.STOP: "word" if answer.stop else "eos", FinishReason.LENGTH: "limit"}
         limited = answer.reason is FinishReason.LENGTH
         made: Json = {
             "index": index,
             "content": "" if last else content,
-            "tokens": answer.ids if self._asked.return_tokens and not last else [],
+            "tokens": answer.ids if self._with_ids and not last else [],
             "id_slot": NO_SLOT,
             "stop": True,
             "model": self.model,
@@ -117,7 +111,7 @@ class LlamaFormat(ReplyFormat):
             "has_new_line": "\n" in content,
             "truncated": limited and progress.num_prompt + progress.num_output >= self._max_context,
             "stop_type": kinds.get(answer.reason, "none") if answer.reason else "none",
-            "stopping_word": word,
+            "stopping_word": answer.stop,
             "tokens_cached": progress.num_cached,
             "timings": timings(job),
             "speculation": usage(job)["speculation"],
@@ -125,12 +119,6 @@ class LlamaFormat(ReplyFormat):
         if answer.probabilities and not last:
             made["completion_probabilities"] = answer.probabilities
         return made
-
-    def _stopping_word(self, job: Job, answer: _Answer) -> str:
-        """The stop string that ended an answer; empty: none did."""
-        if answer.reason is not FinishReason.STOP or not job.params.stop:
-            return ""
-        return stopping_word(job.params.stop, self._decode(answer.ids))
 
     def _settings(self, job: Job, seed: int) -> Json:
         """The parameters of the answer, by llama.cpp's names."""
@@ -142,8 +130,8 @@ class LlamaFormat(ReplyFormat):
             "n_ctx": self._max_context,
             "n_predict": limit,
             "max_tokens": limit,
-            "n_probs": self._asked.n_probs or 0,
-            "stream": bool(self._asked.stream),
+            "n_probs": self._num_probs,
+            "stream": self._streams,
             "stop": list(params.stop),
             "ignore_eos": params.ignore_eos,
             "repeat_penalty": params.repetition_penalty,
@@ -152,14 +140,16 @@ class LlamaFormat(ReplyFormat):
 
     def _selected(self, reply: Json) -> Json:
         """The fields of a reply that the request names; a slash leads into a field. If it names none: all."""
-        wanted = self._asked.response_fields
-        if not wanted:
+        if not self._selected_fields:
             return reply
         found: Json = {}
-        for name in wanted:
+        for name, steps in self._selected_fields:
             value: Any = reply
-            for step in name.split("/"):
-                value = value.get(step) if isinstance(value, dict) else None
+            for step in steps:
+                if not isinstance(value, dict):
+                    value = None
+                    break
+                value = value.get(step)
             if value is not None:
                 found[name] = value
         return found

@@ -126,6 +126,7 @@ class AnswerUpdate:
     finish_reason: FinishReason | None  # None: more will come
     token_ids: Sequence[int] = ()  # new tokens, an end token included
     end_logprobs: TokenLogprobs | None = None  # of the end token, if it has no text
+    stop: str = ""  # the stop string that ended the answer; empty: none did
     prompt_logprobs: list[TokenLogprobs] | None = None  # in the first update, if requested
 
 

@@ -20,7 +20,7 @@ from soothsay.server.ollama_bodies import (
 from soothsay.server.ollama_format import OllamaChatFormat, OllamaTextFormat, timestamp
 from soothsay.server.parameters import sampling_params
 from soothsay.server.reply_format import Json
-from soothsay.server.service import Service
+from soothsay.server.service import Asked, Service
 from soothsay.server.tool_calls import PlainParser
 
 API_VERSION = "0.12.11"
@@ -53,38 +53,42 @@ class OllamaApi:
     async def chat(self, http: Request) -> Response:
         """`POST /api/chat`."""
         service = self._service
-        body = await service.read(http, OllamaChatRequest)
-        if not body.messages:
-            return self._loaded(body, {"message": {"role": "assistant", "content": ""}})
-        return await service.chat(
-            http,
-            body.chat(self._name, able=service.reasoning is not None),
-            lambda parser: OllamaChatFormat(body.model, service.texts, parser),
-        )
+
+        def ask(body: OllamaChatRequest) -> Asked | Response:
+            if not body.messages:
+                return self._loaded(body, {"message": {"role": "assistant", "content": ""}})
+            return service.chat(
+                http,
+                body.chat(self._name, able=service.reasoning is not None),
+                lambda parser: OllamaChatFormat(body.model, service.texts, parser),
+            )
+
+        asked = await service.read(http, OllamaChatRequest, ask)
+        return asked if isinstance(asked, Response) else await service.answer(http, asked)
 
     async def generate(self, http: Request) -> Response:
         """`POST /api/generate`. A model without a chat template continues the prompt, as with `raw`."""
         service = self._service
-        body = await service.read(http, OllamaGenerateRequest)
-        body.check()
-        if not body.prompt:
-            return self._loaded(body, {"response": ""})
         tokenizer = service.model.tokenizer
-        if not body.raw and tokenizer is not None and tokenizer.has_chat_template:
-            return await service.chat(
-                http,
-                body.chat(self._name, able=service.reasoning is not None),
-                lambda parser: OllamaTextFormat(body.model, service.texts, parser),
-            )
-        completion = body.completion(self._name)
-        params = sampling_params(completion, service.config, service.model.sampling_defaults)
-        params = replace(params, max_tokens=completion.max_tokens)
-        return await service.complete(
-            http,
-            completion,
-            params,
-            lambda _: OllamaTextFormat(body.model, service.texts, PlainParser),
-        )
+
+        def ask(body: OllamaGenerateRequest) -> Asked | Response:
+            body.check()
+            if not body.prompt:
+                return self._loaded(body, {"response": ""})
+            if not body.raw and tokenizer is not None and tokenizer.has_chat_template:
+                return service.chat(
+                    http,
+                    body.chat(self._name, able=service.reasoning is not None),
+                    lambda parser: OllamaTextFormat(body.model, service.texts, parser),
+                )
+            completion = body.completion(self._name)
+            params = sampling_params(completion, service.config, service.model.sampling_defaults)
+            params = replace(params, max_tokens=completion.max_tokens)
+            reply = OllamaTextFormat(body.model, service.texts, PlainParser)
+            return service.complete(http, completion, params, lambda _: reply)
+
+        asked = await service.read(http, OllamaGenerateRequest, ask)
+        return asked if isinstance(asked, Response) else await service.answer(http, asked)
 
     async def tags(self, _: Request) -> Response:
         """`GET /api/tags`: the models that there are."""
@@ -97,8 +101,9 @@ class OllamaApi:
 
     async def show(self, http: Request) -> Response:
         """`POST /api/show`: what the model can do."""
-        body = await self._service.read(http, OllamaShowRequest)
-        self._check_model(body.model or body.name)
+        self._check_model(
+            await self._service.read(http, OllamaShowRequest, lambda body: body.model or body.name)
+        )
         card = self._card()
         family = card["details"]["family"]
         return JSONResponse(

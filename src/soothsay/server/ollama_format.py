@@ -10,8 +10,15 @@ from soothsay.core.answer import FinishReason
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import LINES
 from soothsay.server.jobs import Job
-from soothsay.server.protocol import GenerationRequest
-from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
+from soothsay.server.reply_format import (
+    Json,
+    MakeParser,
+    ReplyFormat,
+    ReplyOptions,
+    TokenTexts,
+    join,
+    list_logprobs,
+)
 from soothsay.server.reports import usage
 from soothsay.server.tool_calls import ParsedPart
 
@@ -30,14 +37,14 @@ class OllamaFormat(ReplyFormat):
     def content(self, part: ParsedPart) -> Json:
         """The fields of a reply that have the text, the thoughts and the calls."""
 
-    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The lines of a stream. The last one has no text, and the counts and durations of the answer."""
         async for part, logprobs in self._parts(job):
             if part.content or part.calls or part.reasoning or logprobs:
                 yield self._reply(part, logprobs, {"done": False})
         yield self._reply(ParsedPart(), [], self._ending(job))
 
-    async def collect(self, job: Job, body: GenerationRequest) -> Json:
+    async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole reply."""
         parts, all_logprobs = list[ParsedPart](), list[Json]()
         async for part, logprobs in self._parts(job):

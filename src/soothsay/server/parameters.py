@@ -137,13 +137,14 @@ def chosen_tools(body: ChatRequest) -> tuple[list[dict[str, Any]], bool]:
     if not isinstance(choice, NamedTool | AllowedTools):
         return tools, choice == "required"
     named = [choice] if isinstance(choice, NamedTool) else choice.allowed_tools.tools
+    names = dict.fromkeys(one.function.name for one in named)  # one that is named twice is one tool
     by_name = {tool["function"]["name"]: tool for tool in tools}
-    for one in named:
-        if one.function.name not in by_name:
-            message = f"no such tool in tools: {one.function.name!r}"
+    for name in names:
+        if name not in by_name:
+            message = f"no such tool in tools: {name!r}"
             raise ApiError(400, message, "invalid_value", param="tool_choice")
     forced = isinstance(choice, NamedTool) or choice.allowed_tools.mode == "required"
-    return [by_name[one.function.name] for one in named], forced
+    return [by_name[name] for name in names], forced
 
 
 def truncated(ids: list[int], body: GenerationRequest, max_context: int) -> list[int]:

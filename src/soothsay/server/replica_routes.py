@@ -37,7 +37,7 @@ def replica_routes(fleet: Fleet, bodies: BodyReader) -> list[Route]:
         return JSONResponse(_state(fleet))
 
     async def change(http: Request) -> Response:
-        body = await bodies.read(http, ReplicasRequest)
+        body = await bodies.read(http, ReplicasRequest, lambda body: body)
         if (body.replicas is None) == (body.drain is None):
             raise ApiError(400, "give either replicas or drain", "invalid_value")
         if body.drain is not None:

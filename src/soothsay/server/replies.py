@@ -22,6 +22,7 @@ class ChatFormat(ChoiceFormat):
     """
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    one_prompt = True
 
     def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, echoed: str = ""):
         super().__init__(model, texts)
@@ -102,6 +103,7 @@ class CompletionFormat(ChoiceFormat):
     """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    one_prompt = False
 
     def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[Echo] = (), *, scored: bool = False):
         super().__init__(model, texts)

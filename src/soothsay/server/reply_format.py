@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from soothsay.core.answer import TokenLogprobs
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import EVENTS, Framing
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import GenerationRequest
+from soothsay.server.protocol import CompletionRequest, GenerationRequest
 from soothsay.server.tool_calls import ParsedPart, ToolCallParser
 from soothsay.tokenizer import Tokenizer
 
@@ -40,6 +41,32 @@ class TokenTexts:
         return self._texts[token]
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """What a chat or a completion asks of its reply, besides the answers. The body itself is not kept."""
+
+    stream: bool = False
+    n: int = 1  # answers to each prompt in the reply
+    usage: bool = False  # whether the last chunk of a stream has the usage
+    usage_always: bool = False  # whether every chunk has the usage so far
+    logprobs: bool = True  # whether the reply has the log-probabilities that the answers have
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+
+    @classmethod
+    def of(cls, body: GenerationRequest) -> Self:
+        """The options of a body."""
+        return cls(
+            stream=bool(body.stream),
+            n=body.n or 1,
+            usage=body.wants_usage,
+            usage_always=body.wants_usage_always,
+            logprobs=not isinstance(body, CompletionRequest) or body.logprobs is not None,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+        )
+
+
 class ReplyFormat(ABC):
     """Formats the answers to one HTTP request as JSON, whole or in chunks of a stream.
 
@@ -55,18 +82,18 @@ class ReplyFormat(ABC):
         self.model, self.texts = model, texts
 
     @abstractmethod
-    def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+    def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The chunks of a stream. Call this or `collect`, once.
 
         Args:
             job: the answers. This iterates over it.
-            body: the chat or the completion, which says what it wants besides the answers.
+            options: what the request wants besides the answers.
 
         Raises `ApiError` if the job fails.
         """
 
     @abstractmethod
-    async def collect(self, job: Job, body: GenerationRequest) -> Json | list[Json]:
+    async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
         """Wait for all answers, and return the whole reply. Raises `ApiError` if the job fails."""
 
     def failure(self, error: ApiError) -> Json:
@@ -81,17 +108,6 @@ def join(parts: Sequence[ParsedPart]) -> ParsedPart:
         [call for part in parts for call in part.calls],
         "".join(part.reasoning for part in parts),
     )
-
-
-def stopping_word(stops: Sequence[str], said: str) -> str:
-    """The stop string that ended an answer; empty: none did.
-
-    Args:
-        stops: the stop strings.
-        said: the answer with the stop string, which the text of a reply does not have.
-    """
-    places = {word: place for word in stops if (place := said.find(word)) >= 0}
-    return min(places, key=lambda word: places[word], default="")
 
 
 def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[Json]:

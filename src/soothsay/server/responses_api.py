@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from soothsay.server.api_errors import ApiError
+from soothsay.server.api_errors import renamed
+from soothsay.server.reply_format import MakeParser
 from soothsay.server.responses_bodies import RENAMED, ResponsesRequest
 from soothsay.server.responses_format import ResponsesFormat
-from soothsay.server.service import Service
+from soothsay.server.service import Asked, Service
 
 RESPONSES_BODIES = {"/v1/responses": ResponsesRequest}
 """The class of the body of each path."""
@@ -22,15 +23,17 @@ def responses_routes(service: Service) -> list[Route]:
     """The routes of this API."""
 
     async def respond(http: Request) -> Response:
-        body = await service.read(http, ResponsesRequest)
-        body.check()
-        try:
-            return await service.chat(
-                http,
-                body.chat(),
-                lambda parser: ResponsesFormat(service.config.name, service.texts, parser, body.echo()),
-            )
-        except ApiError as error:
-            raise error.renamed(RENAMED) from None
+        def ask(body: ResponsesRequest) -> Asked:
+            body.check()
+
+            def reply(parser: MakeParser) -> ResponsesFormat:
+                return ResponsesFormat(service.config.name, service.texts, parser, body.echo())
+
+            with renamed(RENAMED):
+                return service.chat(http, body.chat(), reply)
+
+        asked = await service.read(http, ResponsesRequest, ask)
+        with renamed(RENAMED):
+            return await service.answer(http, asked)
 
     return [Route("/v1/responses", respond, methods=["POST"])]

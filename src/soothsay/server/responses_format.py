@@ -13,8 +13,15 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.events import NAMED_EVENTS
 from soothsay.server.jobs import Job
 from soothsay.server.messages import AnswerUpdate
-from soothsay.server.protocol import GenerationRequest
-from soothsay.server.reply_format import Json, MakeParser, ReplyFormat, TokenTexts, join, list_logprobs
+from soothsay.server.reply_format import (
+    Json,
+    MakeParser,
+    ReplyFormat,
+    ReplyOptions,
+    TokenTexts,
+    join,
+    list_logprobs,
+)
 from soothsay.server.reports import usage
 from soothsay.server.tool_calls import ToolCall
 
@@ -58,7 +65,7 @@ class ResponsesFormat(ReplyFormat):
         self._calls: list[ToolCall] = []
         self._items: list[Json] = []  # items that are done
 
-    async def stream(self, job: Job, body: GenerationRequest) -> AsyncIterator[Json]:
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The events of a stream. The last one has the whole response, always with the usage."""
         params = job.params
         self._response |= {"temperature": params.temperature, "top_p": params.top_p}
@@ -80,9 +87,9 @@ class ResponsesFormat(ReplyFormat):
             whole["incomplete_details"] = {"reason": "max_output_tokens"}
         yield self._event(f"response.{status}", response=whole)
 
-    async def collect(self, job: Job, body: GenerationRequest) -> Json:
+    async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole response."""
-        async for event in self.stream(job, body):
+        async for event in self.stream(job, options):
             last = event
         response: Json = last["response"]
         return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,21 +13,35 @@ from starlette.responses import Response
 from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
+from soothsay.server.parameters import RequestOptions
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest
 from soothsay.server.reasoning import Thoughts
 from soothsay.server.replies import Echo
-from soothsay.server.reply_format import MakeParser, ReplyFormat, TokenTexts
+from soothsay.server.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts
 from soothsay.server.server_config import ServerConfig
 from soothsay.server.tools import ToolFormat
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 ChatReply = Callable[[MakeParser], ReplyFormat]
 """Makes the format of the reply to a chat, from what makes the parsers of its answers."""
 
 CompletionReply = Callable[[Sequence[Echo]], ReplyFormat]
 """Makes the format of the reply to a completion, from the prompts that the answers begin with (`echo`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the body of a request asks for. It is small; the body is dropped before the answers are made."""
+
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    options: RequestOptions
+    reply: ReplyFormat
+    reply_options: ReplyOptions
+    ignored: list[str]  # unknown fields
 
 
 class Service(Protocol):
@@ -42,19 +57,22 @@ class Service(Protocol):
     def check_model(self, name: str | None) -> None:
         """Check that this is the name of the server's model. None: the client gave none."""
 
-    async def read(self, http: Request, kind: type[Body]) -> Body:
-        """Read and check the body of a request."""
+    async def read(self, http: Request, kind: type[Body], work: Callable[[Body], T]) -> T:
+        """Read and check the body of a request, and do what takes long with it. See `BodyReader.read`."""
 
-    async def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
-        """Token ids of a conversation in the chat template, and its text."""
+    def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+        """Token ids of a conversation in the chat template, and its text. May take long."""
 
-    async def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Response:
-        """Answer a conversation."""
+    def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Asked:
+        """What a conversation asks for. May take long."""
 
-    async def complete(
+    def complete(
         self, http: Request, body: CompletionRequest, params: SamplingParams, reply: CompletionReply
-    ) -> Response:
-        """Continue the prompts of a body, by parameters made of it."""
+    ) -> Asked:
+        """What a body with prompts asks for, by parameters made of it. May take long."""
+
+    async def answer(self, http: Request, asked: Asked) -> Response:
+        """Answer a request."""
 
 
 def make_body(kind: type[Body], fields: Mapping[str, Any]) -> Body:

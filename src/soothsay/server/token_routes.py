@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,33 +18,34 @@ def token_routes(service: Service) -> list[Route]:
     """The routes that turn texts into token ids and back."""
 
     async def tokenize(http: Request) -> Response:
-        body = await service.read(http, TokenizeRequest)
-        service.check_model(body.model)
-        if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
-            raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
-        if body.messages is not None:
-            chat = ChatRequest(model=service.config.name, messages=body.messages)
-            ids, _ = await service.read_chat(chat, ())
-        else:
-            text = body.content or body.prompt or ""
-            special = body.add_special_tokens if body.content is None else body.add_special
-            encode = partial(service.prompts.encode, text, special=special)
-            ids = await service.prompts.run(len(text), encode)
-        tokens: list[Any] = list(ids)
-        if body.content is not None and body.with_pieces:
-            tokens = await service.prompts.run(len(ids), lambda: [_piece(service, token) for token in ids])
-        return JSONResponse({"count": len(ids), "max_model_len": service.model.max_context, "tokens": tokens})
+        def work(body: TokenizeRequest) -> Response:
+            service.check_model(body.model)
+            if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
+                raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
+            if body.messages is not None:
+                chat = ChatRequest(model=service.config.name, messages=body.messages)
+                ids, _ = service.read_chat(chat, ())
+            else:
+                special = body.add_special_tokens if body.content is None else body.add_special
+                ids = service.prompts.encode(body.content or body.prompt or "", special=special)
+            tokens: list[Any] = list(ids)
+            if body.content is not None and body.with_pieces:
+                tokens = [_piece(service, token) for token in ids]
+            facts = {"count": len(ids), "max_model_len": service.model.max_context, "tokens": tokens}
+            return JSONResponse(facts)
+
+        return await service.read(http, TokenizeRequest, work)
 
     async def detokenize(http: Request) -> Response:
-        body = await service.read(http, DetokenizeRequest)
-        service.check_model(body.model)
-
-        def work() -> str:
+        def work(body: DetokenizeRequest) -> Response:
+            service.check_model(body.model)
+            if len(body.tokens) > service.model.max_context:
+                raise service.prompts.over_long(f"{len(body.tokens)} tokens", "tokens")
             service.prompts.check(body.tokens, "tokens")
-            return service.prompts.decode(body.tokens, skip_special=False)
+            text = service.prompts.decode(body.tokens, skip_special=False)
+            return JSONResponse({"prompt": text, "content": text})
 
-        text = await service.prompts.run(len(body.tokens), work)
-        return JSONResponse({"prompt": text, "content": text})
+        return await service.read(http, DetokenizeRequest, work)
 
     return [
         Route("/tokenize", tokenize, methods=["POST"]),

@@ -335,6 +335,7 @@ def _update(job: int, index: int, request: Request) -> AnswerUpdate:
         finish_reason=request.finish_reason,
         token_ids=[piece.token for piece in pieces],
         end_logprobs=end,
+        stop=request.answer.stop,
         prompt_logprobs=request.prompt_logprobs if is_first and scored else None,
     )
 
