@@ -59,7 +59,7 @@ def test_usage_counts_a_prompt_once() -> None:
         return AnswerProgress(prompt, 0.0, num_output=said, num_cached=16, stats=stats)
 
     answers = [answer(20, 3, "a"), answer(20, 5, "b"), answer(30, 4, "b"), answer(30, 4, "b")]
-    job: Any = SimpleNamespace(answers=answers, params=SamplingParams(n=2))
+    job: Any = SimpleNamespace(answers=answers, params=SamplingParams(n=2), reports={})
     told = usage(job)
     assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (50, 16, 66)
     assert told["prompt_tokens_details"] == {"cached_tokens": 32}

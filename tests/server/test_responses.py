@@ -348,6 +348,7 @@ class Replayed:
         self._updates, self._failure = updates, failure
         self.arrived_at = 0.0
         self.answers = [AnswerProgress(4, 0.0)]
+        self.reports: dict[str, Json] = {}
 
     async def __aiter__(self) -> AsyncIterator[AnswerUpdate]:
         for update in self._updates:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.core.params import SamplingParams
@@ -77,6 +77,7 @@ class Job:
         self.answers = [
             AnswerProgress(len(prompt), self.arrived_at) for prompt in prompts for _ in range(params.n)
         ]
+        self.reports: dict[str, dict[str, Any]] = {}  # what was reported of its present state, by name
         self.admitted: asyncio.Future[None] = loop.create_future()
         self._updates: asyncio.Queue[AnswerUpdate | None] = asyncio.Queue()  # None: the job has ended
         self._failure: ApiError | None = None
@@ -114,6 +115,7 @@ class Job:
 
     def push(self, update: AnswerUpdate) -> None:
         """Add an update for whoever iterates."""
+        self.reports.clear()
         self._updates.put_nowait(update)
         self.charge.grow(update.index, update.num_output)
 

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import wraps
 from itertools import zip_longest
 from typing import Any
 
 from soothsay.server.jobs import Job
 
 Json = dict[str, Any]
+
+
+def _once(make: Callable[[Job], Json]) -> Callable[[Job], Json]:
+    """Make a report once for each state of a job: hundreds of answers may ask for it at each step.
+
+    The report must not be changed.
+    """
+
+    @wraps(make)
+    def report(job: Job) -> Json:
+        name = make.__name__
+        if name not in job.reports:
+            job.reports[name] = make(job)
+        return job.reports[name]
+
+    return report
 
 
 def reports(job: Job) -> Json:
@@ -37,6 +55,7 @@ def speculative_decoding(job: Job) -> Json:
     }
 
 
+@_once
 def timings(job: Job) -> Json:
     """Counts and milliseconds of reading prompts and of answering, in llama.cpp's form.
 
@@ -69,6 +88,7 @@ def _rates(name: str, count: int, seconds: float) -> Json:
     }
 
 
+@_once
 def usage(job: Job) -> Json:
     """The tokens of a job so far: of prompts and answers, drafted and accepted."""
     answers = job.answers
