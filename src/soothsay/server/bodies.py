@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -36,6 +37,7 @@ class BodyReader:
     def __init__(self, max_held: int):
         self._max_held, self._held = max_held, 0
         self._threads = ThreadPoolExecutor(WORKERS, "body")
+        self._parsing = threading.Lock()
 
     async def read(self, http: Request, kind: type[Body], work: Callable[[Body], T]) -> T:
         """Read and check the body of a request, and work on it. Raises `ApiError`, or `DisconnectedError`.
@@ -66,14 +68,22 @@ class BodyReader:
                     raise ApiError(503, message, "overloaded", headers={"Retry-After": "1"})
             content = b"".join(parts)
             parts.clear()
-            threads = None if size <= SMALL else self._threads
-            return await asyncio.get_running_loop().run_in_executor(
-                threads, lambda: work(parse(content, kind))
-            )
+            loop = asyncio.get_running_loop()
+            if size <= SMALL:
+                return await loop.run_in_executor(None, lambda: work(parse(content, kind)))
+            return await loop.run_in_executor(self._threads, lambda: work(self._parse_alone(content, kind)))
         except ClientDisconnect:
             raise DisconnectedError from None
         finally:
             self._held -= size
+
+    def _parse_alone(self, content: bytes, kind: type[Body]) -> Body:
+        """`parse`, while no other large body is parsed.
+
+        Parsing holds the interpreter's lock. Two at once are no faster, and the event loop waits for both.
+        """
+        with self._parsing:
+            return parse(content, kind)
 
 
 def parse(content: bytes, kind: type[Body]) -> Body:

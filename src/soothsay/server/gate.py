@@ -129,8 +129,9 @@ class Gate:
                 raise ApiError(
                     403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed"
                 )
-            if scope["method"] == "POST":
-                account.charge_request(with_answers=scope["path"] not in WITHOUT_ANSWERS)
+            posted, path = scope["method"] == "POST", scope["path"]
+            if posted or path not in self._operator:  # monitors poll what is for operators
+                account.charge_request(with_answers=posted and path not in WITHOUT_ANSWERS)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body:
             raise _too_large(self._config.max_body)

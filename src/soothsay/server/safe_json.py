@@ -21,8 +21,11 @@ MAX_DEPTH = 64
 
 MAX_MEMBERS = 32_768
 """Limit of fields, objects and lists together. One takes up to 2 KB after validation, so a body's take less
-than 64 MB. A conversation of 10,000 messages has fewer. Numbers and texts in lists do not count: they take up
-to 60 bytes each, and 64 prompts of token ids are many."""
+than 64 MB. A conversation of 10,000 messages has fewer."""
+
+MAX_ITEMS = 1 << 20
+"""Limit of fields and items together. Numbers and texts in lists take up to 60 bytes each. A body with 64
+prompts of token ids has fewer."""
 
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or an unterminated one up to the end. It matches at every quote and never goes back, so that the
@@ -32,8 +35,9 @@ BRACKETS = b"[]{}"
 OTHERS = bytes(set(range(256)) - set(BRACKETS))
 STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
-LONG_NUMBER = re.compile(rb"[0-9]{19}")
-"""Without one, all integers fit in 64 bits."""
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
+LONG_NUMBER = b"0" * 19
+"""Without so many digits in a row, all integers fit in 64 bits."""
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape of half a character. Most come in pairs, which are one character."""
@@ -109,7 +113,7 @@ def read_json(content: bytes) -> Any:
             text,
             object_pairs_hook=hooks.object,
             parse_float=hooks.number,
-            parse_int=hooks.integer if LONG_NUMBER.search(bare) else None,
+            parse_int=hooks.integer if LONG_NUMBER in bare.translate(DIGITS) else None,
             parse_constant=hooks.constant,
         )
     except ValueError as error:
@@ -126,6 +130,8 @@ def _check_structure(bare: bytes) -> None:
     members = brackets.count(b"[") + brackets.count(b"{") + bare.count(b":")
     if members > MAX_MEMBERS:
         raise JsonError(f"the text has more than {MAX_MEMBERS} fields, objects and lists", valid=True)
+    if bare.count(b",") > MAX_ITEMS:
+        raise JsonError(f"the text has more than {MAX_ITEMS} items in its lists", valid=True)
     if len(brackets) > 2 * MAX_MEMBERS:
         raise JsonError("the text is not valid JSON: it closes brackets that it has not opened")
     if max(accumulate(map(STEP.__getitem__, brackets)), default=0) > MAX_DEPTH:
