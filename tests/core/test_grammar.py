@@ -24,7 +24,7 @@ from torch import Tensor
 from soothsay import LLM, DraftTree, Grammar, RequestError, SamplingParams, Tokenizer
 from soothsay.core import grammar as module
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.grammar import MAX_SOURCE, Constraint, Grammars
+from soothsay.core.grammar import MAX_SOURCE, Constraint, Grammars, bounded_json
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.verify import VERIFIERS, Promise
@@ -576,3 +576,57 @@ def test_a_request_that_is_preempted_goes_on_where_it_was(sibyl: LLM) -> None:
     results = tight.generate(prompts, asked, drafter=[drafters[i % 3] for i in range(8)])
     assert [result.token_ids for result in results] == [result.token_ids for result in alone]
     assert sum(request.num_preemptions for request in requests if request.constraint) > 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grammar.json_schema("[" + "[]," * MAX_SOURCE + "1]"),
+        lambda: Grammar.regex("a" * (MAX_SOURCE + 1)),
+        lambda: Grammar.choice(["a" * 100] * (MAX_SOURCE // 100 + 1)),
+        lambda: Grammar.lark("start: " + '"a" ' * MAX_SOURCE),
+    ],
+    ids=["schema", "regex", "choice", "lark"],
+)
+def test_texts_of_large_grammars_are_not_read(
+    make: Callable[[], Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*_: object) -> None:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(module, "regex_to_lark", reading)
+    monkeypatch.setattr(module, "_quoted", reading)
+    monkeypatch.setattr(module, "RULE", None)
+    monkeypatch.setattr(module.json, "loads", reading)
+    with pytest.raises(RequestError, match=r"^the grammar has \d+ characters; \d+ are possible"):
+        make()
+
+
+class Counted(dict[str, Any]):
+    """Counts how often it is written as JSON."""
+
+    written = 0
+
+    def items(self) -> Any:
+        self.written += 1
+        return super().items()
+
+
+def test_a_schema_is_written_up_to_the_limit() -> None:
+    part = Counted({"const": "x" * (MAX_SOURCE // 10)})
+    with pytest.raises(RequestError, match="characters"):
+        Grammar.json_schema({"anyOf": [part] * 4000})
+    assert 0 < part.written < 20
+    assert json.loads(bounded_json({"a": [part] * 9})) == {"a": [{**part}] * 9}
+
+
+def test_values_are_counted_before_they_are_looked_at() -> None:
+    class Endless(list[int]):
+        def __len__(self) -> int:
+            return 10**9
+
+        def __iter__(self) -> Any:
+            raise AssertionError("it was looked at")
+
+    with pytest.raises(RequestError, match="more than 50000 values"):
+        Grammar.json_schema({"enum": Endless()})

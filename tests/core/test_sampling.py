@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from array import array
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -479,3 +481,22 @@ def test_the_best_token_of_each_row(vocab: int, kernels: Kernels) -> None:
     best = best_tokens(scores, kernels)
     assert best == scores.argmax(-1).tolist()
     assert best[1] == vocab - 1
+
+
+def test_allowed_tokens_are_kept_once_and_in_four_bytes() -> None:
+    asked = SamplingParams(allowed_token_ids=[7, 3, 3, np.int64(5)] * 10_000)
+    assert asked.allowed_token_ids == array("i", [3, 5, 7])
+    assert replace(asked, seed=1).allowed_token_ids is asked.allowed_token_ids
+    assert asked.allowed_mask is asked.allowed_mask
+    assert asked.allowed_mask is not None
+    assert asked.allowed_mask.tolist() == [False, False, False, True, False, True, False, True]
+    assert len(pickle.dumps(SamplingParams(allowed_token_ids=[*range(100_000)]))) < 500_000
+    unordered = SamplingParams(allowed_token_ids=array("i", [5, 3]))
+    assert unordered.allowed_token_ids == array("i", [3, 5])
+    assert SamplingParams().allowed_mask is None
+
+
+@pytest.mark.parametrize("token", [-1, 9, 2**40])
+def test_allowed_tokens_that_the_model_lacks_are_refused(token: int) -> None:
+    with pytest.raises(RequestError, match="allowed_token_ids names"):
+        SamplingParams(allowed_token_ids=[1, token, 2]).check_tokens(9)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -223,3 +224,28 @@ def test_clients_that_disconnect_leave_no_bytes_behind() -> None:
         assert (await reading(reader, [LONG])).model == "x"
 
     asyncio.run(run())
+
+
+def test_one_large_body_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, parsing, worked, both = threading.Lock(), [0, 0], [], threading.Barrier(2)
+
+    def watched(content: bytes, kind: Any) -> Any:
+        with lock:
+            parsing[0] += 1
+            parsing[1] = max(parsing)
+        time.sleep(0.01)
+        with lock:
+            parsing[0] -= 1
+        return parse(content, kind)
+
+    def work(_: CompletionRequest) -> None:
+        both.wait(20)  # two workers
+        worked.append(1)
+
+    async def run() -> None:
+        reader = BodyReader(1 << 30)
+        await asyncio.gather(*(reading(reader, [LONG], work=work) for _ in range(4)))
+
+    monkeypatch.setattr(bodies, "parse", watched)
+    asyncio.run(run())
+    assert (parsing[1], len(worked)) == (1, 4)

@@ -207,6 +207,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": 'root ::= "x"'}, "grammar", "Lark"),
     ({"n_probs": 1, "post_sampling_probs": True}, "post_sampling_probs", "of the model itself"),
     ({"response_fields": ["x"] * 65}, "response_fields", ""),
+    ({"response_fields": ["content/" + "/" * 256]}, "response_fields.0", "256 characters"),
     ({"top_pp": 1.0}, "top_pp", "did you mean top_p"),
     ({"stream": 5}, "stream", ""),
 ]

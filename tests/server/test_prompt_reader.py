@@ -177,6 +177,7 @@ def test_large_prompts_wait_for_each_other_and_not_small_ones() -> None:
         ("/v1/completions", {"model": "sibyl", "prompt": "word " * 800_000}, "prompt"),
         ("/v1/completions", {"model": "sibyl", "prompt": ["Hi", "x" * 40_000]}, "prompt"),
         ("/v1/completions", {"model": "sibyl", "prompt": [1] * 1_000_000}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 9000}, "tokens"),
         ("/tokenize", {"prompt": "x" * 4_000_000}, "prompt"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x" * 4_000_000}]}, "messages"),
         (

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from serving import Running, serving
 
+from soothsay.server import app
 from soothsay.server.accounts import Account, Charge, FailedKeys, Key
 from soothsay.server.addresses import network
 from soothsay.server.api_errors import ApiError
@@ -203,3 +204,34 @@ def test_failures_are_counted_for_each_network() -> None:
 )
 def test_networks(address: str, counts_as: str) -> None:
     assert network(address) == counts_as
+
+
+def test_every_request_of_a_key_counts(guarded: Running, file: Path) -> None:
+    for method, path in (("GET", "/v1/models"), ("GET", "/openapi.json"), ("POST", "/tokenize")):
+        key = add_key(file, f"one {path}", requests_per_minute=1)
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"prompt": "Hi"} if method == "POST" else None
+        statuses = [
+            httpx.request(method, f"{guarded.url}{path}", json=body, headers=headers).status_code
+            for _ in range(3)
+        ]
+        assert statuses == [200, 429, 429]
+
+
+def test_what_monitors_poll_does_not_count(guarded: Running, file: Path) -> None:
+    key = add_key(file, "monitor", operator=True, requests_per_minute=1)
+    headers = {"Authorization": f"Bearer {key}"}
+    for path in ("/metrics", "/slots", "/replicas", "/metrics"):
+        assert httpx.get(f"{guarded.url}{path}", headers=headers).status_code == 200
+    assert httpx.get(f"{guarded.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_the_description_of_the_routes_is_made_once(
+    guarded: Running, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Authorization": f"Bearer {add_key(file, 'reader')}"}
+    first = httpx.get(f"{guarded.url}/openapi.json", headers=headers)
+    monkeypatch.setattr(app, "describe", None)
+    again = httpx.get(f"{guarded.url}/openapi.json", headers=headers)
+    assert first.status_code == again.status_code == 200
+    assert first.json() == again.json()

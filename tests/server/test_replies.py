@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
-from soothsay.server.jobs import AnswerProgress
+from soothsay.server.jobs import AnswerProgress, Job
 from soothsay.server.messages import AnswerUpdate
+from soothsay.server.parameters import RequestOptions
 from soothsay.server.replies import ChatFormat
 from soothsay.server.reply_format import TokenTexts
-from soothsay.server.reports import usage
+from soothsay.server.reports import timings, usage
 from soothsay.server.tool_readers import HermesParser
 
 
@@ -70,3 +72,18 @@ def test_usage_counts_a_prompt_once() -> None:
         "mean_accepted": 2.0,
         "lossless": True,
     }
+
+
+def test_reports_are_made_once_for_each_update() -> None:
+    async def run() -> None:
+        job = Job([[1, 2]] * 2, SamplingParams(n=2), RequestOptions(), "none", 60.0)
+        for report in (usage, timings):
+            assert report(job) is report(job)
+        before = usage(job)
+        update = AnswerUpdate(0, 3, "a", None, [], 7, 1, 0, 0, SpeculationStats(), None)
+        job.answers[3].take(update, 1.0)
+        job.push(update)
+        assert (before["completion_tokens"], usage(job)["completion_tokens"]) == (0, 7)
+        assert timings(job)["predicted_n"] == 7
+
+    asyncio.run(run())

@@ -23,7 +23,7 @@ from soothsay.server.events import NAMED_EVENTS, EventStream
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
-from soothsay.server.responses_bodies import ResponsesRequest
+from soothsay.server.responses_bodies import MAX_ECHO, ResponsesRequest
 from soothsay.server.responses_format import ResponsesFormat, with_bytes
 from soothsay.server.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tool_readers import HermesParser
@@ -431,3 +431,14 @@ def test_a_failure_is_sent_and_the_job_settled() -> None:
     assert sent[-1] == b"settled"
     assert sent[-3].startswith(b"event: response.failed\ndata: {")
     assert sent[-2] == b""
+
+
+def test_what_a_reply_repeats_is_limited(running: Running) -> None:
+    for more in (
+        {"metadata": {"a": "b" * MAX_ECHO}},
+        {"user": "b" * MAX_ECHO},
+        {"text": {"format": {"type": "json_object", "description": "b" * MAX_ECHO}}},
+    ):
+        reply = httpx.post(f"{running.url}/v1/responses", json={**ASKED, **more}, timeout=60)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_value", "metadata")

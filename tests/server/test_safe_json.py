@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soothsay.server.safe_json import MAX_DEPTH, MAX_MEMBERS, STRING, JsonError, read_json
+from soothsay.server.safe_json import MAX_DEPTH, MAX_ITEMS, MAX_MEMBERS, STRING, JsonError, read_json
 
 SIMPLE = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -149,3 +149,11 @@ def test_attacks_take_linear_time(attack: object) -> None:
 
     short = min(seconds(10_000) for _ in range(3))
     assert seconds(160_000) < 100 * short + 0.5  # a quadratic time would be 256 times as long
+
+
+def test_items_of_lists_are_counted_before_they_are_made() -> None:
+    assert len(read_json(b"[" + b"1," * 1000 + b"1]")) == 1001
+    with pytest.raises(JsonError, match="more than 1048576 items") as error:
+        read_json(b"[" + b"1," * (MAX_ITEMS + 1) + b"x")  # it is not even JSON
+    assert error.value.valid
+    assert len(read_json(b'"' + b"," * (MAX_ITEMS + 2) + b'"')) == MAX_ITEMS + 2

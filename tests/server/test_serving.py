@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from serving import Running, serving
 from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams, SpeculationStats
+from soothsay.server.app import BODIES
 from soothsay.server.log import JsonLines
 from soothsay.server.metrics import Metrics
 
@@ -70,6 +72,38 @@ def test_an_answer_that_nobody_waits_for_ends_at_once(fragile: Running) -> None:
             next(iter(stream))
             assert not fragile.free
         fragile.wait_until(lambda: fragile.free)
+
+
+WAITING: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "A man", "metadata": {"a": ["b"]}},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi", "unknown": {"a": ["b"]}}]},
+    "/v1/responses": {"model": "sibyl", "input": [{"role": "user", "content": "Hi"}]},
+    "/v1/messages": {"model": "sibyl", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/api/chat": {"model": "sibyl", "messages": [{"role": "user", "content": "Hi"}]},
+    "/api/generate": {"model": "sibyl", "prompt": "Hi"},
+    "/completion": {"prompt": "Hi", "response_fields": ["content"]},
+}
+
+
+def test_bodies_are_not_kept_while_their_answers_are_made(fragile: Running) -> None:
+    def post(path: str, body: dict[str, Any]) -> int:
+        return httpx.post(f"{fragile.url}{path}", json=body, timeout=60).status_code
+
+    bodies = tuple(set(BODIES.values()))
+    gc.collect()
+    others = sum(isinstance(one, bodies) for one in gc.get_objects())  # of tests
+    with fragile.client() as client, ThreadPoolExecutor(2 * len(WAITING)) as pool:
+        with client.completions.create(**doomed(engines.SLOW), stream=True) as stream:
+            next(iter(stream))
+            replies = [
+                pool.submit(post, path, {**body, "stream": streamed, "unknown": {"a": ["b"]}})
+                for path, body in WAITING.items()
+                for streamed in (False, True)
+            ]
+            fragile.wait_until(lambda: fragile.server.loop.num_jobs == 1 + len(replies))
+            gc.collect()
+            assert sum(isinstance(one, bodies) for one in gc.get_objects()) == others
+        assert {reply.result() for reply in replies} == {200}
 
 
 def test_a_client_that_hangs_up_while_it_waits_frees_its_blocks(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
+from serving import Running
 from tokenizers import Tokenizer as Backend
 
-from soothsay import LLM
+from soothsay import LLM, RequestError
 from soothsay.server.harmony import HarmonyCalls
 from soothsay.server.notation_readers import Gemma4Parser, Lfm2Parser
+from soothsay.server.parameters import chosen_tools
+from soothsay.server.protocol import ChatRequest
 from soothsay.server.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tool_calls import ToolCallParser
 from soothsay.server.tool_readers import (
@@ -79,3 +83,34 @@ def test_a_tag_may_be_a_special_token(sibyl: LLM) -> None:
     template = WRITTEN.format("[TOOL_CALLS] {{ m.tool_calls }}")
     assert ToolFormat.of(Tokenizer(backend, template)).hidden
     assert not ToolFormat.of(Tokenizer(backend, "{% if tools %}<tool_call>{% endif %}")).hidden
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "description": "x" * 9000}},
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_tool_that_is_allowed_many_times_is_one_tool(mode: str) -> None:
+    named = [{"type": "function", "function": {"name": "f"}}] * 4000
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], "tool_choice": choice}
+    )
+    assert chosen_tools(body) == ([TOOL], mode == "required")
+
+
+def test_a_grammar_of_calls_is_written_up_to_the_limit() -> None:
+    form = ToolFormat(supported=True, frame=("", ""))
+    assert form.call_grammar([TOOL] * 20) is not None
+    with pytest.raises(RequestError, match="make it shorter"):
+        form.call_grammar([TOOL] * 40)
+
+
+def test_tools_that_are_too_large_to_force_are_refused(with_tools: Running) -> None:
+    tools = [{**TOOL, "function": {**TOOL["function"], "name": f"f{i}"}} for i in range(40)]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "tool_choice": "required"}
+    reply = httpx.post(f"{with_tools.url}/v1/chat/completions", json=body, timeout=60)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_value", "tools")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, Tag
 
 from soothsay.server.api_errors import ApiError
+from soothsay.server.events import to_line
 from soothsay.server.protocol import ChatRequest
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
@@ -31,6 +32,9 @@ UNSUPPORTED = {
     "item_reference": STATELESS,
 }
 """Types of items and parts that cannot be served, and what to do instead."""
+
+MAX_ECHO = 1 << 18
+"""Limit of characters of a request that its reply repeats, besides the prompt. They are kept meanwhile."""
 
 IGNORED = ("context_management", "max_tool_calls", "stream_options", "truncation")
 """Fields that have no effect here, besides those that chats ignore. They concern tools that the server would
@@ -274,12 +278,10 @@ class ResponsesRequest(LenientBody):
         return {"type": form.type, "json_schema": schema}
 
     def echo(self) -> Json:
-        """The fields that the reply repeats."""
-        tools = [tool.model_dump() for tool in self.tools or ()]
+        """The fields that the reply repeats. Raises `ApiError` if they are too large."""
         choice = self.tool_choice
         form = self.text.format if self.text is not None else None
-        return {
-            "instructions": self.instructions,
+        told = {
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
@@ -287,10 +289,14 @@ class ResponsesRequest(LenientBody):
                 "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
             },
             "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
-            "tools": tools,
             "top_logprobs": self.top_logprobs or 0,
             "user": self.user,
         }
+        if (size := len(to_line(told))) > MAX_ECHO:
+            message = f"metadata, text and user have {size} characters; the reply repeats at most {MAX_ECHO}"
+            raise ApiError(400, message, "invalid_value", param="metadata")
+        tools = [tool.model_dump() for tool in self.tools or ()]
+        return {**told, "instructions": self.instructions, "tools": tools}  # both are in the prompt too
 
 
 def _joined(content: str | Sequence[TextContent]) -> str:
