@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -74,7 +74,7 @@ class Gate:
         request_id = given if ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
         record: dict[str, Any] = {}
         scope.setdefault("state", {}).update(id=request_id, account=None, record=record)
-        sender = _Sender(send, request_id, self._config.client_timeout)
+        sender = _Sender(send, request_id)
         begin = time.perf_counter()
         try:
             await self._serve(scope, headers, receive, sender)
@@ -192,10 +192,10 @@ class Gate:
 
 
 class _Sender:
-    """`send` that adds the request id, remembers the status, and gives up on a client that does not read."""
+    """`send` that adds the request id, and remembers the status."""
 
-    def __init__(self, send: Callable[[Message], Awaitable[None]], request_id: str, timeout: float):
-        self._send, self._id, self._timeout = send, request_id.encode(), timeout
+    def __init__(self, send: Send, request_id: str):
+        self._send, self._id = send, request_id.encode()
         self.status: int | None = None
 
     async def __call__(self, message: Message) -> None:
@@ -203,11 +203,7 @@ class _Sender:
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
             message = {**message, "headers": headers}
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._send(message)
-        except TimeoutError:
-            raise OSError("the client does not read") from None
+        await self._send(message)
 
 
 def _host(headers: Mapping[bytes, bytes]) -> str:

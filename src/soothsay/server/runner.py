@@ -34,13 +34,15 @@ def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
     SIGTERM and SIGINT end it after the running answers; a second SIGINT ends it at once.
     """
     config = server.config
+    connections = Connections(config)
     return _Runner(
         server,
+        connections,
         uvicorn.Config(
             server.app,
             host=host,
             port=port,
-            http=cast(Any, partial(ClientConnection, Connections(config))),
+            http=cast(Any, partial(ClientConnection, connections)),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -60,9 +62,9 @@ class _Runner(uvicorn.Server):
     Uvicorn has one number for both kinds of connections, and closes them without a word.
     """
 
-    def __init__(self, server: Server, config: uvicorn.Config):
+    def __init__(self, server: Server, connections: Connections, config: uvicorn.Config):
         super().__init__(config)
-        self._server = server
+        self._server, self._connections = server, connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -89,3 +91,5 @@ class _Runner(uvicorn.Server):
                     while self.server_state.tasks:
                         await asyncio.sleep(0.01)
                     await self.lifespan.shutdown()
+        self._connections.abort_all()  # of clients that do not read
+        await asyncio.sleep(0)

@@ -43,7 +43,8 @@ class ServerConfig:
     """Limit of seconds from a request's arrival to the end of its last answer."""
 
     client_timeout: float = 30.0
-    """Limit of seconds for a client to send its headers, to send the next part of its body, or to read."""
+    """Limit of seconds for a client to send its headers, to send the next part of its body, or to read the
+    next 32 KB of a reply."""
 
     drain: float = 60.0
     """Limit of seconds for running answers to end when the server shuts down."""
@@ -78,6 +79,10 @@ class ServerConfig:
 
     max_bodies: int = 64 << 20
     """Limit of bytes in all bodies that are being received. Beyond it, bodies above 32 KB get 503."""
+
+    max_unread: int = 64 << 20
+    """Limit of bytes in all large replies that are being sent. Beyond it, connections of clients that do not
+    read are aborted, the oldest first."""
 
     min_body_rate: int = 1 << 16
     """Bytes in a second that a client must send of its body after its first `client_timeout` seconds. The
