@@ -1,18 +1,37 @@
 """How two processes on a network prove to each other that they have the same key, before they talk.
 
-Each sends a nonce, and an HMAC-SHA256 over both nonces. What follows is neither encrypted nor authenticated.
+The server sends a nonce. The caller sends its own nonce, its name, and a proof: an HMAC-SHA256 over the word
+"caller", both nonces and the name. The server's proof has the word "server". What follows is neither
+encrypted nor authenticated.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
+import selectors
 import socket
-import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Self
 
-HANDSHAKE = 10.0
-"""Seconds in which the other side must prove that it has the key."""
+log = logging.getLogger("soothsay.handshake")
+
+HANDSHAKE = 5.0
+"""Seconds in which a caller must prove that it has the key, from its first byte to the last one."""
+
+PATIENCE = 10.0
+"""Seconds in which the other side must answer a caller. It may serve another one first."""
+
+CALLERS = 64
+"""Limit of callers that have proved nothing yet. Beyond it, the oldest one is dropped of the address that has
+most of them."""
 
 NONCE = 32
 """Bytes of a challenge, and of a proof."""
@@ -20,50 +39,170 @@ NONCE = 32
 NAME = 16
 """Bytes of a caller's name."""
 
+ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""When a silent machine counts as dead: after a minute. Not every system can be told."""
 
-def admit(caller: socket.socket, key: bytes) -> tuple[bytes, Connection]:
-    """The name of a caller that has the key, and the connection, which takes the socket over.
 
-    Raises `OSError` if it does not have the key, or does not say so in time.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A process that has called and has the key. It waits for the proof that this side has it too."""
+
+    name: bytes
+    address: str
+    socket: socket.socket
+    proof: bytes
+
+    def answer(self) -> Connection:
+        """Send the proof, and connect. Raises `OSError` if the caller is gone."""
+        with self.socket:  # a connection has taken the socket over, so this closes it only if there is none
+            self.socket.sendall(self.proof)
+            return _connection(self.socket)
+
+
+class CallerGate:
+    """Listens for callers, and lets those pass that prove that they have a key. A context manager.
+
+    One thread reads from all callers at once, so those without the key keep nobody waiting. Each has
+    `HANDSHAKE` seconds in all.
+
+    Args:
+        listening: the socket. It is closed at the end.
+        key: that callers must have.
+        admit: is called with each one that has it, in the thread. It must not block.
     """
-    bound(caller, HANDSHAKE)
-    ours = secrets.token_bytes(NONCE)
-    caller.sendall(ours)
-    theirs, name, proof = (_receive(caller, size) for size in (NONCE, NAME, NONCE))
-    if not hmac.compare_digest(proof, _proof(key, b"caller", ours, theirs, name)):
-        raise ConnectionError("the caller does not have the key")
-    caller.sendall(_proof(key, b"server", ours, theirs, name))
-    return name, _connection(caller)
+
+    def __init__(self, listening: socket.socket, key: bytes, admit: Callable[[Caller], None]):
+        self._listening, self._key, self._admit = listening, key, admit
+        self._unproven: dict[socket.socket, _Unproven] = {}  # the oldest first
+        self._log_at = 0.0  # when the log may have the next refusal
+        self._selector = selectors.DefaultSelector()
+        self._stop, self._stopped = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="callers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._listening.setblocking(False)
+        for sock in (self._listening, self._stopped):
+            self._selector.register(sock, selectors.EVENT_READ)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._listening, self._stopped, self._selector:
+            while True:
+                due = next((one.due for one in self._unproven.values()), None)
+                events = self._selector.select(None if due is None else max(due - time.monotonic(), 0))
+                ready = {key.fileobj for key, _ in events}
+                if self._stopped in ready:
+                    break
+                for one in [one for one in self._unproven.values() if one.socket in ready]:
+                    self._read(one)  # before others are accepted, since these may push it out
+                now = time.monotonic()
+                for one in [one for one in self._unproven.values() if one.due <= now]:
+                    self._refuse(one, "it has not proved in time that it has the key")
+                if self._listening in ready:
+                    self._accept()
+            for one in [*self._unproven.values()]:
+                self._forget(one).close()
+
+    def _accept(self) -> None:
+        """Accept a caller. Drops another one if there are too many."""
+        if len(self._unproven) >= CALLERS:
+            ((address, _),) = Counter(one.address for one in self._unproven.values()).most_common(1)
+            oldest = next(one for one in self._unproven.values() if one.address == address)
+            self._refuse(oldest, "there are too many callers")
+        try:
+            sock, (address, *_) = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # there are too many files, or the caller is gone
+            log.warning("caller not accepted", extra={"reason": str(error)})
+            time.sleep(0.05)
+            return
+        caller = _Unproven(sock, address, time.monotonic() + HANDSHAKE, secrets.token_bytes(NONCE))
+        sock.setblocking(False)
+        self._unproven[sock] = caller
+        self._selector.register(sock, selectors.EVENT_READ)
+        with suppress(OSError):  # of one that is gone; reading will show it
+            sock.send(caller.nonce)
+
+    def _read(self, unproven: _Unproven) -> None:
+        """Read from a caller. Once it has sent everything, admit it or refuse it."""
+        try:
+            caller = unproven.read(self._key)
+        except OSError as error:
+            self._refuse(unproven, str(error))
+            return
+        if caller is not None:
+            self._forget(unproven).setblocking(True)
+            self._admit(caller)
+
+    def _refuse(self, unproven: _Unproven, reason: str) -> None:
+        self._forget(unproven).close()
+        if (now := time.monotonic()) >= self._log_at:
+            log.warning("caller refused", extra={"address": unproven.address, "reason": reason})
+            self._log_at = now + 1.0  # strangers must not fill the disk
+
+    def _forget(self, unproven: _Unproven) -> socket.socket:
+        del self._unproven[unproven.socket]
+        self._selector.unregister(unproven.socket)
+        return unproven.socket
+
+
+@dataclass(slots=True)
+class _Unproven:
+    """A caller that has not proved yet that it has the key."""
+
+    socket: socket.socket
+    address: str
+    due: float
+    nonce: bytes
+    received: bytes = b""
+
+    def read(self, key: bytes) -> Caller | None:
+        """Read on. Returns the caller once it has proved that it has the key. Raises `OSError`."""
+        size = NONCE + NAME + NONCE - len(self.received)
+        try:
+            part = self.socket.recv(size)
+        except BlockingIOError:
+            return None
+        if not part:
+            raise ConnectionError("the caller has hung up")
+        self.received += part
+        if len(part) < size:
+            return None
+        theirs, name, proof = self.received[:NONCE], self.received[NONCE:-NONCE], self.received[-NONCE:]
+        if not hmac.compare_digest(proof, _proof(key, b"caller", self.nonce, theirs, name)):
+            raise ConnectionError("the caller does not have the key")
+        return Caller(name, self.address, self.socket, _proof(key, b"server", self.nonce, theirs, name))
 
 
 def call(host: str, port: int, key: bytes, name: bytes = bytes(NAME)) -> Connection:
-    """Call a process that `admit`s callers. Raises `OSError` if it does not answer, or lacks the key."""
-    caller = socket.create_connection((host, port), timeout=HANDSHAKE)
-    with caller:  # a connection has taken the socket over, so this closes it only if there is none
-        bound(caller, HANDSHAKE)
-        theirs, ours = _receive(caller, NONCE), secrets.token_bytes(NONCE)
+    """Call a process that has a `CallerGate`. Raises `OSError` if it does not answer, or lacks the key."""
+    with socket.create_connection((host, port), timeout=PATIENCE) as caller:
+        due = time.monotonic() + PATIENCE
+        theirs, ours = _receive(caller, NONCE, due), secrets.token_bytes(NONCE)
         caller.sendall(ours + name + _proof(key, b"caller", theirs, ours, name))
-        proof = _receive(caller, NONCE)
+        proof = _receive(caller, NONCE, due)
         if not hmac.compare_digest(proof, _proof(key, b"server", theirs, ours, name)):
             raise ConnectionError("the other side does not have the key")
         return _connection(caller)
-
-
-def bound(sock: socket.socket, seconds: float) -> None:
-    """Block for at most some seconds in each call; 0: for any time. Python's own timeouts do not last."""
-    sock.settimeout(None)
-    limit = struct.pack("ll", int(seconds), 0)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def _proof(key: bytes, side: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, side + b"".join(parts), "sha256")
 
 
-def _receive(sock: socket.socket, size: int) -> bytes:
+def _receive(sock: socket.socket, size: int, due: float) -> bytes:
+    """Receive some bytes before a time. Raises `OSError`."""
     data = b""
     while len(data) < size:
+        if (left := due - time.monotonic()) <= 0:
+            raise TimeoutError("the other side has not answered in time")
+        sock.settimeout(left)
         if not (part := sock.recv(size - len(data))):
             raise ConnectionError("the other side has hung up")
         data += part
@@ -71,8 +210,11 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 
 def _connection(sock: socket.socket) -> Connection:
-    """A connection for messages, which are small and must not wait for each other."""
-    bound(sock, 0)
+    """A connection for messages, which are small and must not wait for each other. It has the socket."""
+    sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in ALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
     return Connection(sock.detach())

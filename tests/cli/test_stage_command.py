@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -54,7 +54,10 @@ def test_a_server_whose_layers_run_in_another_process(tmp_path: Path, key: Path)
         .text
     )
     body = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 12}
-    with stage(key, tmp_path / "stage log") as (address, process):
+    with stage(key, tmp_path / "stage log") as (address, process), ExitStack() as stack:
+        port = int(address.rpartition(":")[2])
+        for sent in (b"", b"x") * 40:  # strangers, who stay
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(sent)
         with command(tmp_path / "log", "--stage", address, "--stage-key", str(key)) as url:
             assert httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"] == meant
         process.send(signal.SIGINT)

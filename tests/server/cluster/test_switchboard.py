@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from soothsay import handshake
 from soothsay.handshake import NAME, NONCE
-from soothsay.server.cluster import switchboard
 from soothsay.server.cluster.switchboard import Switchboard, call
 
 
@@ -50,44 +46,3 @@ def test_a_caller_without_the_key_is_refused(board: Switchboard) -> None:
     caller = call(number)
     assert board.answer(number, 5) is not None
     caller.close()
-
-
-def test_a_switchboard_without_the_key_is_not_believed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def impostor() -> None:
-            there, _ = listening.accept()
-            there.sendall(b"n" * NONCE)
-            there.recv(4096)
-            there.sendall(b"p" * NONCE)
-            there.close()
-
-        thread = threading.Thread(target=impostor)
-        thread.start()
-        port = listening.getsockname()[1]
-        with pytest.raises(ConnectionError, match="key"):
-            call(switchboard.Number("127.0.0.1", port, b"k" * NONCE, b"n" * NAME))
-        thread.join()
-
-
-def test_callers_that_say_nothing_take_no_room_for_ever(
-    board: Switchboard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshake, "HANDSHAKE", 1.0)
-    number = board.expect()
-    silent = [socket.create_connection((number.host, number.port)) for _ in range(switchboard.CALLERS + 8)]
-    for one in silent:
-        one.settimeout(10)
-        data = b"".join(iter(lambda one=one: _read(one), b""))
-        assert len(data) in (0, NONCE)  # then it is hung up
-        one.close()
-    caller = call(number)
-    assert board.answer(number, 5) is not None
-    caller.close()
-
-
-def _read(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(4096)
-    except ConnectionResetError:
-        return b""

@@ -10,14 +10,15 @@ import platform
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 
 import torch
 
 from soothsay.core.cache import KVPool
 from soothsay.errors import SoothsayError
-from soothsay.handshake import admit
+from soothsay.handshake import CALLERS, Caller, CallerGate
 from soothsay.machine import available_memory
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.described_mode import described_mode
@@ -31,6 +32,9 @@ log = logging.getLogger("soothsay.stage")
 
 MAX_THREADS = 1 << 12
 """Limit of threads that an engine may ask for."""
+
+MAX_WAITING = 8
+"""Limit of engines that wait while another one is served. The oldest ones have given up."""
 
 
 def serve_engine(pipe: Connection) -> None:
@@ -143,22 +147,28 @@ def listen(host: str, port: int, key: bytes, tell: Callable[[str, int], None]) -
     Raises `SoothsayError` if the address cannot be had.
     """
     try:
-        waiting = socket.create_server((host, port))
+        listening = socket.create_server((host, port), backlog=CALLERS)
     except OSError as error:
         raise SoothsayError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
-    with waiting as listening:
+    callers: SimpleQueue[Caller] = SimpleQueue()
+
+    def admit(caller: Caller) -> None:
+        callers.put(caller)
+        with suppress(Empty):
+            while callers.qsize() > MAX_WAITING:
+                callers.get_nowait().socket.close()
+
+    with CallerGate(listening, key, admit):
         tell(*listening.getsockname()[:2])
         while True:
-            caller, (address, *_) = listening.accept()
+            caller = callers.get()
             try:
-                with caller:
-                    _, pipe = admit(caller, key)
-            except OSError as error:
-                log.warning("caller refused", extra={"address": address, "reason": str(error)})
+                pipe = caller.answer()
+            except OSError:  # it waited in vain while another engine was served
                 continue
-            log.info("engine connected", extra={"address": address})
+            log.info("engine connected", extra={"address": caller.address})
             serve_engine(pipe)
-            log.info("engine gone", extra={"address": address})
+            log.info("engine gone", extra={"address": caller.address})
 
 
 if __name__ == "__main__":

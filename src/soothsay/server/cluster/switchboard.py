@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -13,12 +12,9 @@ from queue import Empty, SimpleQueue
 from typing import Self
 
 from soothsay import handshake
-from soothsay.handshake import NAME, NONCE
+from soothsay.handshake import CALLERS, NAME, NONCE, Caller, CallerGate
 
 log = logging.getLogger("soothsay.server")
-
-CALLERS = 64
-"""Limit of callers that have not proved it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +41,21 @@ class Switchboard:
     def __init__(self, host: str):
         self._host, self._key = host, secrets.token_bytes(NONCE)
         self._expected: dict[bytes, SimpleQueue[Connection]] = {}
-        self._callers = threading.Semaphore(CALLERS)
 
     def __enter__(self) -> Self:
-        self._listening = socket.create_server((self._host, 0), backlog=CALLERS)
-        threading.Thread(target=self._accept, name="switchboard", daemon=True).start()
+        listening = socket.create_server((self._host, 0), backlog=CALLERS)
+        self._port = listening.getsockname()[1]
+        self._gate = CallerGate(listening, self._key, self._connect).__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # ends `accept`
-        self._listening.close()
+        self._gate.__exit__(*error)
 
     def expect(self) -> Number:
         """The number for one more caller."""
         name = secrets.token_bytes(NAME)
         self._expected[name] = SimpleQueue()
-        return Number(self._host, self._listening.getsockname()[1], self._key, name)
+        return Number(self._host, self._port, self._key, name)
 
     def answer(self, number: Number, seconds: float) -> Connection | None:
         """The connection of a caller; None if it has not called within some seconds, or is not expected."""
@@ -73,24 +67,13 @@ class Switchboard:
         """Expect a caller no more."""
         self._expected.pop(number.name, None)
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
-                caller, _ = self._listening.accept()
-                if self._callers.acquire(blocking=False):
-                    threading.Thread(target=self._admit, args=(caller,), daemon=True).start()
-                else:
-                    caller.close()
-
-    def _admit(self, caller: socket.socket) -> None:
-        try:
-            name, pipe = handshake.admit(caller, self._key)
-            self._expected[name].put(pipe)
-        except (OSError, KeyError) as error:
-            log.warning("caller refused", extra={"reason": str(error)})
-            caller.close()
-        finally:
-            self._callers.release()
+    def _connect(self, caller: Caller) -> None:
+        """Give the connection of a caller to whoever expects it."""
+        with caller.socket, suppress(OSError):
+            if (expecting := self._expected.get(caller.name)) is None:
+                log.warning("caller not expected", extra={"address": caller.address})
+            else:
+                expecting.put(caller.answer())
 
 
 def call(number: Number) -> Connection:
