@@ -13,6 +13,7 @@ from soothsay.core.grammar import Constraint, Grammars
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed
+from soothsay.core.scores import PromptScores
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
@@ -83,6 +84,7 @@ class RequestBuilder:
         params = checked.params
         seed = secrets.randbits(48) if params.seed is None else params.seed
         bad_sequences = self._bad_sequences(tuple(params.bad_words))
+        scores = PromptScores()
         return [
             Request(
                 checked.ids,
@@ -99,6 +101,7 @@ class RequestBuilder:
                 traced=traced,
                 tenant=tenant,
                 bad_sequences=bad_sequences,
+                scores=scores,
             )
             for index in range(params.n)
         ]

@@ -153,7 +153,7 @@ class Stream:
             stats=request.stats,
             seed=request.seed,
             logprobs=self._logprobs if request.params.logprobs is not None else None,
-            prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
+            prompt_logprobs=None if request.params.prompt_logprobs is None else [*request.prompt_logprobs],
             error=error,
             traces=None if request.traces is None else [*request.traces],
         )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import soothsay
 from soothsay import LLM, FinishReason, SamplingParams, Stream
+from soothsay.core.scores import PromptScores
+from soothsay.engine import scoring
 from soothsay.engine.scoring import SCORED_ROWS
+from soothsay.engine.verification import best_logprobs
 
 PROSE = "A man in a blue shirt is standing on a ladder, and the dog below him sees a cat. " * 9
 
@@ -68,3 +73,36 @@ def test_what_is_known_survives_a_preemption() -> None:
     assert any(request.num_preemptions for request in requests)
     assert [answer.prompt_logprobs for answer in answers] == [one.prompt_logprobs for one in expected]
     assert [answer.text for answer in answers] == [one.text for one in expected]
+
+
+@pytest.mark.parametrize("engine", [{}, {"prefix_caching": False}, {"max_rows": 40, "kv_tokens": 320}])
+def test_answers_to_a_prompt_share_its_scores(
+    engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = list[int]()
+
+    def counted(logits: torch.Tensor, *args: Any) -> Any:
+        computed.append(len(logits))
+        return best_logprobs(logits, *args)
+
+    monkeypatch.setattr(scoring, "best_logprobs", counted)
+    options = {"kv_tokens": 1024, "max_context": 256, **engine}
+    llm = LLM("sibyl", dtype="float32", drafter="none", **options)
+    said = llm.generate(PROSE, SamplingParams(max_tokens=4, n=5, seed=1, prompt_logprobs=2))
+    assert sum(computed) == len(said.prompt_token_ids) - 1
+    assert said.prompt_logprobs is not None
+    assert [one.token for one in said.prompt_logprobs] == said.prompt_token_ids[1:]
+    assert all(choice.prompt_logprobs == said.prompt_logprobs for choice in said.choices)
+    alone = llm.generate(PROSE, SamplingParams(max_tokens=4, seed=1, prompt_logprobs=2))
+    assert (alone.prompt_logprobs, alone.text) == (said.prompt_logprobs, said.text)
+
+
+def test_scores_take_little_memory_in_the_engine_and_on_their_way() -> None:
+    scores, count = PromptScores(), 1000
+    numbers = np.arange(20 * count, dtype=np.float32).reshape(count, 20)
+    scores.append(list(range(count)), numbers[:, 0], numbers.astype(np.int64), numbers)
+    assert len(pickle.dumps(scores)) < 22 * count * 8
+    again = pickle.loads(pickle.dumps(scores))
+    assert [*again] == [*scores]
+    assert (len(again), [one.token for one in again]) == (count, [*range(count)])
+    assert [*again][1].top == {int(number): number for number in numbers[1].tolist()}

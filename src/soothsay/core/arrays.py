@@ -5,3 +5,5 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+ScoreArray = npt.NDArray[np.float32]
+IdArray = npt.NDArray[np.int32]

@@ -16,6 +16,7 @@ from soothsay.core.digest import block_digest
 from soothsay.core.grammar import Constraint
 from soothsay.core.learned import Learned
 from soothsay.core.params import SamplingParams
+from soothsay.core.scores import PromptScores
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
@@ -46,6 +47,7 @@ class Request:
         traced: whether to keep `traces`.
         tenant: whose request it is. It shares nothing with requests of other tenants.
         bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
+        scores: takes the log-probabilities of the prompt. The other answers to it have the same object.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Request:
         traced: bool = False,
         tenant: Tenant = EVERYBODY,
         bad_sequences: BadSequences | None = None,
+        scores: PromptScores | None = None,
     ):
         self.params = params
         self.tenant = tenant
@@ -97,7 +100,7 @@ class Request:
         self.num_preemptions = 0
         self.interrupted = False  # its answer had begun when it lost its KV, and no other engine goes on
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
-        self.prompt_logprobs: list[TokenLogprobs] = []  # from the second token on, if they are requested
+        self.prompt_logprobs = PromptScores() if scores is None else scores  # filled if they are requested
         self.answer = AnswerText(tokenizer, prompt, params)
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None

@@ -49,9 +49,6 @@ class Turn:
     logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the verdict's tokens, if the request wants them. Set by `verify`."""
 
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-    """Log-probabilities of the prompt's next tokens, if the request wants them. Set by `score`."""
-
     @property
     def reaches_end(self) -> bool:
         """Whether the last committed token goes in, so that a tree can hang below it."""

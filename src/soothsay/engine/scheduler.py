@@ -278,7 +278,6 @@ def _receive(turn: Turn) -> None:
     """Add to a request what its turn brought: tokens, KV, statistics and a trace."""
     request, tree, verdict = turn.request, turn.tree, turn.verdict
     request.cached += turn.num_tokens
-    request.prompt_logprobs += turn.prompt_logprobs
     if tree is not None and verdict is not None:
         drafted_by = [turn.authors[node] for node in verdict.path]
         emitted = request.emit(verdict.tokens, drafted_by, turn.logprobs)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from soothsay.core.answer import TokenLogprobs
 from soothsay.core.turn import Turn
-from soothsay.engine.verification import token_logprobs
+from soothsay.engine.verification import best_logprobs
 from soothsay.model.transformer import Transformer
 
 SCORED_ROWS = 64
@@ -16,7 +15,10 @@ SCORED_ROWS = 64
 
 
 def score(turns: Iterable[Turn], hidden: Tensor, model: Transformer) -> None:
-    """Set `prompt_logprobs` of every turn that reads a part of a prompt whose log-probabilities are wanted.
+    """Compute the `prompt_logprobs` of every turn that reads a part of a prompt for which they are wanted.
+
+    Answers to the same prompt share them, and the first one to read a part computes it. They are a function
+    of the prompt alone, so they stay right if the rest of the step fails.
 
     Args:
         turns: of one step, with `rows` set.
@@ -29,17 +31,20 @@ def score(turns: Iterable[Turn], hidden: Tensor, model: Transformer) -> None:
     """
     for turn in turns:
         if turn.request.num_unscored:
-            turn.prompt_logprobs = _scores(turn, hidden[turn.rows], model)
+            _score(turn, hidden[turn.rows], model)
 
 
-def _scores(turn: Turn, hidden: Tensor, model: Transformer) -> list[TokenLogprobs]:
-    """Log-probabilities of the tokens after this turn's rows of the prompt, `hidden` `[n, H]`."""
-    request, found = turn.request, list[TokenLogprobs]()
+def _score(turn: Turn, hidden: Tensor, model: Transformer) -> None:
+    """Add the log-probabilities of the tokens after this turn's rows of the prompt, `hidden` `[n, H]`.
+
+    At least those of the tokens after `cached` are known, since the prefix cache is used only so far.
+    """
+    request = turn.request
     first = len(request.prompt_logprobs)  # the row that says how likely the next token is
     end = min(request.cached + turn.num_tokens, request.num_prompt - 1)
     for begin in range(first, end, SCORED_ROWS):
         stop = min(begin + SCORED_ROWS, end)
         logits = model.logits(hidden[begin - request.cached : stop - request.cached])
         tokens = request.tokens[begin + 1 : stop + 1].tolist()
-        found += token_logprobs(logits, tokens, request.params.prompt_logprobs or 0)
-    return found
+        found = best_logprobs(logits, tokens, request.params.prompt_logprobs or 0)
+        request.prompt_logprobs.append(tokens, *(one.cpu().numpy() for one in found))

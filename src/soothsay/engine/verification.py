@@ -128,14 +128,21 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[To
         tokens: n token ids.
         count: at most V.
     """
-    logprobs = logits.log_softmax(-1)  # [n, V]
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    if any(map(math.isnan, chosen)):
-        raise not_finite()
-    values, ids = logprobs.topk(count, dim=-1)
+    chosen, ids, values = (found.tolist() for found in best_logprobs(logits, tokens, count))
     return [
         TokenLogprobs(token, logprob, dict(zip(top_ids, top_values, strict=True)))
-        for token, logprob, top_ids, top_values in zip(
-            tokens, chosen, ids.tolist(), values.tolist(), strict=True
-        )
+        for token, logprob, top_ids, top_values in zip(tokens, chosen, ids, values, strict=True)
     ]
+
+
+def best_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probabilities `[n]` of tokens; ids and log-probabilities `[n, count]` of the likeliest.
+
+    Arguments are those of `token_logprobs`.
+    """
+    logprobs = logits.log_softmax(-1)  # [n, V]
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
+    if chosen.isnan().any():
+        raise not_finite()
+    values, ids = logprobs.topk(count, dim=-1)
+    return chosen, ids, values

@@ -11,6 +11,7 @@ from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, Toke
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
+from soothsay.core.scores import PromptScores
 from soothsay.server.api_errors import ApiError
 from soothsay.server.parameters import RequestOptions
 from soothsay.tokenizer import Tokenizer
@@ -127,7 +128,7 @@ class AnswerUpdate:
     token_ids: Sequence[int] = ()  # new tokens, an end token included
     end_logprobs: TokenLogprobs | None = None  # of the end token, if it has no text
     stop: str = ""  # the stop string that ended the answer; empty: none did
-    prompt_logprobs: list[TokenLogprobs] | None = None  # in the first update, if requested
+    prompt_logprobs: PromptScores | None = None  # in the first update, if requested
 
 
 @dataclass(frozen=True, slots=True)
