@@ -94,7 +94,7 @@ def whole(reader: Format, updates: Sequence[AnswerUpdate]) -> Heard:
     message = choice["message"]
     calls = message.get("tool_calls", [])
     assert message["content"] or message["content"] == (None if calls else "")
-    logprobs = [] if choice["logprobs"] is None else choice["logprobs"]["content"]
+    logprobs = [] if choice["logprobs"] is None else [*choice["logprobs"]["content"]]
     return Heard(message["content"] or "", calls, logprobs, choice["finish_reason"])
 
 

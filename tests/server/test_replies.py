@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from openai import OpenAI
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
+from soothsay.server import events
+from soothsay.server.events import PART, JsonReply
 from soothsay.server.jobs import AnswerProgress, Job
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.replies import ChatFormat
-from soothsay.server.reply_format import TokenTexts
+from soothsay.server.reply_format import Json, TokenTexts
 from soothsay.server.reports import timings, usage
 from soothsay.server.tool_readers import HermesParser
 
@@ -87,3 +93,71 @@ def test_reports_are_made_once_for_each_update() -> None:
         assert timings(job)["predicted_n"] == 7
 
     asyncio.run(run())
+
+
+class Sent:
+    """What a response sends. `receive` waits for ever, as for a client that stays."""
+
+    def __init__(self, slow: float = 0.0) -> None:
+        self.headers: dict[str, str] = {}
+        self.parts: list[str] = []
+        self._slow = slow
+
+    async def receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.parts.append(message.get("body", b"").decode())
+            await asyncio.sleep(self._slow)
+
+
+def items(count: int, made: list[str]) -> Iterator[Json]:
+    """Items that note in which thread they were made."""
+    for number in range(count):
+        made.append(threading.current_thread().name)
+        yield {"number": number, "text": "\x85" + "x" * 99}
+
+
+def test_a_long_reply_is_made_in_parts_and_in_threads() -> None:
+    made, sent = list[str](), Sent()
+    choices = [{"index": 0, "logprobs": {"content": items(5000, made), "refusal": None}}, {"index": 1}]
+    response = JsonReply({"id": "x", "choices": choices, "none": [], "ids": [1, 2]}, {"X-A": "b"})
+    asyncio.run(response({"type": "http"}, sent.receive, sent.send))
+    meant = {
+        "id": "x",
+        "choices": [{"index": 0, "logprobs": {"content": [*items(5000, [])], "refusal": None}}, {"index": 1}],
+    }
+    assert json.loads("".join(sent.parts)) == {**meant, "none": [], "ids": [1, 2]}
+    assert max(map(len, sent.parts)) < 2 * PART
+    assert len(sent.parts) > 10
+    own = threading.current_thread().name
+    assert made.count(own) < 400, "those of the first part"
+    assert made[-1] != own
+    assert (sent.headers["x-a"], sent.headers["content-type"]) == ("b", "application/json")
+    assert "content-length" not in sent.headers
+
+
+def test_a_short_reply_tells_its_length() -> None:
+    sent = Sent()
+    asyncio.run(JsonReply({"text": "é"})({"type": "http"}, sent.receive, sent.send))
+    assert sent.headers["content-length"] == str(len("".join(sent.parts).encode()))
+
+
+def test_nothing_comes_between_the_parts_of_a_long_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "SILENCE", 0.001)
+
+    async def chunks() -> AsyncIterator[Json]:
+        for _ in range(2):
+            await asyncio.sleep(0.02)
+            yield {"items": items(2000, [])}
+
+    sent = Sent(slow=0.003)
+    stream = events.EventStream(chunks(), lambda: None, events.EVENTS, lambda error: error.body)
+    asyncio.run(stream({"type": "http", "state": {"record": {}}}, sent.receive, sent.send))
+    text = "".join(sent.parts)
+    assert ":\n\n" in text, "pauses are filled"
+    told = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    assert told == [{"items": [*items(2000, [])]}] * 2

@@ -26,7 +26,7 @@ from soothsay.server.api_keys import KeyRing
 from soothsay.server.bodies import BodyReader
 from soothsay.server.canary import Watch
 from soothsay.server.engine_loop import EngineLoop
-from soothsay.server.events import EventStream, while_connected
+from soothsay.server.events import EventStream, JsonReply, while_connected
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.gate import Gate
 from soothsay.server.grammar_checker import GrammarChecker
@@ -266,7 +266,7 @@ class Server:
             return stream
         try:
             whole = await while_connected(http.receive, reply.collect(job, asked.reply_options))
-            return JSONResponse(whole, headers=headers)
+            return JsonReply(whole, headers)
         finally:
             self._settle(http, job)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from soothsay.core.answer import TokenLogprobs
@@ -43,8 +44,8 @@ class Details:
                 root["prompt_token_ids"] = prompt
                 choice["token_ids"] = [token for update in updates for token in update.token_ids]
             if self._logprobs:
-                scores = next((one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), [])
-                root["prompt_logprobs"] = [None, *(self._entry(one) for one in scores)]
+                scores = next((one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), ())
+                root["prompt_logprobs"] = chain([None], map(self._entry, scores))
 
     def hold(self, update: AnswerUpdate) -> None:
         """Keep the ids of an update for the next chunk of its answer. Tokens without text make no chunk."""

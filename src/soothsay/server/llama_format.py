@@ -24,7 +24,7 @@ class _Answer:
 
     texts: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
-    probabilities: list[Json] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
     stop: str = ""  # the stop string that ended it
 
@@ -68,16 +68,16 @@ class LlamaFormat(ReplyFormat):
         made = [self._selected(self._whole(job, index, answer)) for index, answer in enumerate(answers)]
         return made[0] if len(made) == 1 else made
 
-    def _take(self, answer: _Answer, update: AnswerUpdate) -> list[Json]:
-        """Add an update to an answer. Returns its new probabilities."""
-        new = [self._probability(one) for one in update.logprobs or ()] if self._num_probs else []
+    def _take(self, answer: _Answer, update: AnswerUpdate) -> list[TokenLogprobs]:
+        """Add an update to an answer. Returns its log-probabilities."""
+        new = update.logprobs or [] if self._num_probs else []
         answer.texts.append(update.text)
         answer.ids += update.token_ids
-        answer.probabilities += new
+        answer.logprobs += new
         answer.reason, answer.stop = update.finish_reason, update.stop
         return new
 
-    def _chunk(self, job: Job, update: AnswerUpdate, new: list[Json]) -> Json:
+    def _chunk(self, job: Job, update: AnswerUpdate, new: list[TokenLogprobs]) -> Json:
         progress = job.answers[update.index]
         chunk: Json = {
             "index": update.index,
@@ -90,7 +90,7 @@ class LlamaFormat(ReplyFormat):
         }
         if self._with_timings:
             chunk["timings"] = timings(job)
-        return {**chunk, "completion_probabilities": new} if new else chunk
+        return {**chunk, "completion_probabilities": map(self._probability, new)} if new else chunk
 
     def _whole(self, job: Job, index: int, answer: _Answer, *, last: bool = False) -> Json:
         """A whole reply. `last`: its text was sent before."""
@@ -116,8 +116,8 @@ class LlamaFormat(ReplyFormat):
             "timings": timings(job),
             "speculation": usage(job)["speculation"],
         }
-        if answer.probabilities and not last:
-            made["completion_probabilities"] = answer.probabilities
+        if answer.logprobs and not last:
+            made["completion_probabilities"] = map(self._probability, answer.logprobs)
         return made
 
     def _settings(self, job: Job, seed: int) -> Json:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from soothsay.core.answer import FinishReason
+from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import LINES
 from soothsay.server.jobs import Job
@@ -46,7 +46,7 @@ class OllamaFormat(ReplyFormat):
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole reply."""
-        parts, all_logprobs = list[ParsedPart](), list[Json]()
+        parts, all_logprobs = list[ParsedPart](), list[TokenLogprobs]()
         async for part, logprobs in self._parts(job):
             parts.append(part)
             all_logprobs += logprobs
@@ -56,18 +56,18 @@ class OllamaFormat(ReplyFormat):
         """The last line of a stream whose job fails."""
         return {"error": error.message}
 
-    async def _parts(self, job: Job) -> AsyncIterator[tuple[ParsedPart, list[Json]]]:
+    async def _parts(self, job: Job) -> AsyncIterator[tuple[ParsedPart, list[TokenLogprobs]]]:
         """Each update, and its log-probabilities."""
         async for update in job:
             self._reason = update.finish_reason
             parts = [self._parser.push(update.text)]
             if update.finish_reason is not None:
                 parts.append(self._parser.end())
-            yield join(parts), list_logprobs(self.texts, update.logprobs or ())
+            yield join(parts), update.logprobs or []
 
-    def _reply(self, part: ParsedPart, logprobs: list[Json], state: Json) -> Json:
+    def _reply(self, part: ParsedPart, logprobs: list[TokenLogprobs], state: Json) -> Json:
         reply = {"model": self.model, "created_at": timestamp(), **self.content(part)}
-        return {**reply, **({"logprobs": logprobs} if logprobs else {}), **state}
+        return {**reply, **({"logprobs": list_logprobs(self.texts, logprobs)} if logprobs else {}), **state}
 
     def _ending(self, job: Job) -> Json:
         """Why the answer ended, its counts of tokens, and its durations in nanoseconds."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from soothsay.core.answer import FinishReason, TokenLogprobs
+from soothsay.core.scores import PromptScores
 from soothsay.server.choice_format import ChoiceFormat
 from soothsay.server.messages import AnswerUpdate
 from soothsay.server.reply_format import Json, MakeParser, TokenTexts, join, list_logprobs, logprobs_of
@@ -138,29 +140,29 @@ class CompletionFormat(ChoiceFormat):
         found = logprobs_of(updates)
         if found is None:
             return None
-        unknown, listed = list[int](), list[TokenLogprobs]()
+        prompt, unknown, scores = list[int](), list[None](), PromptScores()
         if self._scored:
-            ended = [update.end_logprobs for update in updates if update.end_logprobs is not None]
-            of_prompt = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
-            unknown = self._echoed[index].ids[: len(of_prompt)]  # nothing says how likely the first one was
-            listed = [one for part in of_prompt for one in part]
-            found = [*found, *ended]
-        listed += found
-        tokens = [self.texts(token) for token in (*unknown, *(one.token for one in listed))]
-        offset, offsets = self._offsets.get(index, 0), []
-        for text in tokens:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[index] = offset
+            found += [update.end_logprobs for update in updates if update.end_logprobs is not None]
+            if updates[0].prompt_logprobs is not None:
+                prompt, scores = self._echoed[index].ids, updates[0].prompt_logprobs
+                unknown = [None]  # nothing says how likely the first one was
+        tokens = [*prompt, *(one.token for one in found)]
         return {
-            "tokens": tokens,
-            "token_logprobs": [*(None for _ in unknown), *(one.logprob for one in listed)],
-            "top_logprobs": [*(None for _ in unknown), *(self._top(one) for one in listed)],
-            "text_offset": offsets,
+            "tokens": map(self.texts, tokens),
+            "token_logprobs": chain(unknown, (one.logprob for one in chain(scores, found))),
+            "top_logprobs": chain(unknown, map(self._top, chain(scores, found))),
+            "text_offset": self._next_offsets(index, tokens),
         }
 
     def _top(self, one: TokenLogprobs) -> Json:
         return {self.texts(token): logprob for token, logprob in one.top.items()}
+
+    def _next_offsets(self, index: int, tokens: Sequence[int]) -> Iterator[int]:
+        """Where the texts of an answer's next tokens begin. Each chunk is written before the next is made."""
+        for token in tokens:
+            offset = self._offsets.get(index, 0)
+            yield offset
+            self._offsets[index] = offset + len(self.texts(token))
 
 
 def _text(updates: Sequence[AnswerUpdate]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from soothsay.server.tool_calls import ParsedPart, ToolCallParser
 from soothsay.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+"""A JSON object. Long lists in it are iterators, which make their items when they are written."""
 
 MakeParser = Callable[[], ToolCallParser]
 """Makes the parser of tool calls for one answer."""
@@ -110,7 +111,7 @@ def join(parts: Sequence[ParsedPart]) -> ParsedPart:
     )
 
 
-def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[Json]:
+def list_logprobs(texts: TokenTexts, logprobs: Iterable[TokenLogprobs]) -> Iterator[Json]:
     """The log-probabilities of tokens, as chats list them. A part of a character has no `bytes`."""
 
     def entry(token: int, logprob: float) -> Json:
@@ -118,10 +119,8 @@ def list_logprobs(texts: TokenTexts, logprobs: Sequence[TokenLogprobs]) -> list[
         spelling = None if "\ufffd" in text else list(text.encode())
         return {"token": text, "logprob": logprob, "bytes": spelling}
 
-    return [
-        {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
-        for one in logprobs
-    ]
+    for one in logprobs:
+        yield {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
 
 
 def logprobs_of(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
