@@ -129,7 +129,9 @@ class Tokenizer:
         with backend_errors(
             lambda why: RequestError(f"the tokenizer cannot cut this text into tokens ({why})")
         ):
-            return list(self.backend.encode(text, add_special_tokens=special).ids)
+            # unlike `encode`, it lets other threads run meanwhile
+            (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+            return list(encoded.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,11 +17,15 @@ from serving import Running
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from soothsay import LLM
 from soothsay.server.api_errors import ApiError
+from soothsay.server.llama_api import read_prompts
+from soothsay.server.llama_bodies import LlamaCompletionRequest
 from soothsay.server.messages import LoadedModel
-from soothsay.server.prompts import SMALL, PromptReader
-from soothsay.server.text_bounds import characters_per_token, too_long
+from soothsay.server.prompts import CUT, SMALL, PromptReader
+from soothsay.server.text_bounds import SLICE, TextBound
 from soothsay.tokenizer import Tokenizer
+from soothsay.vocabulary.byte_level import byte_text
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -74,19 +80,21 @@ UNBOUNDED: dict[str, Tokenizer] = {
 @settings(deadline=None, max_examples=60)
 @given(text=st.text(alphabet="a \n\u0301\u0345\u0391\u0314é😀ffi\u1100\u1161\u11a8", max_size=60))
 def test_no_token_holds_more_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
-    bound = characters_per_token(tokenizer)
-    assert bound is not None
-    for whole in (text, " " * 64 + text, "a" * 300, "\u0391\u0314\u0301\u0345" * 20):
+    bound = TextBound(tokenizer)
+    assert bound.per_token is not None
+    long = (text * 20, text + "a" * 1000, text * 20 + "Ab \u00e9" * 90, "\u0391\u0314\u0301\u0345" * 200)
+    for whole in (text, " " * 64 + text, *long):
         count = len(tokenizer.encode(whole))
-        assert len(whole) <= bound * count
-        assert not too_long(tokenizer, count)(whole)
-    assert too_long(tokenizer, 10)("x" * (10 * bound + 1))
+        assert len(whole) <= bound.per_token * count
+        assert not bound.exceeds(whole, count)
+    assert bound.exceeds("x" * (10 * bound.per_token + 1), 10)
 
 
 @pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
 def test_tokenizers_that_may_drop_characters_have_no_bound(tokenizer: Tokenizer) -> None:
-    assert characters_per_token(tokenizer) is None
-    assert not too_long(tokenizer, 1)("a" * 1_000_000)
+    bound = TextBound(tokenizer)
+    assert bound.per_token is None
+    assert not bound.exceeds("a" * 1_000_000, 1)
 
 
 def test_a_token_that_takes_the_spaces_beside_it() -> None:
@@ -95,14 +103,53 @@ def test_a_token_that_takes_the_spaces_beside_it() -> None:
     text = " " * 5000 + "<mask>" + "\n" * 5000
     count = len(tokenizer.encode(text))
     assert count == 1
-    assert not too_long(tokenizer, count)(text)
-    assert too_long(tokenizer, 10)("x" * 5000)
+    assert not TextBound(tokenizer).exceeds(text, count)
+    assert TextBound(tokenizer).exceeds("x" * 5000, 10)
 
 
 def test_a_tokenizer_that_cuts_texts_off_has_no_bound() -> None:
     tokenizer = byte_level()
     tokenizer.backend.enable_truncation(5)
-    assert characters_per_token(tokenizer) is None
+    assert TextBound(tokenizer).per_token is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(alphabet="ab\0\x04 \né", max_size=60))
+def test_bytes_without_a_token_may_stand_between_those_of_one(text: str) -> None:
+    letters = [letter for letter in BYTES if letter not in {byte_text(b"\0"), byte_text(b"\x04")}]
+    tokens = [*letters, "ab", "abab", "abababab"]
+    merges = [("a", "b"), ("ab", "ab"), ("abab", "abab")]
+    backend = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(backend)
+    bound = TextBound(tokenizer)
+    assert bound.per_token is None
+    for whole in (text * 20, "a\0b\x04" * 400, text * 9 + "ab" * 900 + text * 9):
+        assert not bound.exceeds(whole, len(tokenizer.encode(whole)))
+    assert not bound.exceeds("\0" * 1_000_000, 1)
+    assert bound.exceeds("a" * 300, 100)
+
+
+def test_characters_that_no_long_token_has_count_more() -> None:
+    bound = TextBound(byte_level())
+    assert bound.per_token == 8
+    assert not bound.exceeds(" " * 790, 100)  # these can be 99 tokens
+    assert bound.exceeds("x" * 300, 100)
+    assert bound.exceeds(" x" * 150, 100)
+    words = "x" * SLICE * 3
+    assert bound.exceeds(words, 2 * SLICE), "all slices count"
+    assert not bound.exceeds(words, 3 * SLICE)
+
+
+def test_tokenizing_lets_other_threads_run(sibyl: LLM) -> None:
+    text = "".join(chr(33 + i * 7919 % 90) for i in range(400_000))
+    turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(sibyl.tokenizer.encode, text)
+        while not work.done():
+            turns += 1
+            time.sleep(0.001)
+    assert turns > 10
 
 
 class Counting(Tokenizer):
@@ -130,10 +177,23 @@ def test_texts_beyond_the_context_are_not_tokenized() -> None:
     one = reader()
     assert one.encode("Hi") == one.tokenizer.encode("Hi")
     assert refusal(lambda: one.encode("x" * 4_000_000)) == ("context_length_exceeded", "prompt")
+    assert refusal(lambda: one.encode("x" * 400)) == ("context_length_exceeded", "prompt")
     many = [{"role": "user", "content": "x", "times": 1_000_000}]
     assert refusal(lambda: one.encode_chat(many, {})) == ("context_length_exceeded", "messages")
     assert refusal(lambda: one.check_prompt([0] * 100)) == ("context_length_exceeded", "prompt")
     assert one.check_prompt([0] * 99) == [0] * 99
+
+
+def test_a_text_of_which_the_end_is_wanted_may_be_longer() -> None:
+    one = reader()
+    assert len(one.encode("x" * (100 * CUT), cut=True)) == 100 * CUT
+    with pytest.raises(ApiError, match=f"more than {100 * CUT} tokens; cut it") as refused:
+        one.encode("x" * 1000, field="messages", cut=True)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    parts = LlamaCompletionRequest(prompt="x", truncate_prompt_tokens=5)
+    assert read_prompts(one, parts, [["x" * 150] * 2], 100)[0] == [one.encode("xxxxx")]
+    with pytest.raises(ApiError, match="at least 450 tokens"):
+        read_prompts(one, parts, [["x" * 150] * 9], 100)
 
 
 @pytest.mark.parametrize("bad", [-1, 260, 2**63])

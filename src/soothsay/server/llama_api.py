@@ -21,7 +21,7 @@ from soothsay.server.llama_bodies import (
 )
 from soothsay.server.llama_format import LlamaFormat
 from soothsay.server.parameters import chosen_tools, sampling_params, truncated
-from soothsay.server.prompts import PromptReader
+from soothsay.server.prompts import CUT, PromptReader
 from soothsay.server.protocol import ChatRequest
 from soothsay.server.service import Asked, Service, make_body
 
@@ -130,14 +130,17 @@ def read_prompts(
 
     Raises `ApiError` for unknown token ids, and for prompts that the context cannot hold.
     """
-    begin = body.add_special_tokens is not False
+    begin, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
     all_ids, texts = list[list[int]](), list[str]()
     for parts in prompts:
         if len(parts) > 2 * room:  # each takes time, also if it is empty
             raise reader.over_long(f"{len(parts)} parts", "prompt")
         ids: list[int] = []
         for place, part in enumerate(parts):
-            ids += [part] if isinstance(part, int) else reader.encode(part, special=begin and place == 0)
+            first = begin and place == 0
+            ids += [part] if isinstance(part, int) else reader.encode(part, special=first, cut=cut)
+            if len(ids) > CUT * room:
+                raise reader.over_long(f"at least {len(ids)} tokens", "prompt")
         ids = reader.check_prompt(truncated(ids, body, room))
         all_ids.append(ids)
         texts.append("" if reader.has_no_tokenizer else reader.decode(ids, skip_special=False))

@@ -32,7 +32,8 @@ def chat_ids(
     text = reader.render(messages, given)
     if body.continue_final_message:
         text = _cut_after(text, continued_text(body))
-    ids = reader.encode(text, special=bool(body.add_special_tokens), field="messages")
+    cut = body.truncate_prompt_tokens is not None
+    ids = reader.encode(text, special=bool(body.add_special_tokens), field="messages", cut=cut)
     return truncated(ids, body, room), text
 
 
@@ -52,10 +53,10 @@ def completion_ids(
         prompts: texts or token ids.
         room: tokens of the context.
     """
-    special = body.add_special_tokens is not False
+    special, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
     ids, echoed = list[list[int]](), list[Echo]()
     for prompt in prompts:
-        known = reader.encode(prompt, special=special) if isinstance(prompt, str) else prompt
+        known = reader.encode(prompt, special=special, cut=cut) if isinstance(prompt, str) else prompt
         ids.append(reader.check_prompt(truncated(known, body, room)))
         if body.echo:
             whole = isinstance(prompt, str) and len(known) == len(ids[-1])

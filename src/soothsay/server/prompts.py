@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
-from soothsay.server.text_bounds import too_long
+from soothsay.server.text_bounds import TextBound
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
 
 T = TypeVar("T")
@@ -20,6 +20,9 @@ WORKERS = 2
 SMALL = 1 << 16
 """Limit of characters, or of token ids, in a small prompt. Small prompts do not wait for large ones."""
 
+CUT = 4
+"""How many times as long as the context a text may be of which a request wants only the end."""
+
 
 class PromptReader:
     """Turns prompts into token ids for one model.
@@ -29,7 +32,7 @@ class PromptReader:
 
     def __init__(self, model: LoadedModel):
         self._model = model
-        self._too_long = None if model.tokenizer is None else too_long(model.tokenizer, model.max_context)
+        self._bound = None if model.tokenizer is None else TextBound(model.tokenizer)
         self._threads = ThreadPoolExecutor(WORKERS, "prompt")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
@@ -49,11 +52,21 @@ class PromptReader:
         """Whether prompts can be token ids only."""
         return self._model.tokenizer is None
 
-    def encode(self, text: str, *, special: bool = True, field: str = "prompt") -> list[int]:
-        """Token ids of a text. `special` adds the tokens that surround a text, such as a first one."""
+    def encode(
+        self, text: str, *, special: bool = True, field: str = "prompt", cut: bool = False
+    ) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: a longer one than the context can hold is refused, if that is certain without its ids.
+            special: adds the tokens that surround a text, such as a first one.
+            field: names the text in errors.
+            cut: whether only its last tokens are wanted. Then it may be up to `CUT` times as long.
+        """
         tokenizer = self.tokenizer
-        if self._too_long is not None and self._too_long(text):
-            raise self.over_long(f"{len(text)} characters", field)
+        limit = self._model.max_context * (CUT if cut else 1)
+        if self._bound is not None and self._bound.exceeds(text, limit):
+            raise self.over_long(f"{len(text)} characters", field, limit)
         try:
             return tokenizer.encode(text, special=special)
         except Exception as error:  # the library raises plain Exception
@@ -91,7 +104,10 @@ class PromptReader:
         self.check(ids, "prompt")
         return ids
 
-    def over_long(self, size: str, field: str) -> ApiError:
-        """The error for a prompt of this size that the context cannot hold."""
-        message = f"{field} has {size}, more than the context of {self._model.max_context} tokens can hold"
+    def over_long(self, size: str, field: str, limit: int | None = None) -> ApiError:
+        """The error for a prompt of this size. `limit`: of tokens, if it is not that of the context."""
+        context = self._model.max_context
+        message = f"{field} has {size}, more than the context of {context} tokens can hold"
+        if limit not in (None, context):
+            message = f"{field} has {size}, more than {limit} tokens; cut it before you send it"
         return ApiError(400, message, "context_length_exceeded", param=field)
