@@ -8,8 +8,10 @@ import httpx
 import pytest
 from serving import Running
 
+from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
 from soothsay.server.parameters import sampling_params
+from soothsay.server.prompt_ids import MAX_READ, MAX_SCORES, check_totals
 from soothsay.server.protocol import CompletionRequest
 from soothsay.server.server_config import ServerConfig
 
@@ -89,3 +91,58 @@ def test_huge_numbers_are_refused_with_their_name(running: Running, change: dict
     assert reply.status_code == 400, reply.text
     assert (reply.json()["error"]["param"] or "").partition(".")[0] in (next(iter(change)), "")
     assert len(reply.text) < 1000
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n", "scores"),
+    [
+        ([MAX_READ + 1], 1, None),
+        ([MAX_READ // 2] * 2, 1, None),
+        ([MAX_SCORES // 21], 1, 20),
+        ([999] * 16, 16, 0),
+    ],
+)
+def test_much_is_read_and_scored(lengths: list[int], n: int, scores: int | None) -> None:
+    check_totals([[0] * length for length in lengths], SamplingParams(n=n, prompt_logprobs=scores))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n", "scores", "param"),
+    [
+        ([MAX_READ // 16 + 1], 16, None, "prompt"),
+        ([MAX_READ // 64 + 1] * 64, 1, None, "prompt"),
+        ([MAX_SCORES // 21 + 1], 1, 20, "prompt_logprobs"),
+        ([MAX_SCORES // 21 // 16 + 1], 16, 20, "prompt_logprobs"),
+        ([MAX_SCORES // 64 + 1] * 64, 1, 0, "prompt"),
+        ([2001] * 16, 16, 20, "prompt_logprobs"),
+    ],
+)
+def test_products_of_prompts_answers_and_alternatives_are_bounded(
+    lengths: list[int], n: int, scores: int | None, param: str
+) -> None:
+    prompts = [[0] * length for length in lengths]
+    with pytest.raises(ApiError, match="is the limit") as refused:
+        check_totals(prompts, SamplingParams(n=n, prompt_logprobs=scores))
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("/v1/completions", {"echo": True, "logprobs": 20, "n": 16}),
+        ("/v1/completions", {"echo": True, "logprobs": 20, "n": 16, "stream": True}),
+        ("/v1/completions", {"echo": True, "logprobs": 20, "best_of": 16}),
+        ("/v1/completions", {"prompt_logprobs": 20, "n": 16}),
+        ("/completion", {"prompt_logprobs": 20, "n_cmpl": 16}),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_computed(
+    running: Running, path: str, change: dict[str, Any]
+) -> None:
+    before = running.gauge("prompt_tokens_total")
+    asked = {"prompt": [[first, *range(800)] for first in range(8)], "max_tokens": 1, **change}
+    reply = httpx.post(f"{running.url}{path}", json=asked, timeout=60)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == "prompt_logprobs"
+    assert "n=16 answers to each of 8 prompts list 2153" in reply.json()["error"]["message"]
+    assert running.gauge("prompt_tokens_total") == before

@@ -39,7 +39,7 @@ from soothsay.server.model_routes import model_routes
 from soothsay.server.ollama_api import OLLAMA_BODIES, ollama_routes
 from soothsay.server.openapi import describe
 from soothsay.server.parameters import RequestOptions, chosen_tools, request_options, sampling_params
-from soothsay.server.prompt_ids import chat_ids, completion_ids, continued_text
+from soothsay.server.prompt_ids import chat_ids, check_totals, completion_ids, continued_text
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.reasoning import ReasoningFormat, Thoughts
@@ -240,6 +240,7 @@ class Server:
         reply: ReplyFormat,
     ) -> Asked:
         """What is kept of a body. Raises `ApiError` for fields and options that it must not have."""
+        check_totals(prompts, params)
         options = self._options(body, http.state.account)
         return Asked(prompts, params, options, reply, ReplyOptions.of(body), ignored_fields(body))
 

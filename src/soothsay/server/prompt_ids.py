@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from soothsay.core.params import SamplingParams
+from soothsay.server.api_errors import ApiError
 from soothsay.server.parameters import truncated
 from soothsay.server.prompts import PromptReader
 from soothsay.server.protocol import ChatRequest, CompletionRequest
 from soothsay.server.replies import Echo
+
+MAX_READ = 1 << 20
+"""Limit of tokens of the prompts in one request, each counted for each of its answers, which hold a copy. A
+single answer may have a longer one."""
+
+MAX_SCORES = 1 << 20
+"""Limit of log-probabilities of prompts in one reply, which repeats them for each answer. So many take up to
+100 MB of text, and some seconds to write. It is enough for 20 alternatives to each of 49,000 tokens."""
 
 
 def chat_ids(
@@ -63,6 +73,22 @@ def completion_ids(
             text = str(prompt) if whole else reader.decode(ids[-1])
             echoed += [Echo(text, ids[-1])] * (body.n or 1)
     return ids, echoed
+
+
+def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
+    """Refuse prompts that cost too much together with the number of their answers. Raises `ApiError`."""
+    num_tokens = params.n * sum(map(len, prompts))
+    answers = f"n={params.n} answers to each of {len(prompts)} prompts"
+    if num_tokens > MAX_READ and params.n * len(prompts) > 1:
+        message = f"{answers} read {num_tokens} tokens together, and {MAX_READ} is the limit; ask for fewer"
+        raise ApiError(400, message, "invalid_value", param="prompt")
+    for_each = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+    if num_tokens * for_each > MAX_SCORES:
+        message = (
+            f"{answers} list {num_tokens * for_each} log-probabilities of prompts, {for_each} a token, and "
+            f"{MAX_SCORES} is the limit of a reply; ask for fewer prompts, answers or alternatives"
+        )
+        raise ApiError(400, message, "invalid_value", param="prompt_logprobs")
 
 
 def _cut_after(text: str, end: str) -> str:
