@@ -1,24 +1,14 @@
-"""Turns prompts into token ids, in threads, and refuses those that the context cannot hold."""
+"""Turns prompts into token ids, and refuses those that the context cannot hold."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.messages import LoadedModel
 from soothsay.server.text_bounds import TextBound
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
-
-T = TypeVar("T")
-
-WORKERS = 2
-"""Number of large prompts that are tokenized at once. A text takes up to 250 times its size meanwhile."""
-
-SMALL = 1 << 16
-"""Limit of characters, or of token ids, in a small prompt. Small prompts do not wait for large ones."""
 
 CUT = 4
 """How many times as long as the context a text may be of which a request wants only the end."""
@@ -27,18 +17,13 @@ CUT = 4
 class PromptReader:
     """Turns prompts into token ids for one model.
 
-    All methods except `run` may take long: give them to `run`. They raise `ApiError`, which names the field.
+    Its methods may take long, so they run in a thread of `BodyReader`. They raise `ApiError`, which names the
+    field.
     """
 
     def __init__(self, model: LoadedModel):
         self._model = model
         self._bound = None if model.tokenizer is None else TextBound(model.tokenizer)
-        self._threads = ThreadPoolExecutor(WORKERS, "prompt")
-
-    async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Do some work in a thread. `size` is the number of characters or of token ids that it reads."""
-        threads = None if size <= SMALL else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     @property
     def tokenizer(self) -> Tokenizer:
