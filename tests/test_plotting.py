@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -41,6 +42,18 @@ def test_a_file_is_a_png(tmp_path: Path) -> None:
     save_png(new_figure(), tmp_path / "a.png", dpi=50)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert [*tmp_path.iterdir()] == [tmp_path / "a.png"]
+
+
+def test_settings_of_the_current_folder_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: true\n")
+    monkeypatch.chdir(tmp_path)
+    matplotlib = import_module("matplotlib")
+    matplotlib.rc_file(matplotlib.matplotlib_fname())
+    assert matplotlib.rcParams["text.usetex"]
+    new_figure()
+    assert not matplotlib.rcParams["text.usetex"]
 
 
 @pytest.fixture

@@ -31,9 +31,13 @@ _NEEDLESS = re.compile(r"font-family:[^;]*;?\s*|(?<=\.\d\d)\d+")  # fonts, and d
 
 
 def require_matplotlib() -> None:
-    """Raise `SoothsayError` if matplotlib is not installed. Call it before a long run that draws."""
+    """Raise `SoothsayError` if matplotlib is not installed. Call it before a long run that draws.
+
+    Charts have matplotlib's default style, whatever the settings of the user and of the current folder are.
+    """
     try:
         import_module("matplotlib.figure")
+        import_module("matplotlib").rcdefaults()  # a `matplotlibrc` of the current folder could run LaTeX
     except ImportError:
         raise SoothsayError(
             "drawing needs matplotlib: pip install matplotlib, or install soothsay[plot]"

@@ -310,7 +310,8 @@ def setup(dtype: str = "float32") -> Setup:
     return Setup(model=str(open_checkpoint("sibyl").path), dtype=dtype, threads=1, context=128)
 
 
-def test_engines_of_this_environment_agree(tmp_path: Path) -> None:
+def test_engines_of_this_environment_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as commands do
     with (
         PeerProcess(OURS, setup(), sys.executable, tmp_path / "ours.log") as ours,
         PeerProcess("transformers", setup(), sys.executable, tmp_path / "theirs.log") as theirs,

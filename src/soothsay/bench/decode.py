@@ -75,7 +75,8 @@ def _transformers(model: str, llm: LLM, prompt: list[int], tokens: int) -> Workl
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    theirs = AutoModelForCausalLM.from_pretrained(_directory(model), dtype=llm.model.dtype).eval()
+    load, place = AutoModelForCausalLM.from_pretrained, _directory(model)
+    theirs = load(place, dtype=llm.model.dtype, trust_remote_code=False).eval()
     ids = torch.tensor([prompt])
 
     def run() -> int:

@@ -6,6 +6,7 @@ Commands import torch when they run, not before, so that `--help` answers at onc
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from soothsay.cli.terminal import report
 from soothsay.cli.train.train_app import train
 from soothsay.cli.verify import verify
 from soothsay.errors import SoothsayError
+from soothsay.safe_path import SAFE_PATH
 
 
 class _Commands(TyperGroup):
@@ -81,6 +83,7 @@ def main() -> None:
     Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch); 2 for bad input; 130 for
     Ctrl-C.
     """
+    os.environ |= SAFE_PATH
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print "?" for a character that the terminal does not have
             stream.reconfigure(errors="replace")

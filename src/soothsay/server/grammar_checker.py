@@ -13,6 +13,7 @@ from collections import OrderedDict
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.tenant import PerTenant, Tenant
+from soothsay.safe_path import module_environment
 from soothsay.server.api_errors import ApiError
 from soothsay.server.grammar_process import LENGTH
 from soothsay.tokenizer import Tokenizer
@@ -99,7 +100,9 @@ class GrammarChecker:
         """Start a process, and wait until it has prepared the vocabulary."""
         try:
             command = [sys.executable, "-m", "soothsay.server.grammar_process"]
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=module_environment()
+            )
         except OSError as error:
             log.error("grammar process not started", exc_info=error)
             raise _no_process() from None

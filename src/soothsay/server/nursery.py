@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.server.process import GRACE, SPAWN, EngineProcess, Process, pin, signals_blocked
+from soothsay.server.process import GRACE, SPAWN, EngineProcess, Process, pin, safe_start
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
@@ -129,7 +129,7 @@ class Nursery:
         self._process = SPAWN.Process(
             target=_nurse, args=(*self._arguments, theirs), name="nursery", daemon=True
         )
-        with signals_blocked():
+        with safe_start():
             self._process.start()
         theirs.close()
         threading.Thread(target=_hear, args=(self._pipe, self._forks), name="nursery", daemon=True).start()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from soothsay.errors import SoothsayError
 from soothsay.processors import claim_cores
+from soothsay.safe_path import SAFE_PATH
 from soothsay.server.fleet.engine import Received
 from soothsay.server.messages import Incoming, Loaded
 
@@ -105,7 +106,7 @@ class EngineProcess:
         """Start the process with its end of the pipe."""
         arguments = self._factory, theirs, self._environment
         process = SPAWN.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
-        with signals_blocked():
+        with safe_start():
             process.start()
         return process
 
@@ -212,12 +213,13 @@ def write_messages(pipe: Connection, outbox: SimpleQueue[Incoming | None]) -> No
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM, so that processes started inside inherit the block.
+def safe_start() -> Iterator[None]:
+    """Let processes started inside inherit `SAFE_PATH`, and that SIGINT and SIGTERM are blocked.
 
     Terminals, and some supervisors, signal every process of a group. The engine must finish the running
-    answers first.
+    answers first. The variable stays set, since other threads start processes too.
     """
+    os.environ |= SAFE_PATH
     resource_tracker.ensure_running()  # starting a process starts it too, and that unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:

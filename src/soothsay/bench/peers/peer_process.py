@@ -43,8 +43,8 @@ class PeerProcess:
             with log.open("w") as stderr:
                 self._process = subprocess.Popen(
                     [python, "-m", "engines", name, json.dumps(asdict(setup))],
-                    cwd=Path(__file__).parent,  # where `engines` is
-                    env={**os.environ, "OMP_NUM_THREADS": str(setup.threads)},
+                    cwd=Path(__file__).parent,  # where `engines` is, and nothing of others
+                    env={**os.environ, "PYTHONSAFEPATH": "", "OMP_NUM_THREADS": str(setup.threads)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,

@@ -23,6 +23,7 @@ from soothsay.model.load import load_model, named_kernels
 from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.model.pipeline.splitting import split_layers
 from soothsay.model.transformer import Transformer
+from soothsay.safe_path import module_environment
 
 MIN_KEY = 16
 """The shortest key, in bytes."""
@@ -134,13 +135,12 @@ def _start() -> RemoteStage:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-m", "soothsay.model.pipeline.stage_process", str(theirs.fileno())]
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": path},
+            env=module_environment(),
             start_new_session=True,  # signals of a terminal are for the engine, which ends it
         )
         return RemoteStage(Connection(ours.detach()), f"process {process.pid}", process)

@@ -31,7 +31,8 @@ class Transformers(Peer):
             need("gguf")
             model, name = os.path.split(model)
             options["gguf_file"] = name
-        self.model = load(model, dtype=getattr(self.torch, dtype), **options).eval()
+        kept = load(model, dtype=getattr(self.torch, dtype), trust_remote_code=False, **options)
+        self.model = kept.eval()
         # An id outside the vocabulary, so that no token ends an answer: prompt lookup does not accept None.
         self.model.generation_config.eos_token_id = self.model.config.vocab_size
 
