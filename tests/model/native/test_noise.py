@@ -7,7 +7,7 @@ import torch
 from kernels import STOCK
 
 from soothsay import DraftTree, SamplingParams
-from soothsay.core.noise import uniform
+from soothsay.core.noise import gumbel, uniform
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, best_tokens, perturb
 from soothsay.drafters.base import NoDrafter
@@ -45,3 +45,20 @@ def test_kernels_sample_the_same_tokens(kernels: NativeKernels, params: Sampling
     assert torch.equal(scores, perturb(logits, asked, STOCK))
     assert best_tokens(scores, kernels) == best_tokens(scores, STOCK)
     assert params.temperature or best_tokens(scores, kernels)[2] == 90
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+@pytest.mark.parametrize("width", [100, 4096])
+def test_a_race_finds_the_best_of_all_scores(kernels: NativeKernels, width: int, count: int) -> None:
+    """Numbers that are equal, close or far apart: noise decides all, some or hardly any of the places."""
+    generator = torch.Generator().manual_seed(width)
+    keys = torch.randint(0, 1 << 32, (40, 2), generator=generator)
+    noise = gumbel(keys, torch.arange(width)[None], STOCK)
+    for spread in (0.0, 0.3, 4.0):
+        x = spread * torch.randn(40, width, generator=generator)
+        factors = 0.5 + torch.rand(40, generator=generator)
+        scores = x * factors[:, None] + noise
+        expected = scores.topk(count).values
+        values, tokens = kernels.race(x, factors, keys, count)
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scores.gather(1, tokens), expected, rtol=1e-4, atol=1e-4)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from kernels import STOCK
 from torch import Tensor
 
 from soothsay.model.native.kernels import NativeKernels, load_native
@@ -46,6 +47,18 @@ def test_concurrent_callers_get_the_same_bits(two_threads: None) -> None:
     for caller in callers:
         caller.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("rows", [13, 27, 64, 67])
+def test_threads_write_each_row_and_nothing_after_the_last(two_threads: None, rows: int) -> None:
+    """A loop is cut into pieces of 8 rows, and the last one is shorter."""
+    assert native is not None
+    n = 1024
+    x = torch.randn(rows + 8, 2 * n)
+    out = torch.full((rows + 8, n), torch.nan)
+    native._library.soothsay_gated(x.data_ptr(), 0, 0, rows, n, out.data_ptr())
+    assert out[rows:].isnan().all()
+    torch.testing.assert_close(out[:rows], STOCK.gated(x[:rows], "silu"))
 
 
 FORK = """

@@ -11,7 +11,7 @@ from fleets import NUMERICS, FakeEngine, Fixture, heard, job, run, text, tokens,
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.server.api_errors import ApiError
-from soothsay.server.fleet import dispatcher
+from soothsay.server.fleet import dispatcher, fleet
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.jobs import Job
 
@@ -146,6 +146,28 @@ def test_answers_of_an_engine_that_is_silent_go_on_at_another_one(monkeypatch: p
         engine.say(begun, 1)
         other.say(begun, 1, end=True)
         assert (await heard(begun))[0][0] == tokens(begun, 4)
+
+    run(test)
+
+
+def test_an_answer_that_does_not_begin_leaves_a_silent_engine_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "TICK", 0.01)
+    monkeypatch.setattr(dispatcher, "LATE", 0.05)
+    monkeypatch.setattr(dispatcher, "LATE_TO_BEGIN", 0.2)
+
+    async def test() -> None:
+        one = Fixture(2)
+        await one.ready()
+        each = job()
+        engine = await one.begin(each)
+        engine.deaf = True
+        (other,) = [own for own in one.engines if own is not engine]
+        await until(lambda: other.has(each))
+        assert one.replicas[one.engines.index(engine)].silence > 0.2, "not before its time"
+        other.say(each, 2, end=True)
+        assert (await heard(each))[0][0] == tokens(each, 2)
 
     run(test)
 

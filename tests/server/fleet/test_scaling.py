@@ -152,6 +152,28 @@ def test_the_only_engine_is_replaced_before_it_goes() -> None:
     run(test)
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_only_engine_without_jobs_serves_until_the_next_one_is_loaded() -> None:
+    async def test() -> None:
+        one = Fixture(1)
+        await one.ready()
+        one.fleet.drain(one.replicas[0], patience=0)
+        await until(lambda: len(one.engines) == 2)
+        first, second = one.engines
+        await asyncio.sleep(10 * fleet.TICK)
+        assert len(one.replicas) == 2
+        each = job()
+        assert await one.begin(each) is first
+        first.say(each, 1, end=True)
+        await heard(each)
+        second.load()
+        await until(lambda: len(one.replicas) == 1)
+        await until(lambda: (first.ends, second.ends) == (1, 0))
+        await one.loop.stop()
+
+    run(test)
+
+
 def app(size: Bounds, keys: KeyRing | None = None) -> tuple[Server, httpx.AsyncClient]:
     """A server of fake engines, and a client without a network."""
     server = Server(Fleet(FakeEngine, size).__enter__(), ServerConfig("m"), keys)
