@@ -158,6 +158,24 @@ def test_a_line_without_a_seed_has_its_own(tmp_path: Path) -> None:
     assert [one == two for one, two in zip(first, other, strict=True)] == [False, False, False, True]
 
 
+def test_a_batch_that_is_run_again_gives_the_same_answers(tmp_path: Path) -> None:
+    """Lines without a seed, and with -1 for any, have one that follows from the batch's own and their id."""
+    kinds: list[tuple[str, Any]] = [
+        *((TEXT, {"prompt": "Once", "max_tokens": 6, **own}) for own in ({}, {"seed": None}, {"seed": -1})),
+        (CHAT, {"messages": ASKED, "max_tokens": 6, "seed": -1}),
+        (RESPONSES, {"input": "Hi", "max_output_tokens": 6, "seed": -1}),
+    ]
+    requests = BatchInput(write(tmp_path / "in.jsonl", kinds))
+    told = []
+    for number in range(2):
+        path = tmp_path / f"{number}.jsonl"
+        with Fleet(partial(WarmEngine, engines.sibyl)) as fleet, BatchOutput(path) as output:
+            asyncio.run(BatchRun(fleet, requests, output, "sibyl").run({}))
+        bodies = [answers(path)[f"id {index}"]["response"]["body"] for index in range(len(kinds))]
+        told.append([one.get("choices") or one["output"] for one in bodies])
+    assert told[0] == told[1]
+
+
 @pytest.mark.slow
 def test_only_the_line_that_kills_the_engine_fails(tmp_path: Path) -> None:
     kinds: list[tuple[str, Any]] = [

@@ -254,6 +254,38 @@ def test_a_conversation_is_that_of_chats(tooled: OpenAI) -> None:
     assert again.usage.input_tokens == plain.usage.prompt_tokens
 
 
+def test_thoughts_belong_to_the_message_or_call_after_them() -> None:
+    def thinks(text: str) -> Json:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    def call(number: str) -> Json:
+        return {"type": "function_call", "call_id": number, "name": "first", "arguments": "{}"}
+
+    def result(number: str) -> Json:
+        return {"type": "function_call_output", "call_id": number, "output": "done"}
+
+    history: list[Any] = [
+        {"role": "user", "content": QUESTION},
+        *(thinks("one"), call("a"), call("b"), thinks("two"), call("c"), result("a"), result("b"), result("c")),
+        *(thinks("three"), call("d"), result("d")),
+        *(thinks("four"), {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine."}),
+        *(thinks("five"), {"role": "assistant", "content": "So it is."}),
+    ]
+    messages = ResponsesRequest(model="sibyl", input=history).chat().messages
+    told = [
+        (message.reasoning_content, message.content, [one.id for one in message.tool_calls or ()])
+        for message in messages
+        if message.role == "assistant"
+    ]
+    assert told == [
+        ("one", "", ["a", "b"]),
+        ("two", "", ["c"]),
+        ("three", "", ["d"]),
+        (None, "Fine.", []),
+        ("five", "So it is.", []),
+    ]
+
+
 def test_what_has_no_effect_is_accepted(client: OpenAI) -> None:
     plain = client.responses.create(**ASKED, **SEED)
     told = client.responses.create(

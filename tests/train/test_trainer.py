@@ -96,6 +96,19 @@ def test_goes_on_to_the_same_bits(tmp_path: Path, stop: int) -> None:
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
+@pytest.mark.parametrize("stop", [2, 4])
+def test_the_best_checkpoint_is_kept_when_a_training_goes_on(tmp_path: Path, stop: int) -> None:
+    """The scores are 1, 3 and 2: the last one is no reason to replace the second."""
+    Trainer(Toy(), EXAMPLES, CONFIG, tmp_path).run(Log(), stop_after=stop)
+    again = Toy()
+    again.saved = stop // 2
+    trainer = Trainer(again, EXAMPLES, CONFIG, tmp_path)
+    assert trainer.best == [1.0, 3.0][stop // 2 - 1]
+    trainer.run(Log())
+    assert (tmp_path / "inner" / "number").read_text() == "2"
+    assert trainer.best == 3.0
+
+
 def test_an_interrupt_loses_the_steps_since_the_last_checkpoint_and_no_more(tmp_path: Path) -> None:
     def interrupt(step: int, measured: Mapping[str, float]) -> None:
         if step == 5:

@@ -51,6 +51,16 @@ def test_probabilities_never_rise_as_scores_fall() -> None:
     assert len(set(table)) > 3
 
 
+def test_a_probability_is_never_above_one() -> None:
+    """Counts fade again and again, the right ones as much as all."""
+    calibration = AcceptanceCalibration()
+    for _ in range(3000):
+        calibration.record(chain([1, 2], -0.1), {1, 2})
+    table = [calibration.probability(-0.1 * i) for i in range(90)]
+    assert 0.9 < max(table) <= 1
+    assert calibration.claimed(1.0) <= 1
+
+
 def test_old_counts_fade() -> None:
     calibration = AcceptanceCalibration()
     for right in (True, False):

@@ -17,6 +17,7 @@ from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Verdict
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.constants import MAX_BACKLOG
 from soothsay.drafters.control.controller import NOBODY, Controller
@@ -82,6 +83,19 @@ def test_the_times_of_passes_are_followed(second: float, steps: int) -> None:
     world.times = PassTimes([1, 16], [0], [[2 * second, 2.2 * second]])
     run(world, auto, 1, steps)
     assert auto.times(1) == pytest.approx(2 * second, rel=0.05)
+
+
+def test_a_pass_with_a_chunk_of_a_prompt_says_nothing_about_smaller_passes() -> None:
+    """A chunk's rows are not among those that the controller counts."""
+    world = World(FLAT)
+    auto = Controller(TARGET, [NoDrafter(TARGET)], deepcopy(FLAT), world.clock)
+    (_, (request,)), before = run(world, auto, 1, 5), auto.times(1)
+    for _ in range(20):
+        auto.propose([request])
+        world.now += 100 * before
+        said = [Observation(request, 2, 1, (), DraftTree(0), None, Verdict([], [7]))]
+        auto.observe([*said, Observation(request, 0, 512, ())])
+    assert auto.times(1) == before
 
 
 def test_trees_grow_where_rows_share_experts() -> None:

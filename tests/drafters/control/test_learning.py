@@ -77,7 +77,8 @@ def test_trust_begins_with_both_and_follows_what_it_sees() -> None:
     assert trust.rate(Opinion(sure, unsure)) < 0.05
     for _ in range(20 * int(FADE)):
         trust.record(Opinion(sure, unsure), True)
-    assert trust.rate(Opinion(sure, unsure)) > 0.99, "old counts fade"
+    assert 0.99 < trust.rate(Opinion(sure, unsure)) <= 1, "old counts fade"
+    assert (trust.right <= trust.seen).all()
     assert trust.seen.max() <= FADE
     assert trust.seen.min() == PRIOR
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from every_drafter import DRAFTERS, resolve
@@ -20,6 +21,7 @@ from test_guarantee import GREEDY, MIXED, SAMPLED, all_same, plain, preempt_ofte
 
 from soothsay import LLM, DrafterError, ModelError, SamplingParams
 from soothsay.core.batch import Rows
+from soothsay.core.cache import Move
 from soothsay.errors import StageError
 from soothsay.handshake import call
 from soothsay.model.pass_measuring import measure_passes
@@ -157,6 +159,23 @@ def test_a_failing_step_is_blamed_on_its_request_alone(llm: LLM, monkeypatch: py
     bad, good = llm.generate([[5, 31], [5, 6]], params)
     assert "hidden states of the shape" in (bad.choices[0].error or "")
     assert good.finish_reason == "length"
+
+
+def test_a_commit_that_failed_is_told_with_the_next_pass(llm: LLM) -> None:
+    """Once, and the step is repeated. Else tokens would come of keys and values that were never moved."""
+    (stage,), cache = llm.model.rest, llm.engine.cache
+    lost = Move(np.array([1 << 40]), [5], 3)  # within a block that the pool does not have
+    rows = [Rows(np.arange(5, 9), 0, np.array([0]))]
+    with torch.inference_mode():
+        stage.commit(cache, [lost])
+        stage.commit(cache, [Move(np.array([0]), [5], 3)])
+        with pytest.raises(RuntimeError, match=r"stage with layers .*a block that the pool does not have"):
+            llm.model(llm.model.pack(rows, cache.block_size), cache)
+        llm.model(llm.model.pack(rows, cache.block_size), cache)
+    failed = llm.engine.recovery.num_failed
+    stage.commit(cache, [lost])
+    same(llm.generate(prompts()[1], MIXED[1]), plain()[1])
+    assert llm.engine.recovery.num_failed == failed + 1
 
 
 def test_a_stage_that_cannot_load() -> None:
