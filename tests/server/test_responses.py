@@ -266,7 +266,8 @@ def test_thoughts_belong_to_the_message_or_call_after_them() -> None:
 
     history: list[Any] = [
         {"role": "user", "content": QUESTION},
-        *(thinks("one"), call("a"), call("b"), thinks("two"), call("c"), result("a"), result("b"), result("c")),
+        *(thinks("one"), call("a"), call("b"), thinks("two"), call("c")),
+        *map(result, "abc"),
         *(thinks("three"), call("d"), result("d")),
         *(thinks("four"), {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine."}),
         *(thinks("five"), {"role": "assistant", "content": "So it is."}),
