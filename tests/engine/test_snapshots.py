@@ -122,8 +122,10 @@ def test_requests_go_on_from_their_own_states_in_any_order_of_events(seed: int) 
             count = min(request.num_pending, rng.randrange(1, 12))
             room = request.max_depth if count == request.num_pending else 0
             guesses = [rng.randrange(2) for _ in range(min(room + 2, rng.randrange(4)) if room else 0)]
-            machine.read(request, count, guesses, fail=event > 0.97)
-    assert hits > 5
+            machine.read(request, count, guesses, fail=(fails := event > 0.95))
+            if fails:
+                machine.start(request)
+    assert hits > 2
     for request in [*machine.running]:
         machine.stop(request)
     for _ in range(3):
