@@ -204,6 +204,19 @@ def test_a_job_does_not_move_to_an_engine_that_is_no_better() -> None:
     assert world.holders(job) == [first, third]
 
 
+def test_a_job_of_an_engine_of_its_own_stays_there_and_ends_with_it() -> None:
+    world = World(2)
+    job = 7
+    submit = Submit(job, [[1]], SamplingParams(seed=0), RequestOptions())
+    world.jobs.submit(submit, world.engines[1])  # type: ignore[arg-type]
+    assert world.holders(job) == [1]
+    assert not world.jobs.has_jobs(world.engines[1])  # type: ignore[arg-type]
+    assert world.jobs.hand_over(world.engines[1])  # type: ignore[arg-type]
+    assert world.holders(job) == [1]
+    world.die(1)
+    assert [*world.failed] == [job]
+
+
 def test_clients_are_told_when_the_first_engine_starts_again() -> None:
     world = World(2)
     assert world.jobs.restart_in is None
@@ -258,6 +271,23 @@ def test_a_suspect_waits_until_the_one_before_it_has_a_token() -> None:
     assert world.holders(second) == [], "another engine, and another job, do not end its wait"
     world.say(first, [1])
     assert world.holders(second) == [0]
+
+
+def test_a_suspect_waits_for_a_younger_one_too() -> None:
+    world = World(2)
+    jobs = []
+    for own in (0, 1):
+        world.only(own)
+        jobs.append(world.submit())
+    for own in (1, 0):  # the younger job becomes a suspect first
+        world.engines[1 - own].state = EngineState.STARTING
+        for _ in range(IDLE_LOSSES):
+            world.die(own)
+            world.load(own)
+        world.engines[1 - own].state = EngineState.OK
+    assert [world.holders(job) for job in jobs] == [[], [1]]
+    world.say(jobs[1], [1])
+    assert world.holders(jobs[0]) == [1], "engine 0 is drained"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "ended", "lost"])
