@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from soothsay import LLM, FinishReason, RequestError, Result, SamplingParams, StepError
+from soothsay.config import EngineConfig
+from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Observation, Request
+from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
+from soothsay.core.verify import Verdict
+from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.drafters.registry import build_drafter
 from soothsay.engine import engine as engine_module
-from soothsay.engine.recovery import MAX_DOUBLINGS
+from soothsay.engine.recovery import MAX_DOUBLINGS, Recovery
+from soothsay.engine.scheduler import Scheduler
 from soothsay.model.transformer import Transformer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
@@ -244,3 +250,109 @@ def test_a_damaged_model_gives_an_error_for_each_request(
             assert result.finish_reason is FinishReason.ERROR
             assert result.token_ids == []
     assert not llm.engine.has_work
+
+
+class Alone:
+    """A scheduler of prompts, and steps that fail or not, without a model."""
+
+    def __init__(self, *lengths: int, num_blocks: int = 100, **config: Any):
+        self.scheduler = Scheduler(EngineConfig(block_size=4, **config), BlockAllocator(num_blocks, 4))
+        self.recovery = Recovery(self.scheduler)
+        drafter = NoDrafter(None)  # type: ignore[arg-type]
+        self.requests = [
+            Request([10 * number] * length, GREEDY, seed=0, limit=200, drafter=drafter, block_size=4)
+            for number, length in enumerate(lengths)
+        ]
+        for request in self.requests:
+            self.scheduler.add(request)
+
+    def step(self, *, fails: bool = False) -> Request | None:
+        """A step that emits one token for each request that reaches its end. Returns who was alone in it."""
+        alone = self.recovery.alone
+        turns = self.scheduler.schedule(alone)
+        if fails:
+            self.recovery.failed(RuntimeError(), alone, turns)
+            return alone
+        for turn in turns:
+            if turn.reaches_end:
+                turn.tree, turn.verdict = DraftTree(int(turn.request.tokens[-1])), Verdict([], [1])
+        self.scheduler.update(turns)
+        self.recovery.passed(alone, turns)
+        return alone
+
+    def steps_alone(self) -> list[int]:
+        """The numbers of the requests in the steps until all run together again."""
+        found = []
+        while self.recovery.alone is not None:
+            alone = self.step()
+            assert alone is not None
+            found.append(self.requests.index(alone))
+        return found
+
+
+def test_steps_alone_double_with_each_joint_step_that_fails_in_a_row() -> None:
+    world = Alone(9, 9)
+    for doublings in (0, 1, 2):
+        assert world.step(fails=True) is None
+        assert world.steps_alone() == [0, 1] * 2**doublings
+    assert world.step() is None
+    world.step(fails=True)
+    assert world.steps_alone() == [0, 1], "a joint step that passes ends the row"
+
+
+def test_a_step_without_turns_does_not_end_a_row_of_failures() -> None:
+    world = Alone(9, 9)
+    world.step(fails=True)
+    world.steps_alone()
+    world.recovery.passed(None, [])
+    world.step(fails=True)
+    assert world.steps_alone() == [0, 1] * 2
+
+
+def test_the_number_of_steps_alone_is_bounded() -> None:
+    world = Alone(5)
+    for _ in range(MAX_DOUBLINGS + 3):
+        world.recovery.failed(RuntimeError(), None, [])
+    world.step(fails=True)
+    assert len(world.steps_alone()) == 2**MAX_DOUBLINGS
+
+
+def test_a_suspect_runs_alone_until_it_is_further_than_before() -> None:
+    """Its prompt was read up to 20 tokens. It is read again in chunks of 10, and must pass these tokens."""
+    world = Alone(60, max_rows=10)
+    world.scheduler.allocator.share = False
+    world.step()
+    world.step()
+    assert world.requests[0].cached == 20
+    world.step(fails=True)
+    assert world.requests[0].cached == 0
+    assert world.steps_alone() == [0, 0, 0]
+
+
+def test_a_suspect_that_gets_no_turn_does_not_hold_up_the_others() -> None:
+    world = Alone(9, 9)
+    world.step(fails=True)
+    first = world.recovery.alone
+    world.recovery.passed(first, [])
+    assert world.recovery.alone is world.requests[1]
+
+
+def test_a_request_that_is_scheduled_first_when_that_fails_is_a_suspect_too() -> None:
+    """The error came before there were turns. Those that run and the next one to be admitted may cause it."""
+    world = Alone(9, 9, 9, 9, max_requests=2)
+    world.step()
+    world.recovery.failed(RuntimeError(), None, None)
+    assert world.steps_alone() == [0, 1, 2]
+    assert [request.finish_reason for request in world.requests] == [None] * 4
+
+
+def test_a_request_that_fails_alone_ends_and_the_next_suspect_goes_on() -> None:
+    world = Alone(9, 9)
+    world.step(fails=True)
+    world.step(fails=True)
+    first, second = world.requests
+    assert (first.finish_reason, second.finish_reason) == (FinishReason.ERROR, None)
+    assert world.steps_alone() == [1]
+    assert world.recovery.num_failed == 2
+    assert first.failure is not None
+    assert first.failure.__traceback__ is None, "it would keep the step's tensors"

@@ -145,7 +145,10 @@ def test_a_full_context_is_not_the_limit_of_the_request(running: Running) -> Non
     room = running.server.model.max_context
     words = [{"role": "user", "content": "word " * (room - 40)}]
     fields: Json = {"messages": words, "temperature": 0, "ignore_eos": True}
-    assert ask(running, **fields, max_tokens=room)["stop_reason"] == "model_context_window_exceeded"
+    full = ask(running, **fields, max_tokens=room)
+    assert full["stop_reason"] == "model_context_window_exceeded"
+    exact = ask(running, **fields, max_tokens=full["usage"]["output_tokens"])
+    assert (exact["content"], exact["stop_reason"]) == (full["content"], "max_tokens")
     assert ask(running, **fields, max_tokens=2)["stop_reason"] == "max_tokens"
 
 

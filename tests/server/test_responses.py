@@ -278,6 +278,7 @@ def test_thoughts_belong_to_the_message_or_call_after_them() -> None:
         for message in messages
         if message.role == "assistant"
     ]
+    assert {message.reasoning_content for message in messages if message.role != "assistant"} == {None}
     assert told == [
         ("one", "", ["a", "b"]),
         ("two", "", ["c"]),
