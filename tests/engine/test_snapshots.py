@@ -201,6 +201,8 @@ def test_a_request_waits_for_a_snapshot_that_a_running_one_will_leave() -> None:
     coming = [machine.snapshots.is_coming(own, 0, machine.running) for own in (other, tenants, same)]
     assert coming == [False, False, True]
     assert running.branch == 12
+    assert machine.snapshots.is_coming(asked([*range(8), 40, 41]), 0, machine.running)
+    assert running.branch == 12, "the longest part that somebody waits for"
     assert not machine.snapshots.is_coming(same, 3, machine.running), "it can go on from there already"
     machine.read(running, 12)
     assert not machine.snapshots.is_coming(same, 0, machine.running), "the border was passed"

@@ -22,6 +22,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.events import NAMED_EVENTS, EventStream
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.messages import AnswerUpdate
+from soothsay.server.reasoning import ReasoningFormat
 from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
 from soothsay.server.responses_bodies import MAX_ECHO, ResponsesRequest
 from soothsay.server.responses_format import ResponsesFormat, with_bytes
@@ -417,12 +418,37 @@ def test_items_do_not_depend_on_how_the_answer_was_cut(
         message = [(status, content, tokens)] if content or not calls else []
         response = checked(events[-1]["response"])
         assert (response.status, contents(response.output)) == (status, [*message, *meant])
-        assert "".join(e["delta"] for e in events if e["type"].endswith("output_text.delta")) == content
+        deltas = [event for event in events if event["type"].endswith("output_text.delta")]
+        assert "".join(event["delta"] for event in deltas) == content
+        heard = [one["token"] for event in deltas for one in event["logprobs"]]
+        assert heard == (tokens if message else [])
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert done == events[-1]["response"]["output"]
         for kind in ("added", "done"):
             places = [e["output_index"] for e in events if e["type"] == f"response.output_item.{kind}"]
             assert places == list(range(len(done)))
+
+
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        ("<think>I see", [("reasoning", "incomplete")]),
+        ("<think>I see.</think>Fine", [("reasoning", "completed"), ("message", "incomplete")]),
+    ],
+)
+def test_what_an_answer_ends_in_is_incomplete(text: str, statuses: list[tuple[str, str]]) -> None:
+    thinking = ReasoningFormat("<think>", "</think>").wrapped(PlainParser(), opened=False)
+    form = ResponsesFormat("it", TokenTexts(None), lambda: thinking, {})
+    events = streamed(Replayed(said_in([*text], FinishReason.LENGTH)), form)
+    items = events[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in items] == statuses
+    assert [e["item"] for e in events if e["type"] == "response.output_item.done"] == items
+
+
+def test_the_reply_says_whether_calls_were_allowed_in_parallel() -> None:
+    for given, told in ((None, True), (True, True), (False, False)):
+        body = ResponsesRequest(model="it", input="x", parallel_tool_calls=given)
+        assert body.echo()["parallel_tool_calls"] is told
 
 
 def test_a_failure_is_the_last_event() -> None:
