@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,8 +21,9 @@ from soothsay import FinishReason
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import EVENTS, LINES
 from soothsay.server.ollama_format import OllamaChatFormat
-from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
-from soothsay.server.tool_calls import ToolCallParser
+from soothsay.server.reasoning import ReasoningFormat
+from soothsay.server.reply_format import Json, MakeParser, ReplyOptions, TokenTexts
+from soothsay.server.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tool_readers import HermesParser
 
 MESSAGES: Any = [{"role": "user", "content": "Can you explain why the sky is blue?"}]
@@ -182,11 +184,11 @@ def written(reply: Json) -> Json:
     return read
 
 
-def replied(text: str, pieces: list[str], parser: type[ToolCallParser]) -> tuple[list[Json], Json]:
+def replied(text: str, pieces: list[str], parser: MakeParser) -> tuple[list[Json], Json]:
     """The stream of an answer, and the whole reply."""
 
     async def follow() -> tuple[list[Json], Json]:
-        updates = said_in(pieces, FinishReason.STOP)
+        updates = [replace(update, logprobs=None) for update in said_in(pieces, FinishReason.STOP)]
         jobs: list[Any] = [Replayed(updates), Replayed(updates)]
         forms = [OllamaChatFormat("it", TokenTexts(None), parser) for _ in jobs]
         lines = [written(line) async for line in forms[0].stream(jobs[0], ReplyOptions())]
@@ -209,6 +211,17 @@ def test_calls_have_objects_and_do_not_depend_on_cuts(
         listed = [call["function"] for call in whole["message"].get("tool_calls", ())]
         assert [(call["name"], call["arguments"]) for call in listed] == meant
         assert whole["done_reason"] == "stop"
+
+
+def test_thoughts_have_a_field_of_their_own() -> None:
+    text = "<think>I see.</think>Fine."
+    form = ReasoningFormat("<think>", "</think>")
+    for pieces in cuts(text):
+        lines, whole = replied(text, pieces, lambda: form.wrapped(PlainParser(), opened=False))
+        messages = [ollama.ChatResponse(**line).message for line in lines]
+        assert "".join(message.thinking or "" for message in messages) == "I see."
+        assert "".join(message.content or "" for message in messages) == "Fine."
+        assert (whole["message"]["thinking"], whole["message"]["content"]) == ("I see.", "Fine.")
 
 
 HALF = "\ud800"  # half of a surrogate pair, which UTF-8 cannot spell

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.llama_api import read_prompts
 from soothsay.server.llama_bodies import LlamaCompletionRequest
 from soothsay.server.messages import LoadedModel
-from soothsay.server.prompts import CUT, SMALL, PromptReader
+from soothsay.server.prompts import CUT, PromptReader
 from soothsay.server.text_bounds import SLICE, TextBound
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.byte_level import byte_text
@@ -206,29 +204,6 @@ def test_unknown_token_ids_are_refused(bad: int) -> None:
 def test_whatever_a_template_raises_is_the_clients_error(times: object) -> None:
     messages = [{"role": "user", "content": {}, "times": times}]
     assert refusal(lambda: reader().encode_chat(messages, {})) == ("invalid_value", "messages")
-
-
-def test_large_prompts_wait_for_each_other_and_not_small_ones() -> None:
-    async def run() -> tuple[int, str]:
-        one, busy, most = reader(), threading.Lock(), [0, 0]
-        go = threading.Event()
-
-        def large() -> None:
-            with busy:
-                most[0] += 1
-                most[1] = max(most)
-            go.wait(20)
-            with busy:
-                most[0] -= 1
-
-        waiting = [asyncio.create_task(one.run(SMALL + 1, large)) for _ in range(20)]
-        await asyncio.sleep(0.05)
-        small = await asyncio.wait_for(one.run(1, lambda: "small"), 20)
-        go.set()
-        await asyncio.gather(*waiting)
-        return most[1], small
-
-    assert asyncio.run(run()) == (2, "small")
 
 
 @pytest.mark.parametrize(

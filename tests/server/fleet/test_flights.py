@@ -212,6 +212,7 @@ def test_a_fleet_grows_and_shrinks() -> None:
         one.fleet.scale(1)
         await asyncio.sleep(0.02)
         assert len(one.replicas) == 3, "their answers have not ended"
+        assert one.loop.max_in_flight == 8 + 256, "that is what will stay"
         for each in jobs:
             (engine,) = one.holders(each)
             engine.say(each, 1, end=True)

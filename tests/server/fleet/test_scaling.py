@@ -174,6 +174,22 @@ def test_the_only_engine_without_jobs_serves_until_the_next_one_is_loaded() -> N
     run(test)
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_watch_over_engines_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        one = Fixture(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(one.fleet.scaler, "size", lambda *_: 1 / 0)
+            await until(lambda: "watch failed" in caplog.text)
+        one.fleet.scaler.fixed = 2
+        await until(lambda: len(one.replicas) == 2)
+        await one.loop.stop()
+
+    run(test)
+
+
 def app(size: Bounds, keys: KeyRing | None = None) -> tuple[Server, httpx.AsyncClient]:
     """A server of fake engines, and a client without a network."""
     server = Server(Fleet(FakeEngine, size).__enter__(), ServerConfig("m"), keys)
