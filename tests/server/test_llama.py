@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -12,12 +13,16 @@ import engines
 import httpx
 import pytest
 from serving import Running, serving
+from test_chat_streams import said_in
+from test_responses import Replayed
 from tokenizers import Tokenizer as Backend
 
-from soothsay import LLM
+from soothsay import LLM, FinishReason
 from soothsay.server.api_keys import KeyRing, add_key
 from soothsay.server.infill import FAMILIES, GapTokens
-from soothsay.server.llama_bodies import InfillRequest
+from soothsay.server.jobs import AnswerProgress
+from soothsay.server.llama_bodies import InfillRequest, LlamaCompletionRequest
+from soothsay.server.llama_format import LlamaFormat
 from soothsay.server.unknown_fields import HEADER
 from soothsay.tokenizer import Tokenizer
 
@@ -98,6 +103,34 @@ def test_why_an_answer_ended(running: Running) -> None:
     assert (nothing["content"], nothing["tokens_predicted"]) == ("", 0)
 
 
+def formatted(count: int, reason: FinishReason, **asked: Any) -> dict[str, Any]:
+    """The reply with an answer of `count` tokens after 4 of a prompt, in a context of 10."""
+    body = LlamaCompletionRequest(prompt="it", **asked)
+    job: Any = Replayed(said_in(["x"] * count, reason))
+    job.answers = [AnswerProgress(4, 0.0, num_output=count)]
+    texts: Any = lambda token: "\u00e9\ufffd"[token % 2]  # noqa: E731
+    form = LlamaFormat("it", texts, body, ["it"], 10, lambda _: "")
+    reply: Any = asyncio.run(form.collect(job, body))
+    return dict(reply)
+
+
+def test_only_an_answer_that_the_context_ends_is_truncated() -> None:
+    cases = (6, FinishReason.LENGTH), (5, FinishReason.LENGTH), (6, FinishReason.STOP)
+    assert [formatted(*case)["truncated"] for case in cases] == [True, False, False]
+
+
+def test_a_part_of_a_character_has_no_bytes() -> None:
+    probabilities = formatted(2, FinishReason.STOP, n_probs=1)["completion_probabilities"]
+    assert [one["bytes"] for one in probabilities] == [[195, 169], []]
+
+
+@pytest.mark.parametrize("text", ["yes", "yes\nno"])
+def test_whether_an_answer_has_several_lines(running: Running, text: str) -> None:
+    choice: dict[str, Any] = {"structured_outputs": {"choice": [text]}, "n_predict": -1}
+    assert told(running, **choice)["has_new_line"] is ("\n" in text)
+    assert events(running, **choice)[-1]["has_new_line"] is ("\n" in text)
+
+
 def test_prompts_in_all_forms(running: Running, sibyl: LLM) -> None:
     tokenizer = sibyl.tokenizer
     assert tokenizer is not None
@@ -118,7 +151,8 @@ def test_several_answers(running: Running) -> None:
     answers = told(running, n_cmpl=3, temperature=1, seed=9, prompt=[PROMPT, "Once"])
     assert len(answers) == 6
     assert len({answer["generation_settings"]["seed"] for answer in answers[:3]}) == 3
-    assert [answer["prompt"] for answer in answers] == [answers[0]["prompt"]] * 3 + [answers[3]["prompt"]] * 3
+    assert [answer["prompt"].endswith(PROMPT) for answer in answers] == [True] * 3 + [False] * 3
+    assert [answer["prompt"].endswith("Once") for answer in answers] == [False] * 3 + [True] * 3
     chunks = events(running, n_cmpl=3, temperature=1, seed=9)
     for index in range(3):
         text = "".join(chunk["content"] for chunk in chunks if chunk["index"] == index)

@@ -69,7 +69,7 @@ class Recovery:
         scheduler = self._scheduler
         suspects = [*scheduler.running, *scheduler.waiting[:1]]
         if turns is not None:
-            suspects = [turn.request for turn in turns if turn.request.finish_reason is None]
+            suspects = [turn.request for turn in turns]
         rounds = 2 ** min(self._in_a_row, MAX_DOUBLINGS)
         self._in_a_row += 1
         self._suspects.extend((request, request.cached) for request in suspects)
