@@ -30,8 +30,8 @@ class BodyReader:
     """Reads the bodies of requests.
 
     Args:
-        max_held: limit of bytes that all bodies take together before they are parsed. Small bodies pass
-            nevertheless, so that clients with huge ones lock nobody else out.
+        max_held: limit of bytes that all bodies take together until the work on them is done. Small bodies
+            pass nevertheless, so that clients with huge ones lock nobody else out.
     """
 
     def __init__(self, max_held: int):

@@ -25,10 +25,14 @@ log = logging.getLogger("soothsay.server")
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
 
-WITHOUT_ANSWERS = frozenset(
-    {"/apply-template", "/detokenize", "/replicas", "/tokenize", "/v1/messages/count_tokens"}
-)
-"""Paths of requests that have a body and ask for no answer of the model."""
+LARGE_REPLIES = frozenset({"/openapi.json", "/props"})
+"""Paths without a body that count as requests of a key. The replies of the others have some hundred bytes, or
+are for operators, whose monitors poll them."""
+
+WITHOUT_ANSWERS = LARGE_REPLIES | {
+    *("/apply-template", "/detokenize", "/replicas", "/tokenize", "/v1/messages/count_tokens")
+}
+"""Paths of requests that count and ask for no answer of the model."""
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The form of a request id that a client may choose itself."""
@@ -129,9 +133,8 @@ class Gate:
                 raise ApiError(
                     403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed"
                 )
-            posted, path = scope["method"] == "POST", scope["path"]
-            if posted or path not in self._operator:  # monitors poll what is for operators
-                account.charge_request(with_answers=posted and path not in WITHOUT_ANSWERS)
+            if scope["method"] == "POST" or scope["path"] in LARGE_REPLIES:
+                account.charge_request(with_answers=scope["path"] not in WITHOUT_ANSWERS)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body:
             raise _too_large(self._config.max_body)
