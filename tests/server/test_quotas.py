@@ -199,7 +199,8 @@ def test_failures_are_counted_for_each_network() -> None:
         ("::ffff:1.2.3.4", "1.2.3.4"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
         ("fe80::1%eth0", "fe80::"),
-        ("unix", "unix"),
+        ("unix", ""),
+        ("1.2.3.4, " + "x" * 30_000, ""),
     ],
 )
 def test_networks(address: str, counts_as: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +89,14 @@ def serve(
             help="A name that requests may have in their Host header. Can be repeated.",
         ),
     ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            show_default="none",
+            help="Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
+        ),
+    ] = None,
     max_stall: MaxStallOption = MAX_STALL,
     limits: ServerLimits,
 ) -> None:
@@ -96,6 +105,7 @@ def serve(
     from soothsay.server.listening import bind
 
     keys = None if api_keys is None else KeyRing(api_keys)
+    proxies = trusted_proxies(trusted_proxy or [])
     arguments = {**engine.for_llm(), "max_stall": max_stall, "learn_for_tenants": learn_for_tenants}
     with bind(host, port) as sockets, _fleet(model, placement, arguments) as fleet:
         from soothsay.server.app import Server
@@ -106,6 +116,7 @@ def serve(
             name=name or served_name(model),
             drafters=fleet.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
+            trusted_proxies=proxies,
             share_between_keys=share_between_keys,
             split_reasoning=split_reasoning,
             **asdict(limits),
@@ -156,3 +167,13 @@ def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[
     if not allowed and not (keyless and host in LOOPBACK):
         return ()
     return tuple(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *allowed))
+
+
+def trusted_proxies(given: Sequence[str]) -> tuple[str, ...]:
+    """Addresses and networks of proxies. Raises `typer.BadParameter` for anything else."""
+    for one in given:
+        try:
+            ip_network(one)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}; give --trusted-proxy an address or a network") from None
+    return tuple(given)

@@ -24,6 +24,10 @@ class ServerConfig:
     otherwise a page of another site can let its own name lead to this machine (DNS rebinding) and read the
     answers."""
 
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies. Only from them, X-Forwarded-For says where a request comes from:
+    anybody can send that header."""
+
     share_between_keys: bool = False
     """Whether requests with different API keys share prefixes, drafts and grammars. That is faster where
     their texts are alike. But someone who guesses a part of another one's prompt can then see that the guess
