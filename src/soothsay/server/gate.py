@@ -125,21 +125,31 @@ class Gate:
                 "the name in the request's Host header is not allowed here; --allowed-host allows more names",
                 "host_not_allowed",
             )
-        if self._keys is not None and scope["path"] not in self._keyless:
-            account = self._account(scope, headers, self._keys)
-            scope["state"]["account"] = account
-            scope["state"]["record"]["key"] = account.key.name
-            if scope["path"] in self._operator and not account.key.operator:
-                raise ApiError(
-                    403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed"
-                )
-            if scope["method"] == "POST" or scope["path"] in LARGE_REPLIES:
-                account.charge_request(with_answers=scope["path"] not in WITHOUT_ANSWERS)
+        if self._keys is not None:
+            self._admit(scope, headers, self._keys)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body:
             raise _too_large(self._config.max_body)
         scope["app"] = self._app  # the router then raises an error for a path that it does not have
         await self._app(scope, self._limited(receive), send)
+
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> None:
+        """Find the account of a request's key, and charge it. Raises `ApiError`."""
+        state, path = scope["state"], scope["path"]
+        try:
+            account = self._account(scope, headers, keys)
+        except ApiError:
+            if path in self._keyless:  # there, a key only shows more
+                return
+            raise
+        state["account"] = account
+        state["record"]["key"] = account.key.name
+        if path in self._keyless:
+            return
+        if path in self._operator and not account.key.operator:
+            raise ApiError(403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed")
+        if scope["method"] == "POST" or path in LARGE_REPLIES:
+            account.charge_request(with_answers=path not in WITHOUT_ANSWERS)
 
     def _account(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> Account:
         """The account of a request's key. Raises `ApiError` if there is none.

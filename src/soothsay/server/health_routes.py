@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from soothsay.server.accounts import Account
 from soothsay.server.api_keys import KeyFileError, KeyRing
 from soothsay.server.canary import Watch
 from soothsay.server.fleet.fleet import Fleet
@@ -16,22 +17,33 @@ from soothsay.server.replica_routes import facts
 
 
 def health_routes(fleet: Fleet, watch: Watch, keys: KeyRing | None) -> list[Route]:
-    """The routes for load balancers and supervisors. None of them needs an API key."""
+    """The routes for load balancers and supervisors. None of them needs an API key.
 
-    async def health(_: Request) -> Response:
+    If the server has keys, only an operator's key shows more than the status: load, process ids and reasons
+    are nobody else's business.
+    """
+
+    def shows_more(http: Request) -> bool:
+        account: Account | None = http.state.account
+        return keys is None or (account is not None and account.key.operator)
+
+    async def health(http: Request) -> Response:
         """Whether an engine runs and answers. Engines that do not run are restarted without a request."""
-        return JSONResponse(_state(fleet, watch), 200 if watch.status == EngineState.OK else 503)
+        state = _state(fleet, watch) if shows_more(http) else {"status": watch.status}
+        return JSONResponse(state, 200 if watch.status == EngineState.OK else 503)
 
-    async def ready(_: Request) -> Response:
+    async def ready(http: Request) -> Response:
         """Whether the server would answer another request. A load balancer should use another one if not."""
+        problem = watch.problem
         try:
             if keys is not None:
                 keys.check()
         except KeyFileError:
-            return JSONResponse({"status": "not ready", "reason": "the API keys cannot be read"}, 503)
-        if (problem := watch.problem) is None:
+            problem = "the API keys cannot be read"
+        if problem is None:
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": problem}, 503)
+        reason = {"reason": problem} if shows_more(http) else {}
+        return JSONResponse({"status": "not ready", **reason}, 503)
 
     return [
         *(Route(path, health) for path in ("/health", "/v1/health")),
