@@ -152,8 +152,9 @@ class ClientConnection(H11Protocol):
         """Begin to wait for headers, if there is room for another connection."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of the first unread byte
+        bound = transport.get_extra_info("socket")
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does it for some sockets only
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # else the system takes megabytes that nobody reads
-            bound = transport.get_extra_info("socket")
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PART)
         self.address = network(self.client[0]) if self.client else ""
         self._headers_due = self.loop.call_later(self._connections.timeout, self._give_up)
