@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +44,30 @@ MAX_VALUES = 50_000
 MAX_RULES = 1_000
 """Maximum number of rules in a Lark grammar. 3,000 rules that call each other overflow a stack of 8 MiB."""
 
-KEPT = 64
-"""Number of compiled grammars in the cache; each takes up to a few MB after long use."""
+KEPT = 1 << 20
+"""Characters of the grammars that are kept compiled. A compiled grammar takes up to 160 bytes for each."""
 
-MAX_LEXER_STATES = 100_000
+LEAST_SIZE = 1 << 14
+"""Characters that a small grammar counts as in `KEPT`, since its lexer grows while answers use it."""
+
+MAX_LEXER_STATES = 20_000
 """Maximum of lexer states for a grammar, 1 to 2 KB each; usual grammars have a few hundred."""
+
+MAX_ITEMS = 10_000
+"""Maximum of new parser items for a mask. Its time grows with their square: at this limit, ambiguous grammars
+take 50 to 300 ms. An object with 300 optional properties needs 7,000, and takes 1 ms."""
+
+MAX_ROW = 2_000
+"""Maximum of parser items after a token."""
+
+MAX_LEXER_FUEL = 200_000
+"""Maximum of lexer work for a mask, in llguidance's unit. It lasts about 15 ms."""
+
+MASK_SECONDS = 1.0
+"""Limit of CPU time for a mask. The other limits keep masks below a third of it, so the load of the machine
+does not decide whether an answer ends here. It is there for grammars that those limits do not foresee."""
+
+TOO_SLOW = "the grammar takes too long for a token; make it simpler"
 
 WHITESPACE = r" |\n {0,32}"
 """Whitespace allowed between JSON tokens: nothing, a space, or a line break with an indentation. Without a
@@ -115,7 +138,8 @@ class Grammar:
         for text in texts:
             _check_text("choice", text)
         _check_size(sum(map(len, texts)))
-        return cls.lark("start: " + " | ".join(map(_quoted, texts)))
+        # one terminal: the lexer reads thousands of texts faster than the parser reads a hundred
+        return cls.lark("start: TEXT\nTEXT: " + " | ".join(map(_quoted, texts)))
 
     @classmethod
     def lark(cls, rules: str) -> Grammar:
@@ -144,6 +168,50 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Compiled:
+    """A compiled grammar: a matcher at the beginning of an answer. It is copied and stays as it is."""
+
+    matcher: LLMatcher
+
+
+class _Cache:
+    """Compiled grammars that answers use, and those used last, at most `KEPT` characters of grammars.
+
+    What is too much goes from the name whose grammars have the most characters, the least recently used
+    first. So nobody can drop the grammars of others. Threads may share a cache.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._in_use: WeakValueDictionary[tuple[Tenant, Grammar], Compiled] = WeakValueDictionary()
+        self._kept: OrderedDict[tuple[Tenant, Grammar], Compiled] = OrderedDict()  # the newest last
+
+    def get(self, tenant: Tenant, grammar: Grammar) -> Compiled | None:
+        with self._lock:
+            compiled = self._in_use.get((tenant, grammar))
+            if compiled is not None:
+                self._keep(tenant, grammar, compiled)
+            return compiled
+
+    def put(self, tenant: Tenant, grammar: Grammar, compiled: Compiled) -> None:
+        with self._lock:
+            self._in_use[tenant, grammar] = compiled
+            self._keep(tenant, grammar, compiled)
+
+    def _keep(self, tenant: Tenant, grammar: Grammar, compiled: Compiled) -> None:
+        self._kept[tenant, grammar] = compiled
+        self._kept.move_to_end((tenant, grammar))
+        sizes = Counter[str]()
+        for owner, one in self._kept:
+            sizes[owner.name] += max(len(one.source), LEAST_SIZE)
+        while sizes.total() > KEPT:
+            [(name, _)] = sizes.most_common(1)
+            owner, one = next(key for key in self._kept if key[0].name == name)
+            sizes[name] -= max(len(one.source), LEAST_SIZE)
+            del self._kept[owner, one]
+
+
 class Grammars:
     """Compiles grammars for one model, and caches those used last.
 
@@ -154,14 +222,18 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._cache = _Cache()
 
     def constraint(self, grammar: Grammar, tenant: Tenant = EVERYBODY) -> Constraint:
         """The constraint of one answer to a grammar. Tenants do not see what others have compiled.
 
         Raises `RequestError` if the grammar cannot be compiled, or if this model's tokens cannot spell it.
         """
-        return Constraint(self, grammar, self._compiled(grammar, tenant))
+        compiled = self._cache.get(tenant, grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+            self._cache.put(tenant, grammar, compiled)
+        return Constraint(self, grammar, compiled)
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
         """A new matcher at the beginning of an answer. It shares nothing with other matchers.
@@ -175,21 +247,29 @@ class Grammars:
             self._vocabulary,
             json.dumps({"grammars": [start, answer]}),
             log_level=0,
-            limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False),
+            limits=LLParserLimits(
+                max_items_in_row=MAX_ROW,
+                step_max_items=MAX_ITEMS,
+                step_lexer_fuel=MAX_LEXER_FUEL,
+                max_lexer_states=MAX_LEXER_STATES,
+                verbose_errors=False,
+            ),
         )
 
-    def _compile(self, grammar: Grammar, tenant: Tenant) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> Compiled:
         compiled = self.fresh(grammar)
         if compiled.is_error():
             raise RequestError(f"the grammar cannot be compiled: {compiled.get_error().strip()}")
         first = compiled.deep_copy()
         first.compute_bitmask()
         if first.is_error():
+            if (problem := limit_problem(first)) is not None:
+                raise RequestError(problem)
             raise RequestError(
                 "no answer can begin as the grammar wants it: it accepts nothing, or nothing that this model "
                 "has tokens for"
             )
-        return compiled
+        return Compiled(compiled)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -226,12 +306,17 @@ class Constraint:
     Args:
         grammars: of the answer's model.
         grammar: the texts that the answer may be.
-        compiled: a matcher at the beginning of an answer. It is copied and stays as it is.
+        compiled: the grammar, compiled.
+
+    Attributes:
+        seconds: CPU time that the answer's next token took so far.
     """
 
-    def __init__(self, grammars: Grammars, grammar: Grammar, compiled: LLMatcher):
+    def __init__(self, grammars: Grammars, grammar: Grammar, compiled: Compiled):
+        self.seconds = 0.0
         self._grammars, self._grammar, self._compiled = grammars, grammar, compiled
-        self._matcher = compiled.deep_copy()
+        self._matcher = compiled.matcher.deep_copy()
+        self._problems: dict[tuple[int, ...], str] = {}  # by path: why it cannot go on there
         self._said: list[int] = []  # committed tokens
         self._ahead: list[int] = []  # tokens after them that the matcher has read
         self._follows = True  # whether the matcher could read the committed tokens
@@ -246,8 +331,8 @@ class Constraint:
         """The tokens that may follow some nodes of a tree.
 
         Below a draft token that is not allowed, and below an end token, all tokens are allowed, since nothing
-        there is accepted. If no token is possible, because the tokenizer has none or the parser reached a
-        limit, only end tokens are allowed.
+        there is accepted. If no token is possible, because the tokenizer has none or a limit was reached,
+        only end tokens are allowed. `problem` tells of the limit.
 
         Args:
             output: the answer's committed tokens; they extend those of the last call.
@@ -258,8 +343,10 @@ class Constraint:
         Returns:
             `[nodes, V]` bool, with at least one token allowed in every row.
         """
+        begin = time.thread_time()
         self._commit(output)
         masks = np.stack([self._mask([tree.tokens[n] for n in tree.path(node)[1:]]) for node in nodes])
+        self.seconds += time.thread_time() - begin
         size = self._grammars.vocab_size
         bits = np.unpackbits(masks, axis=1, count=size + 1, bitorder="little")  # [nodes, V + 1]
         bits[:, sorted(end_tokens)] = bits[:, size:]
@@ -270,7 +357,20 @@ class Constraint:
 
         Arguments are those of `allowed`.
         """
+        begin = time.thread_time()
         self._commit(output)
+        tree = self._cut(tree, end_tokens)
+        self.seconds += time.thread_time() - begin
+        return tree
+
+    def problem(self, path: Sequence[int]) -> str | None:
+        """Why the answer cannot go on after some tokens of a tree's path. None: it can, or ends as it should.
+
+        A node of the path was given to `allowed`, and nothing was committed since.
+        """
+        return self._problems.get(tuple(path))
+
+    def _cut(self, tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
         kept: set[int] = set()
         for path in tree.paths() if self._follows else ():
             tokens = [tree.tokens[node] for node in path[1:]]
@@ -286,6 +386,8 @@ class Constraint:
     def _commit(self, output: IntArray) -> None:
         new = output[len(self._said) :].tolist()
         if new:
+            self.seconds = 0.0
+            self._problems.clear()
             self._said += new
             if not self._move(new):
                 self._restart()
@@ -293,13 +395,18 @@ class Constraint:
 
     def _mask(self, path: list[int]) -> npt.NDArray[np.uint8]:
         """`[V // 8 + 1]`: a bit for each token that may follow a path, and a bit for the end."""
-        size = self._grammars.vocab_size
+        size, begin = self._grammars.vocab_size, time.thread_time()
         for _ in range(2):
             reached = self._follows and self._move(path)
             mask = self._matcher.compute_bitmask() if reached else b"\xff" * (size // 8 + 1)
+            if time.thread_time() - begin > MASK_SECONDS:
+                self._problems[tuple(path)] = TOO_SLOW
             if self._follows and not self._matcher.is_error():
                 return np.frombuffer(mask, dtype=np.uint8)[: size // 8 + 1]
+            problem = limit_problem(self._matcher)
             self._restart()
+        if problem is not None:
+            self._problems[tuple(path)] = problem
         end = np.zeros(size // 8 + 1, dtype=np.uint8)
         end[size // 8] = 1 << size % 8
         return end
@@ -320,9 +427,17 @@ class Constraint:
         Copies share what their lexer has learned. If that is full, only a new matcher has room.
         """
         if "lexer error" in self._matcher.get_error():
-            self._compiled = self._grammars.fresh(self._grammar)
-        self._matcher, self._ahead = self._compiled.deep_copy(), []
+            self._compiled = Compiled(self._grammars.fresh(self._grammar))
+        self._matcher, self._ahead = self._compiled.matcher.deep_copy(), []
         self._follows = self._matcher.try_consume_tokens(self._said) == len(self._said)
+
+
+def limit_problem(matcher: LLMatcher) -> str | None:
+    """What to tell about a matcher that has reached a limit. None: it has not."""
+    error = matcher.get_error().partition("\n")[0]
+    if not error.lower().startswith(("parser error", "lexer error")):
+        return None
+    return f"the grammar takes too much work for a token; make it simpler ({error})"
 
 
 def _check_size(size: int) -> None:

@@ -1,6 +1,19 @@
-"""How many rows a step may have while requests decode, learnt from the time that steps take."""
+"""What a step may take while requests decode, learnt from the time that steps take."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from soothsay.core.request import Request
+
+DEAR = 0.005
+"""CPU seconds of masks for a token that make a request dear. Usual grammars take 0.00001 to 0.001."""
+
+MAX_DEBT = 1.0
+"""Seconds that dear requests sit out in a row, at most."""
+
+STEP_SHARE = 0.05
+"""CPU seconds that masks of dear requests may take in a step, as far as the last masks tell."""
 
 MIN_PREFILL_ROWS = 32
 """Rows of prefill that every step may have. With fewer, reading the weights would not be worth it."""
@@ -43,3 +56,46 @@ class Pace:
             self._per_row = per_row
         else:
             self._per_row += SMOOTHING * (min(per_row, 2 * self._per_row) - self._per_row)
+
+
+class MaskPace:
+    """Holds back requests whose grammars take long, so that they take at most half of the time.
+
+    All requests of a step wait for the masks of each. After a step with masks of dear requests, these sit out
+    until steps without them have taken as long. If all requests are dear, nobody waits for them. A step has
+    as many dear requests as fit into `STEP_SHARE`, in turn.
+    """
+
+    def __init__(self) -> None:
+        self._debt = 0.0  # seconds that the others are to get
+        self._line: dict[Request, None] = {}  # dear requests; those that had the last turn are at the end
+
+    def select(self, running: Sequence[Request]) -> Sequence[Request]:
+        """The requests that may have a turn in the next step, in order."""
+        dear = [request for request in self._line if request in running]
+        self._line = dict.fromkeys(dear)
+        if not dear:
+            return running
+        alone, seconds = len(dear) == len(running), 0.0
+        chosen = set[Request]()
+        for request in dear if alone or self._debt <= 0 else ():
+            seconds += _mask_seconds(request)
+            if chosen and seconds > STEP_SHARE:
+                break
+            chosen.add(request)
+        return [request for request in running if request in chosen or request not in self._line]
+
+    def follow(self, requests: Sequence[Request], seconds: float) -> None:
+        """Learn from a step: its requests, and the time that it took."""
+        masks = 0.0
+        for request in requests:
+            self._line.pop(request, None)
+            if (own := _mask_seconds(request)) > DEAR:
+                masks += own
+                if request.finish_reason is None:
+                    self._line[request] = None
+        self._debt = min(max(self._debt + 2 * masks - seconds, 0.0), MAX_DEBT)
+
+
+def _mask_seconds(request: Request) -> float:
+    return 0.0 if request.constraint is None else request.constraint.seconds

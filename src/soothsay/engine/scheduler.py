@@ -17,8 +17,9 @@ from soothsay.core.answer import FinishReason, StepTrace
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
-from soothsay.engine.pace import Pace
+from soothsay.engine.pace import MaskPace, Pace
 from soothsay.engine.snapshots import Snapshots
+from soothsay.errors import RequestError
 
 log = logging.getLogger("soothsay.engine")
 
@@ -54,6 +55,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # in order of service
         self.running: list[Request] = []  # in order of service
         self.pace = Pace(config.max_stall)
+        self.mask_pace = MaskPace()
         self._clock = clock
         self._scheduled_at = 0.0
         self._arrivals = count()
@@ -101,7 +103,7 @@ class Scheduler:
         if alone is not None:
             turns = self._take_turns(self._admit_alone(alone), num_rows)
         else:
-            turns = self._take_turns(self.running, num_rows)
+            turns = self._take_turns(self.mask_pace.select(self.running), num_rows)
             if len(self.waiting) == num_waiting:  # nobody was preempted, so there may be room for more
                 num_rows -= sum(turn.num_tokens for turn in turns)
                 turns += self._take_turns(self._admit(), num_rows)
@@ -123,9 +125,10 @@ class Scheduler:
     def _take_turns(self, requests: Sequence[Request], num_rows: int) -> list[Turn]:
         """Share rows among requests, in order. Each gets at least one row while rows last."""
         turns: list[Turn] = []
-        while num_rows and len(turns) < len(requests):
-            request = requests[len(turns)]
-            num_after = len(requests) - len(turns) - 1  # each of these gets a row too
+        for place, request in enumerate([*requests]):
+            if num_rows == 0 or not request.blocks:  # it was preempted, and so were all after it
+                break
+            num_after = len(requests) - place - 1  # each of these gets a row too
             num_tokens = min(request.num_pending, max(num_rows - num_after, 1))
             if not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
@@ -246,7 +249,9 @@ class Scheduler:
             except Exception as error:
                 log.error("request failed", exc_info=True)
                 self.fail(turn.request, error)
-        self.pace.follow(sum(turn.num_rows for turn in turns), self._clock() - self._scheduled_at)
+        seconds = self._clock() - self._scheduled_at
+        self.pace.follow(sum(turn.num_rows for turn in turns), seconds)
+        self.mask_pace.follow([turn.request for turn in turns], seconds)
 
     def _take_in(self, turn: Turn) -> None:
         request, size = turn.request, self.allocator.block_size
@@ -280,7 +285,10 @@ def _receive(turn: Turn) -> None:
     request.cached += turn.num_tokens
     if tree is not None and verdict is not None:
         drafted_by = [turn.authors[node] for node in verdict.path]
-        emitted = request.emit(verdict.tokens, drafted_by, turn.logprobs)
+        *path, last = verdict.tokens
+        problem = None if request.constraint is None else request.constraint.problem(path)
+        tokens = path if problem else [*path, last]
+        emitted = request.emit(tokens, drafted_by, turn.logprobs)
         request.cached += len(verdict.path)
         if emitted:
             request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
@@ -294,6 +302,8 @@ def _receive(turn: Turn) -> None:
                 bonus=verdict.tokens[-1],
             )
             request.traces.append(trace)
+        if problem is not None and request.finish_reason is None:
+            raise RequestError(problem)
     if request.finish_reason is not None:  # the answer may end before the last accepted token
         request.cached = min(request.cached, len(request.tokens))
 

@@ -1,11 +1,12 @@
 """A process that tries grammars, so that one that crashes or never ends harms nobody.
 
 It reads messages from stdin and writes answers to stdout: four bytes of the length, and then as many bytes.
-The first message is a pickled tokenizer and the size of the vocabulary. Each later one is a grammar's source;
-its answer is JSON: `{"problem": null}`, or what is wrong with the grammar.
+The first message is a pickled tokenizer and the size of the vocabulary. Each later one is a grammar's source,
+and the answer is an `Answer` as JSON.
 
 A grammar is compiled here on a smaller stack than the engine's, and in bounded time and memory. Then a few
-tokens of an answer are chosen at random. What passes is safe and fast enough for the engine's process.
+tokens of an answer are chosen at random, so that most grammars which reach a limit do so here. The engine
+watches over the rest of an answer, see `Constraint`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import struct
 import sys
 import threading
 import time
-from typing import BinaryIO
+from typing import BinaryIO, TypedDict
 
 import numpy as np
+from llguidance import LLMatcher
 
-from soothsay.core.grammar import Grammar, Grammars
+from soothsay.core.grammar import Grammar, Grammars, limit_problem
 from soothsay.errors import RequestError
 
 with contextlib.suppress(ImportError):  # not on Windows
@@ -33,11 +35,11 @@ with contextlib.suppress(ImportError):  # not on Windows
 COMPILE_SECONDS = 1.0
 """Limit of CPU time to compile a grammar. The engine compiles it again, beside the steps of other answers."""
 
-TOKEN_SECONDS = 0.02
-"""Limit of CPU time for the mask of one token. A step waits for the masks of all its rows."""
-
 WALK = 48
-"""Number of tokens that are tried."""
+"""Number of tokens that are tried, at most."""
+
+WALK_SECONDS = 0.5
+"""CPU time after which no more tokens are tried."""
 
 STACK = 2 << 20
 """Bytes of the stack for compiling. The engine's threads have 8 MiB, so what fits here fits there."""
@@ -46,6 +48,13 @@ MEMORY = 1 << 30
 """Limit of bytes beyond those of the vocabulary."""
 
 LENGTH = struct.Struct("<I")
+
+
+class Answer(TypedDict):
+    """The result of a trial."""
+
+    problem: str | None  # what is wrong with the grammar; None: the engine may use it
+    lasts: bool  # whether the result is the same each time; it is not if a busy machine may be the reason
 
 
 def read_message(stream: BinaryIO) -> bytes | None:
@@ -66,59 +75,54 @@ def main() -> None:
         return
     tokenizer, vocab_size = pickle.loads(first)
     grammars = Grammars(tokenizer, vocab_size)
-    with contextlib.suppress(RequestError):
-        _try(grammars, Grammar.choice(["a"]))  # prepares the vocabulary
+    try_grammar(grammars, Grammar.choice(["a"]))  # prepares the vocabulary
     _limit_memory()
     while (source := read_message(incoming)) is not None:
         _limit_time()
-        answer = json.dumps({"problem": _on_small_stack(grammars, source.decode())}).encode()
+        answer = json.dumps(_on_small_stack(grammars, source.decode())).encode()
         outgoing.write(LENGTH.pack(len(answer)) + answer)
         outgoing.flush()
 
 
-def _on_small_stack(grammars: Grammars, source: str) -> str | None:
-    problems: list[str | None] = ["the grammar is too complex; make it smaller"]
+def _on_small_stack(grammars: Grammars, source: str) -> Answer:
+    answers: list[Answer] = [{"problem": "the grammar is too complex; make it smaller", "lasts": False}]
 
     def run() -> None:
         with contextlib.suppress(MemoryError):
-            problems[0] = problem_of(grammars, Grammar(source))
+            answers[0] = try_grammar(grammars, Grammar(source))
 
     threading.stack_size(STACK)
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return problems[0]
+    return answers[0]
 
 
-def problem_of(grammars: Grammars, grammar: Grammar) -> str | None:
-    """What is wrong with a grammar; None if the engine may use it."""
-    try:
-        return _try(grammars, grammar)
-    except RequestError as error:
-        return str(error)
-
-
-def _try(grammars: Grammars, grammar: Grammar) -> str | None:
+def try_grammar(grammars: Grammars, grammar: Grammar) -> Answer:
+    """Compile a grammar, and choose a few tokens."""
     begin = time.thread_time()
-    matcher = grammars.fresh(grammar)
+    try:
+        matcher = grammars.fresh(grammar)
+    except RequestError as error:
+        return {"problem": str(error), "lasts": True}
     if matcher.is_error():
-        return f"the grammar cannot be compiled: {matcher.get_error().strip()}"
+        return {"problem": f"the grammar cannot be compiled: {matcher.get_error().strip()}", "lasts": True}
     if time.thread_time() - begin > COMPILE_SECONDS:
-        return f"the grammar takes more than {COMPILE_SECONDS:g} s to compile; make it smaller"
-    chance, size = random.Random(0), grammars.vocab_size
-    for token in range(WALK):
-        begin = time.thread_time()
+        problem = f"the grammar takes more than {COMPILE_SECONDS:g} s to compile; make it smaller"
+        return {"problem": problem, "lasts": False}
+    return {"problem": _walk(matcher, grammars.vocab_size), "lasts": True}
+
+
+def _walk(matcher: LLMatcher, size: int) -> str | None:
+    """Choose tokens until a limit is reached, and return which. None: no limit was in the way."""
+    chance, begin = random.Random(0), time.thread_time()
+    for _ in range(WALK):
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        if matcher.is_error():
-            # at the first token, the engine finds it too, and says more
-            return f"the grammar is too complex: {matcher.get_error().strip()}" if token else None
-        if time.thread_time() - begin > TOKEN_SECONDS:
-            return f"the grammar takes more than {TOKEN_SECONDS:g} s for a token; make it simpler"
         choices = np.flatnonzero(np.unpackbits(mask, count=size, bitorder="little"))
-        if len(choices) == 0:  # the answer can only end
+        if matcher.is_error() or len(choices) == 0 or time.thread_time() - begin > WALK_SECONDS:
             break
         matcher.consume_token(int(chance.choice(choices)))
-    return None
+    return limit_problem(matcher)
 
 
 def _limit_memory() -> None:
