@@ -220,6 +220,8 @@ def test_a_fleet_grows_and_shrinks() -> None:
         await until(lambda: [engine.ends for engine in one.engines] == [0, 1, 1])
         one.fleet.scale(0)
         assert not one.replicas[0].draining
+        one.fleet.__exit__(None, None, None)
+        assert [engine.ends for engine in one.engines] == [1, 1, 1], "those that have left end once"
 
     run(test)
 

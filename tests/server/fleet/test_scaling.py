@@ -19,7 +19,7 @@ from soothsay.server.app import Server
 from soothsay.server.fleet import fleet, scaling
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.scaling import FREE, FULL, GROW_AFTER, SHRINK_AFTER, Bounds, Crowd, Scaler
-from soothsay.server.messages import EngineUpdate
+from soothsay.server.messages import EngineUpdate, Loaded
 from soothsay.server.server_config import ServerConfig
 
 
@@ -103,11 +103,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick", "each_loop")
-@pytest.mark.parametrize("kind", ["answers", "memory"])
-def test_a_fleet_follows_its_load_within_its_bounds(kind: str) -> None:
+@pytest.mark.parametrize(
+    "full",
+    [EngineLoad(8, 0, 0.5), EngineLoad(1, 8, 0.5), EngineLoad(1, 0, 0.95)],
+    ids=["running", "waiting", "memory"],
+)
+def test_a_fleet_follows_its_load_within_its_bounds(full: EngineLoad) -> None:
     async def test() -> None:
         one = Fixture(Bounds(1, 3))
-        full = EngineLoad(8, 3, 0.5) if kind == "answers" else EngineLoad(1, 0, 0.95)
         for size in (1, 2, 3):
             await until(lambda size=size: len(one.engines) == size)
             if size > 1:
@@ -188,6 +191,19 @@ def test_the_watch_over_engines_goes_on_after_an_error(
         await one.loop.stop()
 
     run(test)
+
+
+def test_engines_end_if_the_first_cannot_load_the_model() -> None:
+    engines = [FakeEngine() for _ in range(3)]
+
+    def fail() -> Loaded:
+        raise SoothsayError("no such model")
+
+    engines[0].wait = fail  # type: ignore[method-assign]
+    left = iter(engines)
+    with pytest.raises(SoothsayError, match="no such model"):
+        Fleet(lambda: next(left), Bounds(2, 3)).__enter__()
+    assert [(engine.starts, engine.ends) for engine in engines] == [(1, 1), (1, 1), (0, 0)]
 
 
 def app(size: Bounds, keys: KeyRing | None = None) -> tuple[Server, httpx.AsyncClient]:
