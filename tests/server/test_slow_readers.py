@@ -176,6 +176,23 @@ def test_clients_that_read_are_not_dropped_to_save_memory() -> None:
         assert not any(map(is_reset, clients))
 
 
+def test_a_request_is_not_begun_while_the_last_reply_is_unread() -> None:
+    with site() as where, connected(where, UNREAD["pages"]):
+        where.wait_until(lambda: any(one.flow.write_paused for one in where.open))
+        asyncio.run(asyncio.sleep(0.05))
+        assert all(one.cycle.response_complete for one in where.open)
+
+
+def test_a_connection_in_use_outlives_the_limit() -> None:
+    with site(client_timeout=1.0) as where, httpx.Client() as client:
+        for _ in range(8):
+            assert client.get(f"http://127.0.0.1:{where.port}/small").status_code == 200
+            (one,) = where.open
+            port = one.client[1]
+            time.sleep(0.2)
+            assert [other.client[1] for other in where.open] == [port]
+
+
 def test_the_next_request_waits_until_a_reply_was_read() -> None:
     with site() as where, connected(where, get("/large") + get("/small", b"Connection: close\r\n")) as client:
         where.wait_until(lambda: any(one.flow.write_paused for one in where.open))

@@ -267,8 +267,6 @@ class ClientConnection(H11Protocol):
                         end = begin + PART
                         part = {"body": bytes(body[begin:end]), "more_body": more or end < len(body)}
                         await send({**message, **part})
-                        if self.cycle.disconnected:
-                            return
 
             await app(scope, receive, send_parts)
 
