@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from starlette.requests import Request
 
 from soothsay.server import bodies
 from soothsay.server.api_errors import ApiError
-from soothsay.server.bodies import SMALL, WORKERS, BodyReader, parse
+from soothsay.server.bodies import SMALL, BodyReader, parse
 from soothsay.server.events import DisconnectedError
 from soothsay.server.protocol import (
     ChatMessage,
@@ -168,7 +167,7 @@ def test_large_bodies_wait_for_each_other_and_not_small_ones() -> None:
         await asyncio.gather(*waiting)
         return now[1], small
 
-    assert asyncio.run(run()) == (WORKERS, "small")
+    assert asyncio.run(run()) == (1, "small")
 
 
 def test_a_body_is_dropped_before_its_answer() -> None:
@@ -224,28 +223,3 @@ def test_clients_that_disconnect_leave_no_bytes_behind() -> None:
         assert (await reading(reader, [LONG])).model == "x"
 
     asyncio.run(run())
-
-
-def test_one_large_body_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, parsing, worked, both = threading.Lock(), [0, 0], [], threading.Barrier(2)
-
-    def watched(content: bytes, kind: Any) -> Any:
-        with lock:
-            parsing[0] += 1
-            parsing[1] = max(parsing)
-        time.sleep(0.01)
-        with lock:
-            parsing[0] -= 1
-        return parse(content, kind)
-
-    def work(_: CompletionRequest) -> None:
-        both.wait(20)  # two workers
-        worked.append(1)
-
-    async def run() -> None:
-        reader = BodyReader(1 << 30)
-        await asyncio.gather(*(reading(reader, [LONG], work=work) for _ in range(4)))
-
-    monkeypatch.setattr(bodies, "parse", watched)
-    asyncio.run(run())
-    assert (parsing[1], len(worked)) == (1, 4)

@@ -180,10 +180,10 @@ def test_a_failure_within_a_stream_is_told_without_its_text(
     monkeypatch.setattr(ChatFormat, "update", fail)
     body = {"messages": [USER], "stream": True, "max_tokens": 4}
     told = b""
-    with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body) as reply:
-        with suppress(httpx.RemoteProtocolError):
-            for part in reply.iter_bytes():
-                told += part
+    stream = httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body)
+    with stream as reply, suppress(httpx.RemoteProtocolError):
+        for part in reply.iter_bytes():
+            told += part
     assert told
     assert b"[DONE]" not in told
     assert SECRET.encode() not in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -18,12 +17,13 @@ from soothsay.server.safe_json import JsonError, read_json
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
-WORKERS = 2
-"""Number of large bodies that are worked on at once. Each takes up to 200 MB for a moment, and its text up to
-250 times its size."""
-
 SMALL = 1 << 15
-"""Limit of bytes in a small body. Small bodies do not wait for large ones."""
+"""Limit of bytes in a small body. Small bodies do not wait for large ones.
+
+Large bodies are worked on one at a time. Each takes up to 200 MB for a moment, and 300 MB while 3 MB of text
+are tokenized. Parsing holds the interpreter's lock, so two at once are no faster, and the event loop would
+wait for both.
+"""
 
 
 class BodyReader:
@@ -36,8 +36,7 @@ class BodyReader:
 
     def __init__(self, max_held: int):
         self._max_held, self._held = max_held, 0
-        self._threads = ThreadPoolExecutor(WORKERS, "body")
-        self._parsing = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "body")
 
     async def read(self, http: Request, kind: type[Body], work: Callable[[Body], T]) -> T:
         """Read and check the body of a request, and work on it. Raises `ApiError`, or `DisconnectedError`.
@@ -68,22 +67,14 @@ class BodyReader:
                     raise ApiError(503, message, "overloaded", headers={"Retry-After": "1"})
             content = b"".join(parts)
             parts.clear()
-            loop = asyncio.get_running_loop()
-            if size <= SMALL:
-                return await loop.run_in_executor(None, lambda: work(parse(content, kind)))
-            return await loop.run_in_executor(self._threads, lambda: work(self._parse_alone(content, kind)))
+            thread = None if size <= SMALL else self._thread
+            return await asyncio.get_running_loop().run_in_executor(
+                thread, lambda: work(parse(content, kind))
+            )
         except ClientDisconnect:
             raise DisconnectedError from None
         finally:
             self._held -= size
-
-    def _parse_alone(self, content: bytes, kind: type[Body]) -> Body:
-        """`parse`, while no other large body is parsed.
-
-        Parsing holds the interpreter's lock. Two at once are no faster, and the event loop waits for both.
-        """
-        with self._parsing:
-            return parse(content, kind)
 
 
 def parse(content: bytes, kind: type[Body]) -> Body:

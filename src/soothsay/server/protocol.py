@@ -178,14 +178,6 @@ class ChatMessage(Body):
     reasoning_content: str | None = None  # for templates that show earlier reasoning
     reasoning: str | None = None  # the same by another name
 
-    @property
-    def size(self) -> int:
-        """Number of characters of its content, its thoughts and its calls."""
-        parts = self.content if isinstance(self.content, list) else []
-        texts = [self.content] if isinstance(self.content, str) else [part.text for part in parts]
-        texts += [text for text in (self.reasoning_content, self.reasoning) if text is not None]
-        return sum(map(len, (*texts, *(call.function.arguments for call in self.tool_calls or ()))))
-
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: content is one text, arguments are a mapping."""
         content = self.content
