@@ -19,6 +19,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter, Target
+from soothsay.engine import scheduler
 from soothsay.engine.pace import MIN_PREFILL_ROWS
 from soothsay.engine.scheduler import Scheduler
 
@@ -417,6 +418,82 @@ class TestSharedPrefixes:
         assert rows(serving.step()) == [(a, 1), (b, 1)]
         assert b.num_prefix_hits == 12
 
+    def test_others_pass_those_that_wait_for_a_prefix(self) -> None:
+        serving = Serving(64, max_rows=10)
+        a, *equal = [serving.add([*PREFIX, 1], max_tokens=9) for _ in range(8)]
+        b = serving.add(3)
+        assert rows(serving.step()) == [(a, 9), (b, 1)]
+        assert serving.scheduler.waiting == equal, "each keeps its place"
+        c = serving.add([7])
+        assert rows(serving.step()) == [(a, 4), (b, 2), (c, 1)]
+        serving.step()
+        assert serving.scheduler.running == [a, *equal, b, c]
+        assert [own.num_prefix_hits for own in equal] == [12] * 7
+
+    def test_nobody_passes_one_that_has_waited_for_a_prefix_and_lacks_memory_now(self) -> None:
+        serving = Serving(9, max_rows=8)
+        a, long = serving.add([*PREFIX, 1], max_tokens=4), serving.add([*PREFIX, *range(11)])
+        b = serving.add(11, max_tokens=2)
+        serving.step()
+        assert serving.scheduler.running == [a, b]
+        serving.step()
+        c = serving.add(1)
+        serving.step()
+        assert serving.scheduler.waiting == [long, c]
+        while long in serving.scheduler.waiting:
+            assert c in serving.scheduler.waiting
+            serving.step()
+        assert long.num_prefix_hits == 12
+
+    @pytest.mark.parametrize("how", ["cancelled", "preempted", "failed"])
+    def test_the_next_one_computes_a_prefix_if_the_first_one_does_not(self, how: str) -> None:
+        serving = Serving(64, max_rows=6)
+        a, b, c = (serving.add([*PREFIX, 1], priority=number) for number in (5, 6, 7))
+        assert rows(serving.step()) == [(a, 6)]
+        if how == "failed":
+            serving.scheduler.fail(a, RuntimeError())
+        elif how == "cancelled":
+            serving.scheduler.remove(a)
+        else:
+            serving.scheduler.preempt(a)
+        first, *others = [b, c] if how != "preempted" else [a, b, c]
+        assert rows(serving.step()) == [(first, 6)], "after the block that was found"
+        assert serving.scheduler.waiting == others
+        serving.step()
+        serving.step()
+        assert [own.num_prefix_hits for own in others] == [12] * len(others)
+
+    def test_a_prefix_is_not_awaited_from_those_that_are_served_later(self) -> None:
+        serving = Serving(64, max_rows=6)
+        later = serving.add([*PREFIX, 1], priority=1)
+        assert rows(serving.step()) == [(later, 6)]
+        urgent = serving.add([*PREFIX, 2])
+        serving.step()
+        assert serving.scheduler.running == [urgent, later]
+        assert urgent.num_prefix_hits == 4, "it goes on where the other one was"
+
+    def test_those_that_wait_are_looked_up_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        serving = Serving(1000, max_rows=8)
+        first = serving.add(400)
+        others = [serving.add(first.tokens.tolist()) for _ in range(50)]
+        found: list[int] = []
+        find = serving.allocator.find
+        monkeypatch.setattr(
+            serving.allocator, "find", lambda digests: [find(digests), found.append(len(digests))][0]
+        )
+        for _ in range(40):
+            serving.step()
+        assert len(found) == 1 + len(others), "the first one when it starts"
+        serving.scheduler.remove(first)
+        found.clear()
+        monkeypatch.setattr(scheduler, "MAX_LOOKUPS", 1000)
+        last = serving.add(1)
+        assert [turn.request for turn in serving.step()] == others[:1]
+        assert sum(found) <= 1000 + 2 * 100
+        for _ in range(5):
+            serving.step()
+        assert last in serving.scheduler.running, "its turn comes when the others have been looked up"
+
     def test_nobody_waits_for_a_block_that_ends_with_his_last_token(self) -> None:
         serving = Serving(32)
         a, b = serving.add([*PREFIX[:4], 1]), serving.add(PREFIX[:4])
@@ -519,13 +596,13 @@ def test_nothing_leaks_and_nobody_starves_in_random_runs(
         before = list(scheduler.running)
         turns = scheduler.schedule()
         check(serving, turns, before)
-        line = [*scheduler.running, *scheduler.waiting]
-        for priority in priorities:
-            equals = [arrived.index(request) for request in line if request.priority == priority]
-            assert equals == sorted(equals), "first come, first served"
+        order = {request: (request.priority, arrived.index(request)) for request in arrived}
         for part in (scheduler.running, scheduler.waiting):
-            assert [r.priority for r in part] == sorted(r.priority for r in part)
-        assert turns or not line
+            assert part == sorted(part, key=order.__getitem__)
+        last = max((order[request] for request in scheduler.running if request not in before), default=())
+        for request in scheduler.waiting:
+            assert order[request] > last or request.awaited, "first come, first served"
+        assert turns or not (scheduler.running or scheduler.waiting)
         serving.finish(turns, partial(some_tokens, rng))
     assert not scheduler.running
     assert not scheduler.waiting

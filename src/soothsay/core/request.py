@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Request:
         self.last_snapshot: bytes | None = None  # the digest of that in the answer
         self.max_nodes = 1
         self.num_preemptions = 0
+        self.awaited: tuple[Request, int] | None = None  # computes this many tokens first; see `Scheduler`
         self.interrupted = False  # its answer had begun when it lost its KV, and no other engine goes on
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
         self.prompt_logprobs = PromptScores() if scores is None else scores  # filled if they are requested
@@ -161,6 +163,11 @@ class Request:
             parent = self._digests[-1] if self._digests else self.tenant.digest
             self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
         return self._digests[block]
+
+    def num_common_blocks(self, other: Request, most: int) -> int:
+        """How many full blocks of two requests' tokens are equal, from the first one on; `most` at most."""
+        most = min(most, other.num_full_blocks)
+        return bisect_left(range(most), True, key=lambda block: self.digest(block) != other.digest(block))
 
     def emit(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -23,6 +23,9 @@ from soothsay.errors import RequestError
 
 log = logging.getLogger("soothsay.engine")
 
+MAX_LOOKUPS = 1 << 14
+"""Blocks that are looked up in a step for requests that cannot start. They take about 4 ms."""
+
 
 class Scheduler:
     """Serves requests by priority, lower numbers first, and in order of arrival within a priority.
@@ -30,6 +33,10 @@ class Scheduler:
     Requests get KV blocks as they grow. When blocks run out, the last running request in that order is
     preempted: it loses its blocks but keeps its tokens. It returns to its place in the waiting line, and
     later recomputes what the prefix cache does not have.
+
+    Two things keep a request waiting. Where the KV pool has no room for it, nobody passes it, or long prompts
+    would wait for ever. Where a running request is about to compute a prefix that it shares, others pass it.
+    It waits only for requests that are served before it, so newcomers and lower priorities cannot hold it up.
 
     Priorities decide who is admitted first, whose prompt is read first, and who is preempted. A newcomer
     never preempts a running request. Waiting does not change a priority: as long as requests with lower
@@ -72,6 +79,7 @@ class Scheduler:
             self._free(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+            request.awaited = None
         else:
             return
         del request.drafter  # which refers to the model; an answer may be kept after `Engine.close`
@@ -138,10 +146,22 @@ class Scheduler:
         return turns
 
     def _admit(self) -> list[Request]:
-        """Move waiting requests to the running ones, in order, while there is room."""
+        """Move waiting requests to the running ones, in order, while there is room.
+
+        Those that wait for a shared prefix are passed over. A step looks up about `MAX_LOOKUPS` blocks for
+        them. The rest of the line then has its turn in the next steps.
+        """
         admitted: list[Request] = []
-        while self.waiting and len(self.running) < self.config.max_requests:
-            request = self.waiting[0]
+        num_lookups = 0
+        for request in [*self.waiting]:
+            if len(self.running) >= self.config.max_requests or num_lookups >= MAX_LOOKUPS:
+                break
+            if _is_coming(request.awaited):
+                continue
+            request.awaited = self._find_awaited(request)
+            if request.awaited is not None:
+                num_lookups += 1 + request.num_sharable // self.allocator.block_size
+                continue
             reserve = len(self.running)  # one block each, so that the newcomer does not cause a preemption
             if not self._start(request, reserve):
                 break
@@ -159,20 +179,19 @@ class Scheduler:
         return [request]
 
     def _start(self, request: Request, reserve: int) -> bool:
-        """Make a waiting request run. Returns False if then fewer than `reserve` blocks would be free, or if
-        a running request is about to compute what this one needs."""
+        """Make a waiting request run. Returns False if then fewer than `reserve` blocks would be free."""
         size = self.allocator.block_size
-        digests = [request.digest(i) for i in range(request.num_sharable // size)]
-        found = self.allocator.find(digests)
-        num_found, usable = len(found), self.snapshots.usable(digests[: len(found)])
+        found, usable = self._find(request)
+        num_found = len(found)
         self.allocator.release(found[usable:])
         del found[usable:]
         missing = -(-len(request.tokens) // size) - usable
-        if missing + reserve > self.allocator.num_free or self._is_being_computed(request, usable):
+        if missing + reserve > self.allocator.num_free:
             self.allocator.release(found)
             return False
         request.blocks = found + self.allocator.allocate(missing)
         request.cached = usable * size
+        request.awaited = None
         self.snapshots.start(request, num_found)
         if request.num_preemptions == 0:
             request.num_prefix_hits = request.cached
@@ -180,18 +199,34 @@ class Scheduler:
         insort(self.running, request, key=_order)
         return True
 
-    def _is_being_computed(self, request: Request, block: int) -> bool:
-        """Whether a running request is about to compute the first block that this one lacks."""
+    def _find(self, request: Request) -> tuple[list[int], int]:
+        """The blocks of a request's prefix that the cache has, and how many of them it can go on after.
+
+        Each block has one more reference then.
+        """
+        digests = [request.digest(i) for i in range(request.num_sharable // self.allocator.block_size)]
+        found = self.allocator.find(digests)
+        return found, self.snapshots.usable(digests[: len(found)])
+
+    def _find_awaited(self, request: Request) -> tuple[Request, int] | None:
+        """A request that is about to compute what a waiting one needs next, and the length of their common
+        prefix. None: there is none."""
+        others = self.running[: bisect_left(self.running, _order(request), key=_order)]
+        if not others or not self.allocator.share:
+            return None
+        found, usable = self._find(request)
+        self.allocator.release(found)
         if self.snapshots.exist:
-            return self.snapshots.is_coming(request, block, self.running)
+            return self.snapshots.find_coming(request, usable, others)
         size = self.allocator.block_size
-        if not self.allocator.share or len(request.tokens) <= (block + 1) * size:
-            return False
-        return any(
-            other.cached < (block + 1) * size <= len(other.tokens)
-            and other.digest(block) == request.digest(block)
-            for other in self.running
-        )
+        if len(request.tokens) <= (usable + 1) * size:
+            return None
+        for other in others:
+            if other.cached < (usable + 1) * size <= len(other.tokens):
+                common = request.num_common_blocks(other, (len(request.tokens) - 1) // size)
+                if common > usable:
+                    return other, common * size
+        return None
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Allocate blocks for `num_tokens` more tokens, preempting the last requests if need be.
@@ -306,6 +341,11 @@ def _receive(turn: Turn) -> None:
             raise RequestError(problem)
     if request.finish_reason is not None:  # the answer may end before the last accepted token
         request.cached = min(request.cached, len(request.tokens))
+
+
+def _is_coming(awaited: tuple[Request, int] | None) -> bool:
+    """Whether a request runs and has not yet computed this number of tokens."""
+    return awaited is not None and bool(awaited[0].blocks) and awaited[0].cached < awaited[1]
 
 
 def _order(request: Request) -> tuple[int, int]:

@@ -68,19 +68,19 @@ class Snapshots:
             self._kept.move_to_end(digest)
             self._copy(self._kept[digest], request.state)
 
-    def is_coming(self, request: Request, num_usable: int, running: Sequence[Request]) -> bool:
-        """Whether a running request will leave a snapshot that this one can go on from."""
+    def find_coming(
+        self, request: Request, num_usable: int, running: Sequence[Request]
+    ) -> tuple[Request, int] | None:
+        """A running request that will leave a snapshot for this one, and the tokens before it; None: none."""
         if self._pool is None or not self._pool.num_snapshots:
-            return False
+            return None
         size = self._block_size
         for other in running:
-            common, most = 0, min(request.num_sharable, len(other.tokens)) // size
-            while common < most and other.digest(common) == request.digest(common):
-                common += 1
-            if common * size > max(other.cached, num_usable * size):
-                other.branch = max(other.branch, common * size)
-                return True
-        return False
+            end = size * request.num_common_blocks(other, request.num_sharable // size)
+            if end > max(other.cached, num_usable * size):
+                other.branch = max(other.branch, end)
+                return other, end
+        return None
 
     def mark(self, request: Request, start: int, end: int) -> None:
         """Reserve slots for the snapshots that a request leaves once more than `start` tokens, and at most
