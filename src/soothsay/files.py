@@ -5,10 +5,12 @@ A reader of a replaced file finds the old content or the new content, never a pa
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +65,41 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Keep other processes, and threads, from locking the same file until the block ends.
+
+    For files that are read, changed and replaced. A lock on such a file itself would stay with the old file.
+
+    Args:
+        path: of the lock, an empty file. It is made, and stays.
+        patience: seconds to wait for another process.
+
+    Raises:
+        BlockingIOError: another process still has the lock.
+        OSError: the file cannot be made or locked.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        lock(file, patience)
+        yield
+    finally:
+        os.close(file)
+
+
+def lock(file: int, patience: float = 0.0) -> None:
+    """Lock an open file until it is closed. Raises as `locked` does."""
+    due = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= due:
+                raise
+            time.sleep(0.01)
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:

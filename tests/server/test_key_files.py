@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,17 @@ import httpx
 import pytest
 from serving import serving
 
+from soothsay.files import locked
 from soothsay.server.accounts import Key
-from soothsay.server.api_keys import MAX_FILE, MAX_KEYS, KeyFileError, KeyRing, add_key, read_keys
+from soothsay.server.api_keys import (
+    MAX_FILE,
+    MAX_KEYS,
+    KeyFileError,
+    KeyRing,
+    add_key,
+    read_keys,
+    remove_key,
+)
 
 HASH = "0" * 64
 ENTRY: dict[str, Any] = {"name": "alice", "sha256": HASH}
@@ -112,6 +124,76 @@ def test_grants_are_kept(tmp_path: Path) -> None:
     assert key == Key(name="a", sha256=key.sha256, **grants)
     plain = Key(name="a", sha256=key.sha256)
     assert (plain.priority, plain.trace, plain.operator, plain.running) == (0, False, False, None)
+
+
+def test_changes_at_the_same_time_are_all_made(tmp_path: Path) -> None:
+    file, secrets = tmp_path / "keys.json", list[str]()
+    for number in range(20):
+        add_key(file, f"old {number}")
+    slow = partial(slowly, read_keys)
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(40) as threads:
+        patch.setattr("soothsay.server.api_keys.read_keys", slow)
+        added = [threads.submit(add_key, file, f"new {number}") for number in range(20)]
+        removed = [threads.submit(remove_key, file, f"old {number}") for number in range(20)]
+        secrets = [future.result() for future in added]
+        assert [future.result() for future in removed] == [None] * 20
+    ring = KeyRing(file)
+    assert all(ring.find(secret) for secret in secrets)
+    assert {key.name for key in read_keys(file)} == {f"new {number}" for number in range(20)}
+
+
+def slowly(read: Callable[[Path], list[Key]], path: Path) -> list[Key]:
+    keys = read(path)
+    time.sleep(0.005)
+    return keys
+
+
+def test_a_change_waits_for_another_process_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys.json"
+    add_key(file, "alice")
+    before = file.read_bytes()
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    monkeypatch.setattr("soothsay.server.api_keys.PATIENCE", 0.03)
+    with locked(tmp_path / ".keys.json.lock"):
+        for change in (partial(add_key, file, "bob"), partial(remove_key, link, "alice")):
+            with pytest.raises(KeyFileError, match="another process changes"):
+                change()
+    assert file.read_bytes() == before
+    add_key(link, "bob")
+    assert link.is_symlink()
+    assert len(read_keys(file)) == 2
+
+
+@pytest.mark.parametrize("name", ["none/keys.json", "file/keys.json"])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KeyFileError, match=r"keys\.json cannot be changed .* its folder"):
+        add_key(tmp_path / name, "alice")
+
+
+def test_a_key_keeps_its_account_and_a_name_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    secret = add_key(file, "alice", tokens_per_minute=100, running=2)
+    ring = KeyRing(file)
+    account = ring.find(secret)
+    assert account is not None
+    account.tokens.charge(90)
+    (key,) = read_keys(file)
+    changed = key.model_copy(update={"name": "al", "tokens_per_minute": 50, "running": 9})
+    written(file, {"keys": [changed.model_dump()]})
+    assert ring.find(secret) is account
+    assert account.key == changed
+    assert account.tokens.wait(50) == pytest.approx(90 / 50 * 60, rel=0.01), "90 are spent"
+    remove_key(file, "al")
+    again = add_key(file, "al", tokens_per_minute=50)
+    assert ring.find(secret) is None
+    other = ring.find(again)
+    assert other is not None
+    assert other is not account
+    assert other.tokens.wait(50) == 0
 
 
 BREAK: dict[str, Callable[[Path], object]] = {

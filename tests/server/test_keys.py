@@ -273,6 +273,19 @@ def test_keys_and_salts_share_no_prefixes(guarded: Guarded) -> None:
     assert cached_tokens(guarded.running, bob, cache_salt="x") == 0
 
 
+def test_a_name_that_is_given_to_another_key_inherits_nothing(guarded: Guarded) -> None:
+    before = guarded.add("lent")
+    cached_tokens(guarded.running, before)
+    remove_key(guarded.file, "lent")
+    after = guarded.add("lent")
+    assert cached_tokens(guarded.running, after) == 0
+    key = next(key for key in read_keys(guarded.file) if key.name == "lent")
+    others = [own.model_dump() for own in read_keys(guarded.file) if own != key]
+    renamed = {**key.model_dump(), "name": "renamed"}
+    guarded.file.write_text(json.dumps({"keys": [*others, renamed]}))
+    assert cached_tokens(guarded.running, after) > 0, "the key is the same"
+
+
 def test_an_operator_may_let_keys_share(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     alice, bob = add_key(file, "alice"), add_key(file, "bob")

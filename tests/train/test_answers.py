@@ -17,6 +17,7 @@ from soothsay import LLM, RequestError, SamplingParams, Tokenizer
 from soothsay.cli.train.data import data
 from soothsay.core.sampling import derive_seed
 from soothsay.errors import SoothsayError, TrainingError
+from soothsay.files import locked
 from soothsay.model.transformer import Transformer
 from soothsay.train.answers import AnswersReport, NumberedMessages, read_unanswered, write_answers
 from soothsay.train.examples import read_examples
@@ -225,6 +226,14 @@ def test_a_full_disk(llm: LLM, prompts: Path, tmp_path: Path) -> None:
     assert lines(out) == lines(whole)
     with pytest.raises(TrainingError, match=r"cannot be written \(Is a directory\)|cannot be read"):
         write_answers(llm, asked, tmp_path, GREEDY)
+
+
+def test_two_writers_of_one_file_are_refused(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+    asked, _ = read_unanswered(prompts)
+    out = tmp_path / "answers.jsonl"
+    with locked(out), pytest.raises(TrainingError, match=r"another process writes .*answers\.jsonl"):
+        write_answers(llm, asked, out, GREEDY)
+    assert out.read_bytes() == b""
 
 
 # what cannot be answered

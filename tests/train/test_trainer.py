@@ -125,6 +125,16 @@ def test_an_interrupt_loses_the_steps_since_the_last_checkpoint_and_no_more(tmp_
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
+def test_two_trainings_in_one_directory_are_refused(tmp_path: Path) -> None:
+    def train_too(step: int, measured: Mapping[str, float]) -> None:
+        with pytest.raises(TrainingError, match="another process trains in"):
+            Trainer(Toy(), EXAMPLES, CONFIG, tmp_path).run(Log())
+
+    Trainer(Toy(), EXAMPLES, CONFIG, tmp_path).run(train_too, stop_after=1)
+    Trainer(Toy(), EXAMPLES, CONFIG, tmp_path).run(Log())
+    assert len(lines(tmp_path)) == 6
+
+
 def test_the_noise_is_the_steps_own(tmp_path: Path) -> None:
     """The noise differs between steps. The tests above would pass with the same noise in all steps."""
     seen = []

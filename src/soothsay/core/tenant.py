@@ -17,7 +17,7 @@ MAX_TENANTS = 32
 class Tenant(NamedTuple):
     """Whose request it is. Tenants share no prefixes, drafts, statistics or grammars."""
 
-    name: str = ""  # for example of an API key
+    name: str = ""  # on a server, the digest of an API key
     salt: str = ""  # keeps requests of one name apart, as vLLM's `cache_salt` does
 
     @property

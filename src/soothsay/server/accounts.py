@@ -48,10 +48,17 @@ class Allowance:
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic):
-        self._rate = None if per_minute is None else per_minute / 60
-        self._most = float(per_minute or 0)
-        self._clock = clock
-        self._left, self._at = self._most, clock()
+        self._rate: float | None = None
+        self._most = self._left = 0.0
+        self._clock, self._at = clock, clock()
+        self.limit(per_minute)
+
+    def limit(self, per_minute: int | None) -> None:
+        """Change the limit. What has been charged stays charged."""
+        self._refill()
+        most = float(per_minute or 0)
+        self._left += most - self._most
+        self._rate, self._most = None if per_minute is None else per_minute / 60, most
 
     def wait(self, least: float = 1.0) -> float:
         """Seconds until `least` is available; 0: it is available now."""
@@ -77,10 +84,21 @@ class Account:
     """A key, and what it has left of its limits. Its methods raise `ApiError` if that is not enough."""
 
     def __init__(self, key: Key):
-        self.key = key
+        self._key = key
         self.requests = Allowance(key.requests_per_minute)
         self.tokens = Allowance(key.tokens_per_minute)
         self.running = 0  # answers that wait or run
+
+    @property
+    def key(self) -> Key:
+        """The key. One with the same secret may take its place."""
+        return self._key
+
+    @key.setter
+    def key(self, key: Key) -> None:
+        self._key = key
+        self.requests.limit(key.requests_per_minute)
+        self.tokens.limit(key.tokens_per_minute)
 
     def charge_request(self, *, with_answers: bool) -> None:
         """Charge for one request, before its body is read. `with_answers`: it asks for at least one."""

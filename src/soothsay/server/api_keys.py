@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from soothsay.errors import SoothsayError
-from soothsay.files import write_json
+from soothsay.files import locked, write_json
 from soothsay.server.accounts import Account, Key
 from soothsay.server.safe_json import JsonError, read_json
 
@@ -29,6 +31,9 @@ MAX_FILE = 1 << 20
 
 MAX_KEYS = 1000
 """Limit of keys in a file. Each request is compared with all of them, which takes 0.2 ms."""
+
+PATIENCE = 10.0
+"""Seconds to wait while other processes change a file of keys. A change takes some milliseconds."""
 
 RETRY = 1.0
 """Seconds after which a file that could not be read is tried again, even if it seems unchanged."""
@@ -46,8 +51,7 @@ class _KeyFile(BaseModel):
 
 def read_keys(path: Path) -> list[Key]:
     """Read the keys of a file. Raises `KeyFileError`, which names the entry that is wrong."""
-    if path.exists() and not path.is_file():
-        raise KeyFileError(f"{path} is not a file of API keys, but a folder or a device")
+    _check_kind(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
@@ -73,6 +77,11 @@ def read_keys(path: Path) -> list[Key]:
     return keys
 
 
+def _check_kind(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise KeyFileError(f"{path} is not a file of API keys, but a folder or a device")
+
+
 def _entry(value: Any, place: tuple[int | str, ...]) -> str:
     """The place of an error in words, with the name of the key if it has one."""
     match place:
@@ -92,27 +101,47 @@ def add_key(path: Path, name: str, **grants: Any) -> str:
         name: of the key. The log shows it.
         grants: limits and permissions, as in `Key`.
     """
-    keys = read_keys(path) if path.exists() else []
-    if any(key.name == name for key in keys):
-        raise KeyFileError(f"{path} has a key named {name!r}; remove it first, or choose another name")
-    if len(keys) >= MAX_KEYS:
-        raise KeyFileError(f"{path} has {MAX_KEYS} keys, and more are not possible; remove some")
     secret = f"sk-{secrets.token_urlsafe(32)}"
     try:
         key = Key(name=name, sha256=_hash(secret), **grants)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise KeyFileError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    _write(path, [*keys, key])
+    with _changing(path):
+        keys = read_keys(path) if path.exists() else []
+        if any(key.name == name for key in keys):
+            raise KeyFileError(f"{path} has a key named {name!r}; remove it first, or choose another name")
+        if len(keys) >= MAX_KEYS:
+            raise KeyFileError(f"{path} has {MAX_KEYS} keys, and more are not possible; remove some")
+        _write(path, [*keys, key])
     return secret
 
 
 def remove_key(path: Path, name: str) -> None:
     """Remove a key from a file. Raises `KeyFileError` if it is not there."""
-    keys = read_keys(path)
-    if all(key.name != name for key in keys):
-        raise KeyFileError(f"{path} has no key named {name!r}")
-    _write(path, [key for key in keys if key.name != name])
+    with _changing(path):
+        keys = read_keys(path)
+        if all(key.name != name for key in keys):
+            raise KeyFileError(f"{path} has no key named {name!r}")
+        _write(path, [key for key in keys if key.name != name])
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Let no other process read and replace a file meanwhile: its change would be lost, or this one.
+
+    Raises `KeyFileError` if the file cannot be changed.
+    """
+    _check_kind(path)
+    real = Path(os.path.realpath(path))
+    try:
+        with locked(real.with_name(f".{real.name}.lock"), PATIENCE):
+            yield
+    except BlockingIOError:
+        raise KeyFileError(f"another process changes {path}, and does not end; nothing was changed") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise KeyFileError(f"{path} cannot be changed ({reason}); its folder must allow to write") from None
 
 
 def _write(path: Path, keys: list[Key]) -> None:
@@ -125,7 +154,10 @@ def _hash(secret: str) -> str:
 
 
 class KeyRing:
-    """The keys of a file. Reads the file again when it changes; unchanged keys keep their accounts.
+    """The keys of a file. Reads the file again when it changes.
+
+    A key keeps its account when its name or its limits change. Another key with its name has an account of
+    its own.
 
     While the file cannot be read, no key is valid.
 
@@ -162,7 +194,7 @@ class KeyRing:
             raise KeyFileError(self._problem)
 
     def _read(self) -> None:
-        known = {account.key: account for account in self._accounts}
+        known = {account.key.sha256: account for account in self._accounts}
         try:
             keys = read_keys(self._path)
         except KeyFileError as error:
@@ -170,7 +202,9 @@ class KeyRing:
                 log.error("API keys cannot be read; no key is valid until then", extra={"reason": str(error)})
             self._problem = str(error)
             return
-        self._accounts = [known.get(key) or Account(key) for key in keys]
+        self._accounts = [known.get(key.sha256) or Account(key) for key in keys]
+        for account, key in zip(self._accounts, keys, strict=True):
+            account.key = key
         self._problem = None
         self._warn_of_access()
         log.info("API keys read", extra={"keys": len(keys)})

@@ -220,7 +220,7 @@ class Server:
     def _options(self, body: ChatRequest | CompletionRequest, account: Account | None) -> RequestOptions:
         """The request's options. Raises `ApiError` for what the server or the key does not allow."""
         apart = None if self.config.share_between_keys else account
-        options = request_options(body, "" if apart is None else apart.key.name)
+        options = request_options(body, "" if apart is None else apart.key.sha256)
         if options.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
             message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"

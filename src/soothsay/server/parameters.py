@@ -64,11 +64,11 @@ class RequestOptions:
     session: str = ""  # requests of a session prefer the same engine; empty: it has none
 
 
-def request_options(body: GenerationRequest, key_name: str = "") -> RequestOptions:
+def request_options(body: GenerationRequest, owner: str = "") -> RequestOptions:
     """Read the drafter, its limits, the priority and the tenant from a body. Raises `ApiError`.
 
-    `speculation: false` means plain decoding. Requests with different `key_name` or `cache_salt` have
-    different tenants.
+    `speculation: false` means plain decoding. Requests with different `owner` or `cache_salt` have different
+    tenants. `owner` comes from the key itself: its name may be given to somebody else.
     """
     asked = body.speculation
     given = asked if isinstance(asked, Speculation) else Speculation()
@@ -79,7 +79,7 @@ def request_options(body: GenerationRequest, key_name: str = "") -> RequestOptio
         max_nodes=given.max_nodes,
         traced=bool(given.trace),
         priority=body.priority or 0,
-        tenant=Tenant(key_name, body.cache_salt or ""),
+        tenant=Tenant(owner, body.cache_salt or ""),
         session=_session(body),
     )
 

@@ -22,6 +22,7 @@ from soothsay.drafters.base import Drafter
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import RequestError, TrainingError
+from soothsay.files import lock
 from soothsay.llm import LLM
 from soothsay.result import Choice, Stream
 from soothsay.tokenizer import Message
@@ -287,7 +288,16 @@ def _opened(path: Path, size: int) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab", buffering=0)
-        file.truncate(size)
+        try:
+            lock(file.fileno())
+            file.truncate(size)
+        except OSError:
+            file.close()
+            raise
+    except BlockingIOError:
+        raise TrainingError(
+            f"another process writes {path}; wait for its end, or name another file"
+        ) from None
     except OSError as error:
         raise TrainingError(f"{path} cannot be written ({error.strerror})") from None
     return file

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from soothsay.errors import TrainingError
-from soothsay.files import replacing
+from soothsay.files import locked, replacing
 from soothsay.train.examples import Example, batches
 from soothsay.train.sequences import compile_blocks
 
@@ -122,7 +122,17 @@ class Trainer:
             self._resume()
 
     def run(self, report: StepReport, stop_after: int | None = None) -> None:
-        """Train to the end, or for `stop_after` steps. An interrupt loses the steps after the last save."""
+        """Train to the end, or for `stop_after` steps. An interrupt loses the steps after the last save.
+
+        Raises `TrainingError` if another process trains in the same directory.
+        """
+        try:
+            with locked(self._state / "lock"):
+                self._train(report, stop_after)
+        except BlockingIOError:
+            raise TrainingError(f"another process trains in {self.directory}; name another one") from None
+
+    def _train(self, report: StepReport, stop_after: int | None) -> None:
         config = self.config
         stream = batches(self.examples, config.batch_tokens // config.parts, config.seed)
         parts = islice(stream, self.step * config.parts, None)
