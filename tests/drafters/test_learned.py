@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.core.learned import Learned, State
@@ -37,9 +37,11 @@ def keeping(sibyl: LLM, tmp_path: Path) -> Iterator[LearnedFiles]:
     sibyl.engine.kept = None
 
 
-def answer(llm: LLM, drafter: Drafter, tenant: Tenant = ANN, params: SamplingParams = PARAMS) -> Any:
+def answer(
+    llm: LLM, drafter: Drafter, tenant: Tenant = ANN, params: SamplingParams = PARAMS, text: str = PROMPT
+) -> Any:
     """The request, after its answer."""
-    (request,) = llm.requests(PROMPT, params, drafter=drafter, tenant=tenant)
+    (request,) = llm.requests(text, params, drafter=drafter, tenant=tenant)
     llm.engine.add(request)
     while request.finish_reason is None:
         llm.engine.step()
@@ -291,6 +293,100 @@ def test_one_file_a_tenant_and_no_more_tenants_than_drafters_keep(
     monkeypatch.setattr(files, "MAX_FILES", 7)
     sibyl.save_learned()
     assert len(list(keeping.directory.iterdir())) == 7
+
+
+class TestSharedDirectories:
+    """Several engines keep what they learn in one directory."""
+
+    @pytest.mark.parametrize("spec", LOOKUP)
+    def test_what_all_have_learned_comes_back(self, sibyl: LLM, tmp_path: Path, spec: str) -> None:
+        engines = [LearnedFiles(tmp_path) for _ in range(2)]
+        for text, engine in zip(TEXTS, engines, strict=True):
+            taught(sibyl, spec, text, engine)
+        assert len({*tmp_path.iterdir()}) == 2
+        third = LearnedFiles(tmp_path)
+        both = build_drafter(spec, sibyl.engine.target)
+        third.recall(both, ANN)
+        for text in TEXTS:
+            fresh = build_drafter(spec, sibyl.engine.target)
+            new, known = (answer(sibyl, one, text=text).stats for one in (fresh, both))
+            assert known.steps < new.steps
+        third.save([both])
+        assert len({*tmp_path.iterdir()}) == 1, "it contains the two that it has read"
+
+    @pytest.mark.parametrize("spec", LOOKUP)
+    def test_nothing_counts_twice(self, sibyl: LLM, tmp_path: Path, spec: str) -> None:
+        drafter = taught(sibyl, spec, TEXTS[0], LearnedFiles(tmp_path))
+        LearnedFiles(tmp_path).save([drafter])
+        assert len({*tmp_path.iterdir()}) == 2
+        fresh = build_drafter(spec, sibyl.engine.target)
+        LearnedFiles(tmp_path).recall(fresh, ANN)
+        (old,), (new,) = drafter.learned(), fresh.learned()
+        before, after = old.state(ANN), new.state(ANN)
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+    @pytest.mark.parametrize("spec", LOOKUP)
+    def test_older_files_do_not_replace_newer_learning(self, sibyl: LLM, tmp_path: Path, spec: str) -> None:
+        kept = LearnedFiles(tmp_path)
+        drafter = taught(sibyl, spec, TEXTS[0], kept)
+        answer(sibyl, drafter, text=TEXTS[1])
+        (learned,) = drafter.learned()
+        before = {name: array.copy() for name, array in learned.state(ANN).items()}
+        for again in (kept, LearnedFiles(tmp_path)):
+            again.recall(drafter, ANN)
+        assert all(np.array_equal(before[name], array) for name, array in learned.state(ANN).items())
+
+    @pytest.mark.parametrize("last", [0, 1])
+    def test_the_newest_stays_where_not_all_fits(self, sibyl: LLM, tmp_path: Path, last: int) -> None:
+        for text in TEXTS:
+            taught(sibyl, "suffix", text, LearnedFiles(tmp_path))
+        parts = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(parts[last], (2**31, 2**31))
+        newest = read_tokens(parts[last])
+        small = build_drafter(f"suffix(memory={2 * len(newest)})", sibyl.engine.target)
+        LearnedFiles(tmp_path).recall(small, ANN)
+        (learned,) = small.learned()
+        assert learned.state(ANN)["tokens"].tolist()[-len(newest) :] == newest
+
+    def test_files_that_changed_meanwhile_stay(self, sibyl: LLM, tmp_path: Path) -> None:
+        first, second = LearnedFiles(tmp_path), LearnedFiles(tmp_path)
+        drafter = taught(sibyl, "suffix", TEXTS[0], first)
+        other = build_drafter("suffix", sibyl.engine.target)
+        second.recall(other, ANN)
+        (path,) = tmp_path.iterdir()
+        answer(sibyl, drafter, text=TEXTS[1])
+        first.save([drafter])
+        os.utime(path, (2**31, 2**31))
+        second.save([other])
+        assert path.exists()
+
+    def test_a_part_that_is_damaged_does_not_hide_the_others(self, sibyl: LLM, tmp_path: Path) -> None:
+        taught(sibyl, "suffix", TEXTS[0], LearnedFiles(tmp_path))
+        (whole,) = tmp_path.iterdir()
+        broken = whole.with_name(whole.name.replace(".learned", "0.learned"))
+        broken.write_bytes(b"x" * 500)
+        fresh = build_drafter("suffix", sibyl.engine.target)
+        LearnedFiles(tmp_path).recall(fresh, ANN)
+        (learned,) = fresh.learned()
+        assert learned.state(ANN)["tokens"].tolist() == read_tokens(whole)
+        assert not broken.exists()
+
+
+TEXTS = PROMPT, "A recipe for bread needs flour and"
+
+
+def taught(llm: LLM, spec: str, text: str, kept: LearnedFiles) -> Drafter:
+    """A drafter that has learned from an answer, which was saved."""
+    drafter = build_drafter(spec, llm.engine.target)
+    answer(llm, drafter, text=text)
+    while drafter.study():
+        pass
+    assert kept.save([drafter]) == 1
+    return drafter
+
+
+def read_tokens(path: Path) -> list[int]:
+    return [int(token) for token in load_file(path)["tokens"]]
 
 
 def test_a_few_tokens_are_not_worth_a_file(sibyl: LLM, keeping: LearnedFiles) -> None:

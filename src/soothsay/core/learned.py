@@ -35,9 +35,10 @@ class Learned(Protocol):
         """What was learned from a tenant's requests, as arrays. Empty: nothing."""
 
     def restore(self, tenant: Tenant, state: State) -> None:
-        """Take over what `state` returned, in place of what is known of the tenant.
+        """Take over what `state` returned, in addition to what is known of the tenant.
 
-        Arrays may come from a stranger, so all of them are checked first.
+        Several engines may have learned from a tenant, and parts of it the same: nothing counts twice. Where
+        not all fits, the older part makes room. Arrays may come from a stranger, so all are checked first.
 
         Raises `DrafterError` if an array is missing or impossible. Then nothing has changed.
         """

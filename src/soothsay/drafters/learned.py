@@ -2,6 +2,9 @@
 
 A file holds the state of one `Learned` for one tenant, as safetensors. Its name has digests of the state's
 identity and of the tenant, so models and tenants stay apart. It does not tell who the tenant is.
+
+Several processes may share a directory, such as the engines of a server. Each writes files of its own, and
+reads those of all. When it has written what it read, the files that it read are removed.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +44,9 @@ MAX_TOTAL = 2**28
 
 MAX_FILES = 256
 """Limit of the number of files of a directory."""
+
+MAX_PARTS = 64
+"""Limit of files that are read for a tenant and a kind, the newest ones. Each is of one process."""
 
 LEAST_BYTES = 128
 """A smaller state, of some ten tokens, is not worth a file. A server's own requests leave such states."""
@@ -103,6 +112,8 @@ class LearnedFiles:
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.directory = user_path(directory)
+        # what drafters have read: by the begin of the names, files and the times of their last changes
+        self._read: WeakKeyDictionary[Learned, dict[str, dict[Path, int]]] = WeakKeyDictionary()
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             with os.scandir(self.directory):
@@ -114,23 +125,36 @@ class LearnedFiles:
             ) from error
 
     def recall(self, drafter: RequestDrafter, tenant: Tenant) -> None:
-        """Give a drafter what was kept of a tenant, if it knows nothing of the tenant yet.
+        """Give a drafter what all processes have kept of a tenant, if it knows nothing of the tenant yet.
 
         A file that cannot be used is set aside under another name, and logged.
         """
         for learned in drafter.learned():
-            if tenant in learned.tenants():
-                continue
-            path = self._path(learned, tenant)
-            if not path.exists():
-                continue
-            try:
-                learned.restore(tenant, read_learned(path, learned.kind, learned.identity))
-            except DrafterError as error:
-                aside = path.with_suffix(UNUSABLE)
-                with suppress(OSError):
-                    path.replace(aside)
-                log.warning("kept file set aside", extra={"reason": str(error), "moved_to": str(aside)})
+            if tenant not in learned.tenants():
+                name = _name(learned, tenant)
+                parts = self._parts(name)
+                read = {path: changed for path, changed in parts if self._restore(learned, tenant, path)}
+                self._read.setdefault(learned, {})[name] = read
+
+    def _parts(self, name: str) -> list[tuple[Path, int]]:
+        """The files of all processes with a state, and when they were changed; the newest last."""
+        found = list[tuple[Path, int]]()
+        for path in self.directory.glob(f"{name}*{SUFFIX}"):
+            with suppress(OSError):  # another process has removed it
+                found.append((path, path.stat().st_mtime_ns))
+        return sorted(found, key=lambda part: part[1])[-MAX_PARTS:]
+
+    def _restore(self, learned: Learned, tenant: Tenant, path: Path) -> bool:
+        """Take over a file. Returns whether it could be used."""
+        try:
+            learned.restore(tenant, read_learned(path, learned.kind, learned.identity))
+        except DrafterError as error:
+            aside = path.with_suffix(UNUSABLE)
+            with suppress(OSError):
+                path.replace(aside)
+            log.warning("kept file set aside", extra={"reason": str(error), "moved_to": str(aside)})
+            return False
+        return True
 
     def save(self, drafters: Iterable[RequestDrafter]) -> int:
         """Write what drafters know. Returns the number of files.
@@ -139,20 +163,23 @@ class LearnedFiles:
 
         Raises `DrafterError` if something cannot be written. Everything else is written then.
         """
-        states: dict[Path, tuple[Learned, State]] = {}
+        states: dict[str, tuple[Learned, State]] = {}
         for drafter in drafters:
             for learned in drafter.learned():
                 for tenant in list(learned.tenants()):
-                    path, state = self._path(learned, tenant), learned.state(tenant)
-                    least = _size(states[path][1]) if path in states else LEAST_BYTES - 1
+                    name, state = _name(learned, tenant), learned.state(tenant)
+                    least = _size(states[name][1]) if name in states else LEAST_BYTES - 1
                     if _size(state) > least:
-                        states[path] = learned, state
+                        states[name] = learned, state
         failures: list[DrafterError] = []
-        for path, (learned, state) in states.items():
+        for name, (learned, state) in states.items():
+            own = self.directory / f"{name}-{self._process}{SUFFIX}"
             try:
-                write_learned(path, learned.kind, learned.identity, state)
+                write_learned(own, learned.kind, learned.identity, state)
             except DrafterError as error:
                 failures.append(error)
+            else:
+                self._remove_read(learned, name, own)
         self._make_room()
         if failures:
             raise failures[0]
@@ -164,9 +191,17 @@ class LearnedFiles:
             with suppress(OSError):
                 path.unlink()
 
-    def _path(self, learned: Learned, tenant: Tenant) -> Path:
-        identity = hashlib.blake2b(learned.identity.encode(), digest_size=6).hexdigest()
-        return self.directory / f"{learned.kind}-{identity}-{tenant.digest.hex()}{SUFFIX}"
+    @cached_property
+    def _process(self) -> str:
+        """This process, in names of files. Made at the first save: engines may be forks of one process."""
+        return secrets.token_hex(4)
+
+    def _remove_read(self, learned: Learned, name: str, own: Path) -> None:
+        """Remove the files of other processes that `own` contains, unless they have changed meanwhile."""
+        for path, changed in self._read.get(learned, {}).pop(name, {}).items():
+            with suppress(OSError):
+                if path != own and path.stat().st_mtime_ns == changed:
+                    path.unlink()
 
     def _make_room(self) -> None:
         """Remove the oldest files while there are too many, or too many bytes. Files of others stay."""
@@ -179,6 +214,12 @@ class LearnedFiles:
             with suppress(OSError):
                 path.unlink()
             total -= about.st_size
+
+
+def _name(learned: Learned, tenant: Tenant) -> str:
+    """The begin of the names of a state's files."""
+    identity = hashlib.blake2b(learned.identity.encode(), digest_size=6).hexdigest()
+    return f"{learned.kind}-{identity}-{tenant.digest.hex()}"
 
 
 def _kept_files(directory: Path) -> Iterable[tuple[Path, os.stat_result]]:

@@ -253,6 +253,19 @@ class TestWhatIsLearned:
         other.restore(self.ANYONE, state)
         assert answered(sibyl, other, PROMPTS[0], GREEDY, self.ANYONE).stats == again
 
+    def test_what_two_engines_have_learned_is_joined(self, drafter: Learning) -> None:
+        parts = [Experience(10), Experience(10)]
+        for number, part in enumerate(parts):
+            part.counts.read([], [1, 2 + number, 1, 2])
+            for _ in range(number + 3):
+                part.trust[False].record(Opinion(2, 3), number == 1)
+        for part in (*parts, parts[1]):  # again: nothing counts twice
+            drafter.restore(self.ANYONE, part.state())
+        joined = drafter.experiences[self.ANYONE]
+        followers, *_ = joined.counts.followers((1,))
+        assert dict(followers) == {2: 2, 3: 1}
+        assert joined.trust[False].rate(Opinion(2, 3)) == parts[1].trust[False].rate(Opinion(2, 3))
+
     @pytest.mark.parametrize(
         ("name", "value"),
         [

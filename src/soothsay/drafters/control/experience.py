@@ -110,6 +110,14 @@ class Experience:
         likely = sorted(found.items(), key=lambda one: -one[1])
         return {token: share for token, share in islice(likely, WIDEST) if share > LEAST}
 
+    def merge(self, other: Experience) -> None:
+        """Take over what another one has learned. A bin's rate is that of more tokens."""
+        self.counts.merge(other.counts)
+        for sampled, own in self.trust.items():
+            theirs = other.trust[sampled]
+            more = theirs.seen > own.seen
+            own.restore(np.where(more, theirs.seen, own.seen), np.where(more, theirs.right, own.right))
+
     def state(self) -> State:
         """As arrays: those of the counts; `right` and `seen` `[2, BINS, BINS]` float64."""
         tables = [self.trust[sampled] for sampled in (False, True)]

@@ -203,7 +203,8 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
         size = self.target.model.config.vocab_size
-        self.experiences[tenant] = Experience.restored(CONTEXTS, state, size)
+        restored = Experience.restored(CONTEXTS, state, size)
+        self.experiences[tenant].merge(restored)
 
     def _learns(self, tenant: Tenant) -> bool:
         return tenant == EVERYBODY or self.target.config.learn_for_tenants

@@ -112,6 +112,17 @@ class Counts(Source[Tokens]):
             made._followers[context] = dict(zip(followers[own].tolist(), counts[own].tolist(), strict=True))
         return made
 
+    def merge(self, other: Counts) -> None:
+        """Take over the counts of another model, whose contexts are seen last then.
+
+        Where both have a count, the higher one stays: they may have read the same text.
+        """
+        for context, counts in other._followers.items():
+            own = self._followers.pop(context, {})
+            self._followers[context] = own | {t: max(n, own.get(t, 0)) for t, n in counts.items()}
+        while len(self._followers) > self._memory:
+            self._followers.popitem(last=False)
+
     def followers(self, context: Tokens) -> Followers:
         """The followers of a context. The doubt falls with its length."""
         counts = self._followers.get(context)
@@ -192,7 +203,8 @@ class NGram(Drafter):
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
         size = self.target.model.config.vocab_size
-        self.counts[tenant] = Counts.restored(self.order, self.memory, state, size)
+        restored = Counts.restored(self.order, self.memory, state, size)
+        self.counts[tenant].merge(restored)
 
     def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(int(request.tokens[-1]))

@@ -61,6 +61,11 @@ class Successors:
         self.tokens[before[unknown], 0] = after[unknown]
         self.log_probs[before[unknown], 0] = READ
 
+    def merge(self, other: Successors) -> None:
+        """Take over the rows that another matrix has."""
+        known = other.log_probs[:, 0] > -np.inf
+        self.tokens[known], self.log_probs[known] = other.tokens[known], other.log_probs[known]
+
 
 class Recycling(Drafter):
     """Walks a matrix `[V, branch]` of each token's successors by the target's last logits after that token.
@@ -166,7 +171,7 @@ class Recycling(Drafter):
             raise DrafterError("recycling: what was kept is damaged: it has tokens that do not exist")
         if not (fresh.log_probs <= 0).all():  # false for NaN too
             raise DrafterError("recycling: what was kept is damaged: it has impossible probabilities")
-        self.successors[tenant] = fresh
+        self.successors[tenant].merge(fresh)
 
     def _read_new(self, request: Request) -> None:
         """Store successors of new tokens whose rows are empty."""

@@ -256,9 +256,13 @@ class Suffix(SignalingDrafter):
 
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
-        memory = self._restored(state, self._new_memory())
+        generations = self._restored(state, self._new_memory()).generations
+        memory = self.memories[tenant]
+        known = {text.tobytes() for own in memory.generations for text in own.texts}
+        for text in [text for own in generations for text in own.texts]:
+            if text.tobytes() not in known:
+                memory.add(text)
         memory.read(memory.size)
-        self.memories[tenant] = memory
 
     def _restored(self, state: State, memory: TextMemory) -> TextMemory:
         """A memory with the texts in arrays, still unread. Raises `DrafterError` if these are impossible."""
