@@ -1,10 +1,16 @@
-"""How many rows fit in a time."""
+"""How many rows fit in a time, and whose masks."""
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 
-from soothsay.engine.pace import MIN_PREFILL_ROWS, Pace
+from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
+from soothsay.drafters.base import NoDrafter, Target
+from soothsay.engine.pace import DEAR, MAX_DEBT, MIN_PREFILL_ROWS, MaskPace, Pace
 
 
 def test_without_a_limit_everything_fits() -> None:
@@ -57,3 +63,57 @@ def test_chunks_settle_where_a_pass_takes_the_time(fixed: float) -> None:
         pace.follow(rows, taken)
         rows = pace.rows(512, 1)
     assert taken == pytest.approx(0.25, rel=0.02)
+
+
+def requests(*seconds: float) -> list[Request]:
+    """Requests whose masks take so long."""
+    made = []
+    for own in seconds:
+        drafter = NoDrafter(Target(None, None, None, 0))  # type: ignore[arg-type]
+        request = Request([1], SamplingParams(max_tokens=9), seed=0, limit=10, drafter=drafter)
+        request.constraint = SimpleNamespace(seconds=own)  # type: ignore[assignment]
+        made.append(request)
+    return made
+
+
+def test_requests_with_cheap_masks_are_never_held_back() -> None:
+    pace, running = MaskPace(), requests(0.0, DEAR / 2, DEAR)
+    for _ in range(5):
+        assert pace.select(running) == running
+        pace.follow(running, 0.001)
+
+
+def test_dear_masks_get_half_of_the_time() -> None:
+    pace, running = MaskPace(), requests(0.0, 0.3)
+    with_masks = 0
+    for _ in range(121):
+        chosen = pace.select(running)
+        assert running[0] in chosen
+        with_masks += running[1] in chosen
+        pace.follow(chosen, 0.01)
+    assert with_masks == 5, "of 0.3 s each, and 29 steps of 0.01 s after each"
+
+
+def test_many_dear_requests_share_a_step_in_turn() -> None:
+    pace, running = MaskPace(), requests(*[0.02] * 16)
+    pace.follow(pace.select(running), 0.001)
+    counts = Counter[int]()
+    for _ in range(16):
+        chosen = pace.select(running)
+        assert len(chosen) == 2
+        counts.update(map(running.index, chosen))
+        pace.follow(chosen, 0.001)
+    assert set(counts.values()) == {2}
+
+
+def test_a_dear_request_alone_goes_on_and_owes_little_later() -> None:
+    pace, running = MaskPace(), requests(1.0)
+    for _ in range(50):
+        assert pace.select(running) == running
+        pace.follow(running, 0.001)
+    both = [*running, *requests(0.0)]
+    held_back = 0
+    while running[0] not in pace.select(both):
+        pace.follow(both[1:], 0.1)
+        held_back += 1
+    assert held_back <= MAX_DEBT / 0.1 + 1

@@ -309,7 +309,7 @@ class Constraint:
         compiled: the grammar, compiled.
 
     Attributes:
-        seconds: CPU time that the answer's next token took so far.
+        seconds: that masks of the answer's next token took.
     """
 
     def __init__(self, grammars: Grammars, grammar: Grammar, compiled: Compiled):
@@ -343,10 +343,10 @@ class Constraint:
         Returns:
             `[nodes, V]` bool, with at least one token allowed in every row.
         """
-        begin = time.thread_time()
+        begin = time.perf_counter()
         self._commit(output)
         masks = np.stack([self._mask([tree.tokens[n] for n in tree.path(node)[1:]]) for node in nodes])
-        self.seconds += time.thread_time() - begin
+        self.seconds += time.perf_counter() - begin
         size = self._grammars.vocab_size
         bits = np.unpackbits(masks, axis=1, count=size + 1, bitorder="little")  # [nodes, V + 1]
         bits[:, sorted(end_tokens)] = bits[:, size:]
@@ -357,10 +357,10 @@ class Constraint:
 
         Arguments are those of `allowed`.
         """
-        begin = time.thread_time()
+        begin = time.perf_counter()
         self._commit(output)
         tree = self._cut(tree, end_tokens)
-        self.seconds += time.thread_time() - begin
+        self.seconds += time.perf_counter() - begin
         return tree
 
     def problem(self, path: Sequence[int]) -> str | None:

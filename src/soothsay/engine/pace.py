@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from soothsay.core.request import Request
 
-DEAR = 0.005
-"""CPU seconds of masks for a token that make a request dear. Usual grammars take 0.00001 to 0.001."""
+DEAR = 0.01
+"""Seconds of masks for a token that make a request dear. Usual grammars take 0.00001 to 0.001."""
 
 MAX_DEBT = 1.0
 """Seconds that dear requests sit out in a row, at most."""
 
 STEP_SHARE = 0.05
-"""CPU seconds that masks of dear requests may take in a step, as far as the last masks tell."""
+"""Seconds that masks of dear requests may take in a step, as far as the last masks tell."""
 
 MIN_PREFILL_ROWS = 32
 """Rows of prefill that every step may have. With fewer, reading the weights would not be worth it."""
@@ -79,23 +79,24 @@ class MaskPace:
         alone, seconds = len(dear) == len(running), 0.0
         chosen = set[Request]()
         for request in dear if alone or self._debt <= 0 else ():
-            seconds += _mask_seconds(request)
+            seconds += mask_seconds(request)
             if chosen and seconds > STEP_SHARE:
                 break
             chosen.add(request)
         return [request for request in running if request in chosen or request not in self._line]
 
     def follow(self, requests: Sequence[Request], seconds: float) -> None:
-        """Learn from a step: its requests, and the time that it took."""
+        """Learn from a step: its requests, and the seconds that it took without masks."""
         masks = 0.0
         for request in requests:
             self._line.pop(request, None)
-            if (own := _mask_seconds(request)) > DEAR:
+            if (own := mask_seconds(request)) > DEAR:
                 masks += own
                 if request.finish_reason is None:
                     self._line[request] = None
-        self._debt = min(max(self._debt + 2 * masks - seconds, 0.0), MAX_DEBT)
+        self._debt = min(max(self._debt + masks - seconds, 0.0), MAX_DEBT)
 
 
-def _mask_seconds(request: Request) -> float:
+def mask_seconds(request: Request) -> float:
+    """Seconds that the masks of a request's last token took."""
     return 0.0 if request.constraint is None else request.constraint.seconds

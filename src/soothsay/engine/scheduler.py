@@ -17,7 +17,7 @@ from soothsay.core.answer import FinishReason, StepTrace
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
-from soothsay.engine.pace import MaskPace, Pace
+from soothsay.engine.pace import MaskPace, Pace, mask_seconds
 from soothsay.engine.snapshots import Snapshots
 from soothsay.errors import RequestError
 
@@ -284,9 +284,10 @@ class Scheduler:
             except Exception as error:
                 log.error("request failed", exc_info=True)
                 self.fail(turn.request, error)
-        seconds = self._clock() - self._scheduled_at
+        requests = [turn.request for turn in turns]
+        seconds = max(self._clock() - self._scheduled_at - sum(map(mask_seconds, requests)), 0.0)
         self.pace.follow(sum(turn.num_rows for turn in turns), seconds)
-        self.mask_pace.follow([turn.request for turn in turns], seconds)
+        self.mask_pace.follow(requests, seconds)
 
     def _take_in(self, turn: Turn) -> None:
         request, size = turn.request, self.allocator.block_size

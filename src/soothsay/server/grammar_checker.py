@@ -66,7 +66,7 @@ class GrammarChecker:
     async def check(self, grammar: Grammar, tenant: Tenant) -> None:
         """Wait until a grammar was tried. A tenant does not see which grammars others have tried.
 
-        Raises `ApiError`: 400 if the engine must not use the grammar, 429 if too many grammars of the key
+        Raises `ApiError`: 400 if the engine must not use the grammar, 429 if too many of the key's grammars
         wait, 503 if no process can be started, or it does not answer in time.
         """
         key = tenant.name, blake2b(grammar.source.encode(), key=tenant.digest, digest_size=16).digest()
