@@ -27,10 +27,12 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.grammar import MAX_SOURCE, Constraint, Grammars, bounded_json
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
+from soothsay.core.tenant import Tenant
 from soothsay.core.verify import VERIFIERS, Promise
 from soothsay.drafters.base import NoDrafter, Target
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.registry import DrafterSpec
+from soothsay.errors import StepError
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -401,6 +403,78 @@ class TestAnswers:
             params = SamplingParams(grammar=Grammar.regex("once|twice"), n=2)
             sibyl.generate("How often?", params, drafter="mtp")
         assert len(compiled) == 1
+
+
+AMBIGUOUS = Grammar.lark('start: "ab" s\ns: s s s | s s | /[a-z]/')
+"""Its masks take more and more work, and its end is far away."""
+
+
+class TestLimits:
+    @pytest.mark.parametrize("limit", ["MAX_ITEMS", "MAX_ROW"])
+    def test_an_answer_whose_masks_take_too_much_work_ends_with_the_reason(
+        self, limit: str, sibyl: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each drafter and verifier gets as far. Others in the batch do not notice."""
+        monkeypatch.setattr(module, limit, {"MAX_ITEMS": 1000, "MAX_ROW": 100}[limit])
+        grammar = replace(AMBIGUOUS, source=AMBIGUOUS.source + " " * len(limit))  # not compiled before
+        failed = sibyl.engine.recovery.num_failed
+        asked = [
+            SamplingParams(seed=1, max_tokens=200, grammar=grammar, temperature=0.8),
+            SamplingParams(seed=1, max_tokens=9, grammar=Grammar.choice(["yes"])),
+        ]
+        texts = set()
+        for drafter in ("none", "prompt-lookup", "draft-model(model=sibyl)"):
+            ended, fine = sibyl.generate(["Hello"] * 2, asked, drafter=drafter)
+            assert ended.finish_reason == "error"
+            assert "make it simpler" in (ended.error or "")
+            assert fine.text == "yes"
+            texts.add(ended.text)
+        assert len(texts) == 1
+        assert texts.pop().startswith("ab")
+        assert sibyl.engine.recovery.num_failed == failed, "no step was repeated"
+
+    def test_an_answer_whose_masks_take_too_long_ends(
+        self, sibyl: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "MASK_SECONDS", -1.0)
+        with pytest.raises(StepError, match="takes too long for a token"):
+            sibyl.generate("Hello", SamplingParams(grammar=Grammar.choice(["yes", "no"])))
+        assert not sibyl.engine.has_work
+
+    def test_a_first_mask_with_too_much_work_is_refused(
+        self, sibyl: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "MAX_ITEMS", 20)
+        wide = Grammar.lark("start: a b\na: " + " | ".join(f'"{i}" a' for i in range(99)) + ' | "x"\nb: "y"')
+        with pytest.raises(RequestError, match=r"make it simpler .*limit"):
+            sibyl.generate("Hello", SamplingParams(grammar=wide))
+
+    def test_one_text_of_thousands(self, sibyl: LLM) -> None:
+        texts = [f"{number} {number**5}" for number in range(5000)]
+        params = SamplingParams(seed=2, grammar=Grammar.choice(texts), max_tokens=40)
+        assert sibyl.generate("Which?", params).text in texts
+
+    def test_a_name_cannot_drop_the_compiled_grammars_of_others(
+        self, sibyl: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert sibyl.tokenizer is not None
+        made: list[Grammar] = []
+        fresh = Grammars.fresh
+        monkeypatch.setattr(Grammars, "fresh", lambda *given: (made.append(given[1]), fresh(*given))[1])
+        monkeypatch.setattr(module, "KEPT", 4 * module.LEAST_SIZE)
+        grammars, honest = Grammars(sibyl.tokenizer, 8192), Grammar.choice(["honest"])
+        in_use = grammars.constraint(Grammar.choice(["0"]), Tenant("greedy", "0"))
+        grammars.constraint(honest, Tenant("other"))
+        for number in range(1, 20):
+            grammars.constraint(Grammar.choice([str(number)]), Tenant("greedy", str(number)))
+        assert len(made) == 21
+        grammars.constraint(honest, Tenant("other"))
+        grammars.constraint(Grammar.choice(["0"]), Tenant("greedy", "0"))
+        assert len(made) == 21, "kept, and in use"
+        grammars.constraint(Grammar.choice(["2"]), Tenant("greedy", "2"))
+        grammars.constraint(honest, Tenant("other", "salt"))
+        assert len(made) == 23
+        del in_use
 
 
 VOCAB, LENGTH, SAMPLES, CHANCE, END = 5, 4, 1500, 1e-5, 4

@@ -332,7 +332,7 @@ class Constraint:
 
         Below a draft token that is not allowed, and below an end token, all tokens are allowed, since nothing
         there is accepted. If no token is possible, because the tokenizer has none or a limit was reached,
-        only end tokens are allowed. `problem` tells of the limit.
+        only end tokens are allowed. `limit` tells of the limit.
 
         Args:
             output: the answer's committed tokens; they extend those of the last call.
@@ -363,12 +363,15 @@ class Constraint:
         self.seconds += time.perf_counter() - begin
         return tree
 
-    def problem(self, path: Sequence[int]) -> str | None:
-        """Why the answer cannot go on after some tokens of a tree's path. None: it can, or ends as it should.
+    def limit(self, tokens: Sequence[int]) -> tuple[int, str] | None:
+        """How many of a verdict's tokens come before one whose mask reached a limit, and which limit it was.
 
-        A node of the path was given to `allowed`, and nothing was committed since.
+        None: there was no such mask. Call it before the tokens are committed.
         """
-        return self._problems.get(tuple(path))
+        for count in range(len(tokens) if self._problems else 0):
+            if (problem := self._problems.get(tuple(tokens[:count]))) is not None:
+                return count, problem
+        return None
 
     def _cut(self, tree: DraftTree, end_tokens: frozenset[int]) -> DraftTree:
         kept: set[int] = set()

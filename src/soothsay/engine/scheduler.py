@@ -321,9 +321,8 @@ def _receive(turn: Turn) -> None:
     request.cached += turn.num_tokens
     if tree is not None and verdict is not None:
         drafted_by = [turn.authors[node] for node in verdict.path]
-        *path, last = verdict.tokens
-        problem = None if request.constraint is None else request.constraint.problem(path)
-        tokens = path if problem else [*path, last]
+        limit = None if request.constraint is None else request.constraint.limit(verdict.tokens)
+        tokens = verdict.tokens if limit is None else verdict.tokens[: limit[0]]
         emitted = request.emit(tokens, drafted_by, turn.logprobs)
         request.cached += len(verdict.path)
         if emitted:
@@ -338,8 +337,8 @@ def _receive(turn: Turn) -> None:
                 bonus=verdict.tokens[-1],
             )
             request.traces.append(trace)
-        if problem is not None and request.finish_reason is None:
-            raise RequestError(problem)
+        if limit is not None and request.finish_reason is None:
+            raise RequestError(limit[1])
     if request.finish_reason is not None:  # the answer may end before the last accepted token
         request.cached = min(request.cached, len(request.tokens))
 
