@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from soothsay import LLM, Drafter, DrafterError, EngineConfig, ModelError, SamplingParams
+from soothsay.core.integer_keys import kv_bytes
+from soothsay.engine.sizing import WORKING_MEMORY, complete_config
 from soothsay.model.transformer import Transformer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
@@ -52,6 +54,21 @@ def test_numbers_of_numpy(tiny: Callable[..., Transformer]) -> None:
 def test_a_kv_pool_beyond_the_memory(tiny: Callable[..., Transformer]) -> None:
     with pytest.raises(ModelError, match=r"^kv_tokens=1,000,000,000,000 .* GB.*; lower it, or leave it out"):
         LLM(tiny(), kv_tokens=10**12)
+
+
+def test_engines_of_a_machine_share_its_memory(
+    tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [WORKING_MEMORY + 4_000_000]
+    monkeypatch.setattr("soothsay.engine.sizing.available_memory", lambda: free[0])
+    model = tiny()
+    bytes_each = kv_bytes(model.config.kv_shapes, model.kv_dtype)
+    for engines in (1, 2, 5):
+        tokens = complete_config(EngineConfig(max_context=4096, engines=engines), model).kv_tokens
+        assert tokens == 4_000_000 // 4 // engines // bytes_each // 16 * 16
+    free[0] = WORKING_MEMORY
+    with pytest.raises(ModelError, match=r"no memory of .* GB is left for the KV pool"):
+        LLM(model)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", 3.5, None])

@@ -342,6 +342,7 @@ LEAST = {
     "max_requests": 1,
     "max_rows": 1,
     "max_tree": 1,
+    "engines": 1,
 }
 """The least values of the engine's whole numbers."""
 
@@ -374,6 +375,7 @@ class EngineConfig:
             they do not learn. Tokens do not depend on it.
         learn_for_tenants: whether drafters learn for each tenant apart. Otherwise they learn only from
             requests without a tenant.
+        engines: limit of engines with this configuration that share the machine's memory.
 
     Raises:
         ModelError: a number cannot work.
@@ -390,6 +392,7 @@ class EngineConfig:
     prefix_caching: bool = True
     learn: float = 0.0
     learn_for_tenants: bool = False
+    engines: int = 1
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():

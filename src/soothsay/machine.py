@@ -6,21 +6,70 @@ import math
 import mmap
 import os
 import platform
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from soothsay.control_groups import SYSTEM, group_folders, numbers_of, text_of
+
+RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+"""What the system takes back from a control group that needs memory: mostly what it has read of files."""
+
+
+class Memory(NamedTuple):
+    """Memory that this process may use. The smallest of several is the one that counts."""
+
+    free: int  # bytes that can be allocated without swapping
+    whole: str  # what it is a part of, in words
+
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping; 4 GiB if the system does not tell."""
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux
-        return 4 * 2**30
+    """Bytes that this process can allocate without swapping, and without being killed by a limit."""
+    return usable_memory().free
+
+
+def usable_memory(root: Path = SYSTEM) -> Memory:
+    """The memory of this machine, or of what limits this process further: a control group or `ulimit`.
+
+    It is 4 GiB if the system does not tell.
+
+    Args:
+        root: see `SYSTEM`.
+    """
+    machine = numbers_of(root / "proc/meminfo", ":")
+    free = machine.get("MemAvailable", 2**22) * 1024  # none: not Linux
+    whole = f"this machine's {machine.get('MemTotal', 2**22) * 1024 / 1e9:,.1f} GB"
+    return min([Memory(free, whole), *_granted_to_groups(root), *_granted_to_process(root)])
+
+
+def _granted_to_groups(root: Path) -> Iterator[Memory]:
+    """What control groups of versions 1 and 2 allow."""
+    for folder in group_folders("memory", root):
+        stat = numbers_of(folder / "memory.stat")
+        limits = [text_of(folder / f"memory.{name}").strip() for name in ("max", "high", "limit_in_bytes")]
+        limits.append(str(stat.get("hierarchical_memory_limit", "")))
+        limit = min((int(limit) for limit in limits if limit.isdecimal()), default=None)
+        if limit is not None:
+            used = (text_of(folder / f"memory.{name}").strip() for name in ("current", "usage_in_bytes"))
+            # version 1 counts the groups inside apart
+            back = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in RECLAIMABLE)
+            usage = max(sum(int(text) for text in used if text.isdecimal()) - back, 0)
+            whole = f"the {limit / 1e9:,.1f} GB of a control group (of a container, for example)"
+            yield Memory(max(limit - usage, 0), whole)
+
+
+def _granted_to_process(root: Path) -> Iterator[Memory]:
+    """What `ulimit` allows."""
+    sizes, limits = numbers_of(root / "proc/self/status", ":"), text_of(root / "proc/self/limits")
+    for name, size, option in (("address space", "VmSize", "-v"), ("data size", "VmData", "-d")):
+        if found := re.search(rf"^Max {name} +(\d+)", limits, re.MULTILINE):
+            limit = int(found[1])
+            whole = f"the {limit / 1e9:,.1f} GB of ulimit {option}"
+            yield Memory(max(limit - sizes.get(size, 0) * 1024, 0), whole)
 
 
 def cache_directory() -> Path | None:

@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from soothsay.control_groups import SYSTEM, group_folders, text_of
 
-def granted_processors(root: Path = Path("/")) -> int:
+
+def granted_processors(root: Path = SYSTEM) -> int:
     """Physical cores that this process may use, by affinity and control groups' quotas. At least 1.
 
     Args:
-        root: of the file system that has `proc` and `sys`.
+        root: see `SYSTEM`.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return os.cpu_count() or 1
@@ -44,7 +46,7 @@ def claim_cores(count: int, folder: Path | None = None) -> Sequence[int]:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or not stat.S_ISDIR(folder.lstat().st_mode):
             return ()  # another user's
-        for name, numbers in sorted(_cores(Path("/")).items()):
+        for name, numbers in sorted(_cores(SYSTEM).items()):
             lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,40 +70,17 @@ def _cores(root: Path) -> dict[str, list[int]]:
     topology = root / "sys/devices/system/cpu"
     cores: dict[str, list[int]] = {}
     for number in sorted(os.sched_getaffinity(0)):
-        name = _first_line(topology / f"cpu{number}/topology/thread_siblings_list") or str(number)
+        name = text_of(topology / f"cpu{number}/topology/thread_siblings_list").strip() or str(number)
         cores.setdefault(name, []).append(number)
     return cores
 
 
 def _processor_quota(root: Path) -> float:
     """Processors that control groups (version 1 and 2) grant to this process; infinity without a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return math.inf
     granted = math.inf
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Version 2 names no controllers.
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):  # a container sees its own group at the top
-            if controllers:
-                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                fields = [_first_line(top / folder / name) for name in names]
-            else:
-                fields = _first_line(top / folder / "cpu.max").split()
-            if len(fields) == 2 and all(field.isdigit() and int(field) for field in fields):
-                granted = min(granted, int(fields[0]) / int(fields[1]))
+    for folder in group_folders("cpu", root):
+        quota = text_of(folder / "cpu.max").split()
+        quota = quota or [text_of(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        if len(quota) == 2 and all(number.isdecimal() and int(number) for number in quota):
+            granted = min(granted, int(quota[0]) / int(quota[1]))
     return granted
-
-
-def _first_line(file: Path) -> str:
-    """The first line of a small file; empty if it cannot be read."""
-    try:
-        with file.open() as text:
-            return text.readline(4096).strip()
-    except OSError:
-        return ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.errors import ModelError
-from soothsay.machine import available_memory
+from soothsay.machine import available_memory, usable_memory
 from soothsay.model.transformer import Transformer
 from soothsay.states_config import journal_bytes, state_bytes
 
@@ -16,6 +16,8 @@ MEMORY_SHARE = 1 / 4
 """Largest share of the free memory that the KV pool takes unless it is told its size. The rest is for
 activations, drafters and other programs."""
 
+WORKING_MEMORY = 2**27
+"""Bytes that are left to libraries and activations in any case. Small models take 60 to 130 MB for them."""
 
 STATE_SHARE = 1 / 16
 """The same for the states of requests, where a model has them; and for snapshots of states."""
@@ -52,10 +54,14 @@ def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     states, size = model.config.states, model.dtype.itemsize
     if states is None:
         return config
-    share, state = int(available_memory() * STATE_SHARE), state_bytes(states, size)
+    share = int(_free(available_memory()) * STATE_SHARE / config.engines)
+    state = state_bytes(states, size)
     one = state + config.max_tree * journal_bytes(states, size)
     if share < one:
-        raise ModelError(f"no memory is left for states ({one} bytes a request); use a smaller model")
+        raise ModelError(
+            f"no memory of {usable_memory().whole} is left for states ({one} bytes a request); "
+            "use a smaller model"
+        )
     requests, copies = min(config.max_requests, share // one), config.snapshot_bytes
     if copies is None:
         copies = min(share, 2 * requests * state)
@@ -68,26 +74,32 @@ def _check_memory(config: EngineConfig, model: Transformer) -> None:
     if tokens > most:
         needed = tokens * kv_bytes(model.config.kv_shapes, model.kv_dtype) / 1e9
         raise ModelError(
-            f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and the free memory holds {most:,} tokens; lower "
-            "it, or leave it out"
+            f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and what is free of {usable_memory().whole} holds "
+            f"{most:,} tokens; lower it, or leave it out"
         )
 
 
 def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -> int:
     """The tokens that a KV pool of a share of the free memory holds."""
-    free, shapes = available_memory(), model.config.kv_shapes
-    stages = [(model.own.layers, free, platform.node())]
+    shapes = model.config.kv_shapes
+    stages = [(model.own.layers, available_memory(), platform.node())]
     stages += [(stage.layers, stage.memory, stage.machine) for stage in model.rest]
     affordable = None
     for layers, memory, machine in stages:
-        sharing = sum(other == machine for _, _, other in stages)  # the memory of a machine
+        sharing = config.engines * sum(other == machine for _, _, other in stages)
         per_token = kv_bytes(shapes[layers.start : layers.stop], model.kv_dtype)
-        tokens = int(memory * share / sharing) // per_token if per_token else affordable
+        tokens = int(_free(memory) * share / sharing) // per_token if per_token else affordable
         if affordable is None or (tokens is not None and tokens < affordable):
             affordable = tokens
     if affordable is None or affordable < config.block_size:
         per_token = kv_bytes(shapes, model.kv_dtype)
         raise ModelError(
-            f"no memory is left for the KV pool ({per_token} bytes a token); use a smaller model"
+            f"no memory of {usable_memory().whole} is left for the KV pool ({per_token} bytes a token); "
+            "use a smaller model"
         )
     return affordable
+
+
+def _free(memory: int) -> int:
+    """What there is for pools, of the memory that can be allocated."""
+    return max(memory - WORKING_MEMORY, 0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
-from soothsay.machine import available_memory
+from soothsay.machine import available_memory, usable_memory
 from soothsay.model.attention_layer import Sinks
 from soothsay.model.blocks import fuse
 from soothsay.model.checkpoint import Checkpoint, read_model_config
@@ -161,6 +161,21 @@ def weight_bytes(model: Transformer, mode: NumericMode, prefix: str = "") -> int
     return sum(mode.bytes_of(name, m) for name, m in own)
 
 
+def _loading_bytes(model: Transformer, mode: NumericMode, prefix: str) -> int:
+    """Memory in bytes that loading takes at most: a sixteenth more than the weights, and what is dequantized.
+
+    Plain weights are read from mapped files. A dequantized table stays in memory; a layer does, in float32,
+    until its weight is packed.
+    """
+    needed = weight_bytes(model, mode, prefix) * 17 // 16
+    if mode.stored is None or mode.keeps_integers:
+        return needed
+    modules = [(name, m) for name, m in model.named_modules() if name.startswith(prefix)]
+    tables = sum(m.weight.numel() for _, m in modules if isinstance(m, Embedding))
+    layers = (m.weight.numel() for _, m in modules if isinstance(m, Dense))
+    return needed + tables * mode.dtype.itemsize + max(layers, default=0) * 4
+
+
 def table_bytes(names: TensorNames, mode: NumericMode) -> int:
     """Bytes of the table of embeddings, which stays a mapped file."""
     with WeightSource(names, mode) as source:
@@ -170,7 +185,7 @@ def table_bytes(names: TensorNames, mode: NumericMode) -> int:
 
 def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint, prefix: str = "") -> None:
     """Raises `ModelError` if the weights of modules do not fit into memory. `prefix`: see `weight_bytes`."""
-    needed, free = weight_bytes(model, mode, prefix), available_memory()
+    needed, free = _loading_bytes(model, mode, prefix), available_memory()
     if needed > free:
         modes = {name: NumericMode(mode.dtype, bits) for name, bits in BITS.items()}
         smaller = {name: weight_bytes(model, other, prefix) for name, other in modes.items()}
@@ -178,7 +193,7 @@ def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint, 
         advice = "; ".join(fits) if fits and mode.stored is None else "free some, or take a smaller model"
         raise ModelError(
             f"{checkpoint.path} needs {needed / 1e9:.1f} GB of memory in {mode.name}; "
-            f"{free / 1e9:.1f} GB are free: {advice}"
+            f"{free / 1e9:.1f} GB are free of {usable_memory().whole}: {advice}"
         )
 
 

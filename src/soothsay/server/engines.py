@@ -64,12 +64,14 @@ def engines(factory: Callable[..., LLM], placement: Placement) -> Iterator[Calla
 
     Args:
         factory: makes the `LLM` of an engine. It takes the number of `cores` that are its own, or None, and
-            must be picklable.
+            the limit of `engines` that share the machine's memory. It must be picklable.
         placement: where they run.
 
     Raises `SoothsayError` if a Ray cluster is asked for and Ray is not installed.
     """
     cores, environment = placement.cores_of_each, placement.environment
+    elsewhere = placement.ray_address not in (None, "local")  # on machines that nobody knows
+    factory = partial(factory, engines=1 if elsewhere else placement.replicas)
     own = partial(factory, cores=cores)
     if placement.ray_address is not None:
         try:

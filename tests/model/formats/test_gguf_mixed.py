@@ -21,7 +21,7 @@ from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model, weight_bytes
 from soothsay.model.native.linear import NativeLinear, PackedTable
-from soothsay.model.numeric_mode import numeric_mode
+from soothsay.model.numeric_mode import NumericMode, numeric_mode
 from soothsay.model.tensor_names import TensorNames
 
 HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS = 256, 512, 320, 4, 4, 2
@@ -160,6 +160,18 @@ def test_weights_stay_the_integers_that_they_are(mixed: tuple[Path, transformers
     assert held < 1.3 * (checkpoint.num_bytes() - embedding)
     mode = numeric_mode(TensorNames(model.config, checkpoint))
     assert weight_bytes(model, mode) <= checkpoint.num_bytes()
+
+
+def test_what_is_dequantized_needs_memory_while_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mixed(tmp_path / "a.gguf", "llama")
+    checkpoint, free = open_checkpoint(tmp_path / "a.gguf"), [2**40]
+    monkeypatch.setattr("soothsay.model.load.available_memory", lambda: free[0])
+    model = load_model(checkpoint, "float32")
+    free[0] = weight_bytes(model, NumericMode(torch.float32)) + model.embedding.weight.nbytes
+    with pytest.raises(ModelError, match=r"GB are free of .* GB: free some"):
+        load_model(checkpoint, "float32")
 
 
 def test_a_shared_table_is_read_from_the_packed_head(tmp_path: Path) -> None:
