@@ -271,7 +271,10 @@ class Alone:
         alone = self.recovery.alone
         turns = self.scheduler.schedule(alone)
         if fails:
-            self.recovery.failed(RuntimeError(), alone, turns)
+            try:
+                raise RuntimeError
+            except RuntimeError as error:
+                self.recovery.failed(error, alone, turns)
             return alone
         for turn in turns:
             if turn.reaches_end:

@@ -153,6 +153,18 @@ class TestBudget:
         assert rows(serving.step()) == [(first, 1), (second, 44)], "nobody knew it before"
         assert rows(serving.step()) == [(first, 1), (second, 46 if interrupted else 44)]
 
+    @pytest.mark.parametrize("num_output", [0, 3])
+    def test_only_an_answer_that_has_begun_was_interrupted(self, num_output: int) -> None:
+        """A prompt that is read again delays those who decode no more than at first."""
+        serving = Serving(64, max_rows=48)
+        request = serving.add(9)
+        for _ in range(num_output):
+            serving.step()
+        if not num_output:
+            serving.scheduler.schedule()
+        serving.scheduler.preempt(request)
+        assert (request.num_output, request.interrupted) == (num_output, num_output > 0)
+
     def test_guesses_are_not_cut_for_prompts(self) -> None:
         serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=1.0, max_tree=8)
         serving.scheduler.pace.follow(50, 50.0)  # nothing fits

@@ -162,6 +162,24 @@ def test_refusals_for_a_quota_do_not_read_the_body(guarded: Running, file: Path)
         account.charge_request(with_answers=True)
     answer.end()
     account.charge_request(with_answers=True)
+    account = Account(Key(name="a", sha256="0" * 64, tokens_per_minute=1))
+    account.admit(1, 5).end()
+    with pytest.raises(ApiError, match="this minute"):
+        account.charge_request(with_answers=False)
+
+
+def test_the_address_that_failed_first_is_forgotten_first() -> None:
+    failed = FailedKeys(1, clock=lambda: 0.0)
+    failed.MAX_ADDRESSES = 2
+    for address in ("1.1.1.1", "2.2.2.2", "3.3.3.3"):
+        failed.count(address)
+    for address in ("3.3.3.3", "2.2.2.2"):
+        with pytest.raises(ApiError):
+            failed.count(address)
+    failed.count("1.1.1.1")
+    with pytest.raises(ApiError):
+        failed.count("2.2.2.2")
+    failed.count("3.3.3.3")
 
 
 def test_wrong_keys_are_limited_by_address(guarded: Running, file: Path) -> None:

@@ -74,6 +74,22 @@ def test_an_engine_that_is_spare_goes_and_not_before_its_time() -> None:
     assert 1 in [stuck.size(Crowd(2, 1, 0.0), now) for now in times(SHRINK_AFTER)], "one that cannot load too"
 
 
+@pytest.mark.parametrize(
+    "crowd",
+    [Crowd(2, 2, 2 * FULL), Crowd(3, 3, 2 * FREE), Crowd(3, 3, 1.0), Crowd(2, 1, 5.0), Crowd(1, 1, 0.0)],
+)
+def test_neither_full_nor_spare_engines_stay_as_they_are(crowd: Crowd) -> None:
+    """At each limit, between them, while one loads, and the last one."""
+    scaler = Scaler(Bounds(1, 4))
+    assert {scaler.size(crowd, now) for now in times(4 * SHRINK_AFTER)} == {crowd.size}
+
+
+def test_spare_engines_go_one_at_a_time() -> None:
+    scaler = Scaler(Bounds(1, 4))
+    sizes = [scaler.size(Crowd(4, 4, 0.0), now) for now in times(2 * SHRINK_AFTER)]
+    assert sizes.count(3) == 2
+
+
 def test_a_break_begins_the_time_anew() -> None:
     scaler = Scaler(Bounds(1, 4))
     for now in range(100):
