@@ -77,6 +77,14 @@ def test_the_last_blocks_are_forgotten_first_and_the_oldest_texts() -> None:
     assert router.hit("a", digests(old)) == 2 * SIZE
 
 
+def test_a_text_that_is_read_again_is_remembered_for_longer() -> None:
+    router = Router[str](SIZE, 20)
+    first, second, third = (list(range(start, start + 160)) for start in (0, 1000, 2000))
+    for text in (first, second, first, third):
+        router.note("a", digests(text))
+    assert [router.hit("a", digests(text)) for text in (first, second, third)] == [160, 0, 160]
+
+
 def test_a_session_stays_where_it_was_and_sessions_are_bounded() -> None:
     router = Router[str](SIZE, 100)
     first = router.choose(idle("a", "b"), [prompt([1] * 10)], "mine")
