@@ -15,7 +15,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.control.cost import LevelShare, Prices, RunningCost
+from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
 from soothsay.drafters.control.forecast import NOTHING, Forecast, Reliability, SharedForecast
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
@@ -115,6 +115,19 @@ def test_the_first_time_of_an_activity_does_not_count() -> None:
     assert cost(1) == 1.0
     cost.record(1, 2.0)
     assert 1.0 < cost(1) < 1.1
+
+
+def test_the_rate_begins_anew_with_another_batch_size_or_other_requests_only() -> None:
+    costs = CostModel(1, lambda: FLAT, lambda: 0.0)
+    first, second, third = (
+        Request([0], SamplingParams(), seed=0, limit=9, drafter=NoDrafter(TARGET)) for _ in range(3)
+    )
+    batches = ([first], [first, second], [second, third], [first], [second])
+    told = []
+    for batch in batches:
+        told.append((costs.set_batch(batch), costs.rate == 0))
+        costs.rate = 5.0
+    assert told == [(True, True), (True, True), (False, False), (True, True), (False, True)]
 
 
 def test_a_level_costs_what_it_adds_to_a_draft() -> None:

@@ -25,8 +25,10 @@ from soothsay.core.cache import Move
 from soothsay.errors import StageError
 from soothsay.handshake import call
 from soothsay.model.pass_measuring import measure_passes
+from soothsay.model.pipeline.frames import Frame
 from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key
 from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.model.pipeline.stage_process import ServedStage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 
@@ -176,6 +178,22 @@ def test_a_commit_that_failed_is_told_with_the_next_pass(llm: LLM) -> None:
     stage.commit(cache, [lost])
     same(llm.generate(prompts()[1], MIXED[1]), plain()[1])
     assert llm.engine.recovery.num_failed == failed + 1
+
+
+def test_a_pool_that_is_gone_here_is_gone_in_the_stage_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    act, counts = ServedStage.act, list[int]()
+
+    def watched(self: ServedStage, frame: Frame) -> Frame | None:
+        answer = act(self, frame)
+        counts.append(len(self._pools))
+        return answer
+
+    monkeypatch.setattr(ServedStage, "act", watched)
+    pools = [llm.model.new_cache(4, 8) for _ in range(3)]
+    del pools[1:]
+    gc.collect()
+    llm.generate(prompts()[1], replace(GREEDY, max_tokens=1))
+    assert counts[-1] == max(counts) - 2
 
 
 def test_a_stage_that_cannot_load() -> None:
