@@ -6,18 +6,22 @@ import math
 from collections.abc import Sequence
 
 import pytest
+import torch
 from scripted import FLAT, TARGET, Scripted, World, run
 
 from soothsay import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import LevelwiseDrafter, NoDrafter
+from soothsay.core.verify import Verdict
+from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation
+from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
 from soothsay.drafters.control.forecast import NOTHING, Forecast, Reliability, SharedForecast
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
+from soothsay.drafters.control.request_state import RequestState
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
 
 PRICES = Prices(
@@ -177,3 +181,104 @@ def test_a_level_is_grown_where_it_is_expected_to_pay() -> None:
     for _ in range(200):
         honest.shared.calibration.record(tree, set())
     assert honest.least_claimed(0.2, PRICES) > 0.35
+
+
+def asking(limit: int = 100, max_nodes: int = 16) -> Request:
+    request = Request([0], SamplingParams(), seed=0, limit=limit, drafter=NoDrafter(TARGET))
+    request.max_nodes = max_nodes
+    return request
+
+
+def rated(*tokens: int, probability: float = 0.9) -> RatedDraft:
+    tree = DraftTree(0)
+    tree.extend([*tokens], -0.1)
+    return RatedDraft(tree, [1.0, *(probability,) * len(tokens)])
+
+
+@pytest.mark.parametrize(
+    ("request_", "chosen"),
+    [
+        (asking(), [0, 1, 2, 3]),
+        (asking(limit=4), [0, 1, 2]),  # the bonus is the last token that it may have
+        (asking(max_nodes=2), [0, 1]),
+        (asking(limit=2), None),
+    ],
+)
+def test_nodes_are_within_the_limits_of_their_request(request_: Request, chosen: list[int] | None) -> None:
+    other = asking()
+    drafts = {request_: [rated(1, 2, 3)], other: [rated(7)]}
+    selected = select_nodes(drafts, PRICES, drafting=0.0, batch=2)
+    assert selected[other].tokens == [0, 7]
+    assert (selected[request_].tokens if request_ in selected else None) == chosen
+
+
+@pytest.mark.parametrize("first", [0.01, 0.9])
+def test_a_node_of_two_drafts_has_the_higher_probability(first: float) -> None:
+    request = asking()
+    drafts = [rated(1, probability=first), rated(1, probability=0.91 - first), rated(5, probability=0.01)]
+    selected = select_nodes({request: drafts}, PRICES, drafting=0.0, batch=1)
+    assert selected[request].tokens == [0, 1]
+
+
+def test_prices_stay_while_the_situation_does() -> None:
+    costs, request = CostModel(1, lambda: FLAT, lambda: 0.0), asking(limit=300)
+    costs.set_batch([request])
+    prices = costs.set_prices(1, [request])
+    assert costs.set_prices(2, [request]) is prices
+    for change in (lambda: request.emit([1] * 70), lambda: setattr(request, "max_nodes", 9)):
+        change()
+        changed = costs.set_prices(2, [request])
+        assert changed is not prices
+        prices = changed
+    assert costs.set_prices(17, [request]) is not prices
+
+
+def test_only_a_probe_that_does_not_pay_doubles_the_interval() -> None:
+    """A draft between two probes was asked for because it was expected to pay."""
+    schedule = ProbeSchedule(next_step=8, interval=8)
+    schedule.record(3, pays=False, loss=0.032)
+    assert (schedule.interval, schedule.next_step) == (8, 8)
+    schedule.record(8, pays=False, loss=0.032)
+    assert (schedule.interval, schedule.next_step) == (16, 16)
+
+
+def test_signals_change_forecasts_but_not_a_drafter_that_has_retired() -> None:
+    first, second, retired = forecast([0.5]), forecast([0.6]), forecast([0.7])
+    first.probes, second.probes = ProbeSchedule(32, 32), ProbeSchedule(8, 8)
+    retired.retire()
+    state = RequestState(asking(), [0, 0], [first, retired])
+    state.pause_until_next_probe()
+    assert (state.paused_until, state.is_active(31), state.is_active(32)) == (32, False, True)
+    state.switch_signals([1, 1], lambda *_: second)
+    assert state.forecasts == [second, retired]
+    assert state.paused_until == 8
+    state.switch_signals([0, 0], lambda *_: retired)
+    assert state.forecasts[0] is first, "what was known of this signal"
+
+
+def test_a_backlog_has_the_features_of_committed_tokens_only() -> None:
+    """Two steps: the second of two children is right, and then a chain up to its first node."""
+    read: list[tuple[int, int, list[float]]] = []
+
+    class Reader(Scripted):
+        taps = (0,)
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            read.extend((seen.start, seen.num_pending, seen.taps[0][:, 0].tolist()) for seen in observations)
+
+    world, request = World(FLAT), asking()
+    backlog = Backlog(Reader(world, lambda _: 0.0, cost=0.0), slice(1, 2), world.clock, lambda: 0.0)
+    wide, chain = DraftTree(0), DraftTree(0)
+    wide.extend([1])
+    wide.extend([2])
+    chain.extend([3, 4])
+    for start, tree, path in ((0, wide, [2]), (2, chain, [1])):
+        rows = torch.arange(3.0)[:, None] + 10 * start
+        backlog.add([Observation(request, start, 1, (rows + 500, rows), tree, None, Verdict(path, [2, 5]))])
+    backlog.catch_up([request])
+    backlog.catch_up([request])
+    assert read == [(0, 4, [0.0, 2.0, 20.0, 21.0])]
+    backlog.add([Observation(request, 4, 1, (rows, rows), DraftTree(0), None, Verdict([], [5]))])
+    backlog.drop(request)
+    backlog.catch_up([request])
+    assert len(read) == 1
