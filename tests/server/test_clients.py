@@ -328,6 +328,7 @@ def test_one_call_is_enough_if_calls_may_not_be_parallel() -> None:
     parser = OneCall(HermesParser())
     parts = [
         parser.push(f"So: {call.format('f')}{call.format('g')}"),
+        parser.push(" "),
         parser.push(call.format("h")),
         parser.end(),
     ]
