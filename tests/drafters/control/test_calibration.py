@@ -22,6 +22,7 @@ def test_at_the_start_a_drafters_scores_are_believed() -> None:
     calibration = AcceptanceCalibration()
     for score in (-0.05, -0.7, -2.0):
         assert calibration.probability(score) == pytest.approx(math.exp(score), rel=0.15)
+        assert calibration.probabilities(chain([1], score)) == [1.0, calibration.probability(score)]
 
 
 def test_scores_that_are_too_high_or_too_low_are_corrected() -> None:

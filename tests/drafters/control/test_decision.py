@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 import torch
-from scripted import FLAT, TARGET, Scripted, World, run
+from scripted import FLAT, STEEP, TARGET, Scripted, World, run
 
 from soothsay import SamplingParams
 from soothsay.core.request import Request
-from soothsay.core.tenant import EVERYBODY
+from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation
@@ -282,3 +285,38 @@ def test_a_backlog_has_the_features_of_committed_tokens_only() -> None:
     backlog.drop(request)
     backlog.catch_up([request])
     assert len(read) == 1
+
+
+def test_what_a_request_has_taught_stays_and_the_rest_of_it_goes() -> None:
+    class Reader(Scripted):
+        taps = (0,)
+
+    world = World(STEEP)
+    part = Reader(world, lambda _: 1.0, cost=5.0)
+    auto = Controller(TARGET, [part], deepcopy(STEEP), world.clock)
+    _, (request,) = run(world, auto, 1, 1)
+    shared = auto.shared_forecasts[EVERYBODY][0, 0, False]
+    assert shared.drafts == 1
+    before = shared.calibration.probability(-0.2)
+    taps = (torch.zeros(1, 1),)
+    auto.observe([Observation(request, len(request.tokens) - 1, 1, taps)])  # the drafter was not asked
+    auto.release(request)
+    assert shared.calibration.probability(-0.2) > before, "its last draft was right"
+    assert not auto.states
+    gone = weakref.ref(request)
+    del request
+    run(world, auto, 1, 1, seeds=[7])
+    gc.collect()
+    assert gone() is None
+
+
+def test_tenants_and_sampled_requests_have_forecasts_of_their_own() -> None:
+    world, ann = World(FLAT), Tenant("ann")
+    auto = Controller(TARGET, [Scripted(world, lambda _: 0.9, 0.1)], deepcopy(FLAT), world.clock)
+    for tenant, temperature in ((EVERYBODY, 0.0), (ann, 1.0)):
+        params = SamplingParams(temperature=temperature)
+        request = Request([0, 1], params, seed=0, limit=99, drafter=NoDrafter(TARGET), tenant=tenant)
+        request.cached, request.max_nodes = 1, 8
+        auto.propose([request])
+    assert [*auto.shared_forecasts[EVERYBODY]] == [(0, 0, False)]
+    assert [*auto.shared_forecasts[ann]] == [(0, 0, True)]

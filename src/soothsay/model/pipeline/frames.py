@@ -48,11 +48,10 @@ class FrameError(Exception):
 
 def send(pipe: Connection, frame: Frame) -> None:
     """Send a frame. Raises `OSError` if the other side is gone."""
-    tensors = [tensor.contiguous() for tensor in frame.tensors]
-    shapes = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
+    shapes = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in frame.tensors]
     header = json.dumps([frame.kind, frame.fields, shapes]).encode()
     header += b" " * (-(len(header) + 4) % ALIGNED)
-    parts = [tensor.numpy().tobytes() for tensor in tensors]
+    parts = [tensor.numpy().tobytes() for tensor in frame.tensors]
     pipe.send_bytes(b"".join([struct.pack("<I", len(header)), header, *parts]))
 
 
