@@ -124,6 +124,7 @@ def test_bytes_without_a_token_may_stand_between_those_of_one(text: str) -> None
     assert bound.per_token is None
     for whole in (text * 20, "a\0b\x04" * 400, text * 9 + "ab" * 900 + text * 9):
         assert not bound.exceeds(whole, len(tokenizer.encode(whole)))
+    assert not bound.exceeds("ababababc" * 100, 200), "an a after a c may be in a long token"
     assert not bound.exceeds("\0" * 1_000_000, 1)
     assert bound.exceeds("a" * 300, 100)
 
@@ -137,6 +138,12 @@ def test_characters_that_no_long_token_has_count_more() -> None:
     words = "x" * SLICE * 3
     assert bound.exceeds(words, 2 * SLICE), "all slices count"
     assert not bound.exceeds(words, 3 * SLICE)
+
+
+def test_characters_at_the_ends_of_slices_may_be_composed_with_others() -> None:
+    tokenizer = byte_level(normalizers.NFC())
+    text = "xxx" + "\u0391\u0314\u0301\u0345" * (SLICE // 2)
+    assert not TextBound(tokenizer).exceeds(text, len(tokenizer.encode(text)))
 
 
 def test_tokenizing_lets_other_threads_run(sibyl: LLM) -> None:

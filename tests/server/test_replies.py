@@ -131,6 +131,7 @@ def test_a_long_reply_is_made_in_parts_and_in_threads() -> None:
         "choices": [{"index": 0, "logprobs": {"content": [*items(5000, [])], "refusal": None}}, {"index": 1}],
     }
     assert json.loads("".join(sent.parts)) == {**meant, "none": [], "ids": [1, 2]}
+    assert "\x85" not in "".join(sent.parts)
     assert max(map(len, sent.parts)) < 2 * PART
     assert len(sent.parts) > 10
     own = threading.current_thread().name
