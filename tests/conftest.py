@@ -12,6 +12,7 @@ from pathlib import Path
 import certifi
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from places import ROOT, find_shared
 from tiny import TINY
 from typer import testing
@@ -21,6 +22,10 @@ from soothsay.model import pass_measuring
 from soothsay.model.transformer import Transformer
 
 pytest_plugins = ["skips"]
+
+# no test depends on how fast the machine is
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_sessionstart() -> None:

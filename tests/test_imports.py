@@ -15,7 +15,17 @@ SRC = Path(__file__).parents[1] / "src"
 
 LAYERS = (
     (
-        *("errors", "handshake", "heap", "openmp", "processors", "machine", "files"),
+        *(
+            "errors",
+            "handshake",
+            "heap",
+            "openmp",
+            "safe_path",
+            "control_groups",
+            "processors",
+            "machine",
+            "files",
+        ),
         *("config", "states_config", "corpus", "plotting"),
         *(
             "tokenizer",

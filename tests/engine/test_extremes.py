@@ -82,7 +82,7 @@ def test_every_request_ends_and_bystanders_keep_their_tokens(llm: LLM, verifier:
     served, longest = 0, [0]
     examples = 150 if verifier == "match" else 70  # they are the same for all
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(PARAMS)
     def run(asked: dict[str, Any]) -> None:
         nonlocal served

@@ -19,10 +19,12 @@ from tokenizers import Tokenizer as Backend
 
 from soothsay import LLM, FinishReason
 from soothsay.server.api_keys import KeyRing, add_key
+from soothsay.server.events import LINES
 from soothsay.server.infill import FAMILIES, GapTokens
 from soothsay.server.jobs import AnswerProgress
 from soothsay.server.llama_bodies import InfillRequest, LlamaCompletionRequest
 from soothsay.server.llama_format import LlamaFormat
+from soothsay.server.reply_format import ReplyOptions
 from soothsay.server.unknown_fields import HEADER
 from soothsay.tokenizer import Tokenizer
 
@@ -109,9 +111,9 @@ def formatted(count: int, reason: FinishReason, **asked: Any) -> dict[str, Any]:
     job: Any = Replayed(said_in(["x"] * count, reason))
     job.answers = [AnswerProgress(4, 0.0, num_output=count)]
     texts: Any = lambda token: "\u00e9\ufffd"[token % 2]  # noqa: E731
-    form = LlamaFormat("it", texts, body, ["it"], 10, lambda _: "")
-    reply: Any = asyncio.run(form.collect(job, body))
-    return dict(reply)
+    form = LlamaFormat("it", texts, body, ["it"], 10)
+    reply: Any = asyncio.run(form.collect(job, ReplyOptions()))
+    return dict(json.loads("".join(LINES.frame(reply))))
 
 
 def test_only_an_answer_that_the_context_ends_is_truncated() -> None:

@@ -75,7 +75,7 @@ UNBOUNDED: dict[str, Tokenizer] = {
 
 
 @pytest.mark.parametrize("tokenizer", BOUNDED.values(), ids=BOUNDED)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=st.text(alphabet="a \n\u0301\u0345\u0391\u0314é😀ffi\u1100\u1161\u11a8", max_size=60))
 def test_no_token_holds_more_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
     bound = TextBound(tokenizer)
@@ -111,7 +111,7 @@ def test_a_tokenizer_that_cuts_texts_off_has_no_bound() -> None:
     assert TextBound(tokenizer).per_token is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=st.text(alphabet="ab\0\x04 \né", max_size=60))
 def test_bytes_without_a_token_may_stand_between_those_of_one(text: str) -> None:
     letters = [letter for letter in BYTES if letter not in {byte_text(b"\0"), byte_text(b"\x04")}]

@@ -186,7 +186,7 @@ def test_everybody_gets_their_answer(clients: int, seconds: float, kill_at: floa
         outcome = Soak(url, clients, seconds, kill_at).run()
     print(outcome.counts, outcome.cut)
     assert outcome.wrong == []
-    assert outcome.counts["right"] > clients
+    assert outcome.counts["right"] >= clients // 2
     assert outcome.cut.total() < clients // 2, outcome.cut  # answers go on at the new engine
     if seconds < 60:
         return
