@@ -8,11 +8,14 @@ import pytest
 from fleets import Fixture, heard, job, run, text, tokens, until
 
 from soothsay.core.load import EngineLoad
+from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.server.api_errors import ApiError
 from soothsay.server.backoff import Backoff
 from soothsay.server.engine_loop import without_canary
 from soothsay.server.fleet.replica import EngineState
+from soothsay.server.jobs import Job
+from soothsay.server.parameters import RequestOptions
 
 pytestmark = pytest.mark.usefixtures("each_loop")
 
@@ -160,6 +163,41 @@ def test_a_job_that_kills_engines_has_three_and_others_survive_it() -> None:
         await until(lambda: len(engine.submits) == 6)
         engine.say(good, 4, end=True)
         assert (await heard(good))[0][0] == tokens(good, 4)
+
+    run(test)
+
+
+def test_as_many_answers_as_the_limit_says_are_in_flight() -> None:
+    async def test() -> None:
+        one = Fixture(max_queue=2)
+        assert one.loop.max_in_flight == 8 + 2
+        await one.begin(job(n=9))
+        last = job()
+        engine = await one.begin(last)
+        with pytest.raises(ApiError, match="too many requests"):
+            await one.loop.submit(job())
+        with pytest.raises(ApiError, match="11 answers at once"):
+            await one.loop.submit(job(n=11))
+        engine.say(last, 1, end=True)
+        await heard(last)
+        await one.begin(job())
+        await one.loop.stop()
+
+    run(test)
+
+
+def test_a_job_whose_time_is_up_before_it_is_admitted_is_taken_back() -> None:
+    async def test() -> None:
+        one = Fixture()
+        late = Job([[1]], SamplingParams(seed=0), RequestOptions(), "none", 0.02)
+        with pytest.raises(ApiError) as error:
+            await one.loop.submit(late)
+        assert error.value.status == 504
+        assert (one.loop.in_flight, one.loop.num_jobs) == (0, 0)
+        (engine,) = one.engines
+        assert engine.submits
+        assert not engine.has(late)
+        await one.loop.stop()
 
     run(test)
 

@@ -9,6 +9,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,12 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import Move
 from soothsay.errors import StageError
 from soothsay.handshake import call
+from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.pass_measuring import measure_passes
-from soothsay.model.pipeline.frames import Frame
+from soothsay.model.pipeline.frames import Frame, send
 from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key
 from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.model.pipeline.splitting import split_layers
 from soothsay.model.pipeline.stage_process import ServedStage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
@@ -234,3 +237,56 @@ def test_callers_need_the_key(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="5 bytes"):
         read_key(tmp_path / "key")
     assert KEY.decode() not in repr(address)
+
+
+def test_layers_are_split_into_any_number_of_parts() -> None:
+    config = read_model_config(open_checkpoint("sibyl"))
+    for count in range(1, config.num_layers + 1):
+        parts = split_layers(config, count)
+        assert len(parts) == count
+        assert all(parts)
+        assert [layer for part in parts for layer in part] == [*range(config.num_layers)]
+    large = replace(config, vocab_size=1000 * config.vocab_size)
+    assert split_layers(large, 2)[0] == range(1), "its head is as large as all layers"
+    small = replace(config, vocab_size=1)
+    assert split_layers(small, 2)[0] == range(config.num_layers // 2)
+
+
+def test_stages_are_closed_if_one_of_them_cannot_load() -> None:
+    class Place:
+        opened: RemoteStage | None = None
+
+        def open(self) -> RemoteStage:
+            self.opened = stage_here().open()
+            return self.opened
+
+    class Nowhere:
+        def open(self) -> RemoteStage:
+            raise ModelError("nobody is here")
+
+    place = Place()
+    with pytest.raises(ModelError, match="nobody is here"):
+        load_pipeline("sibyl", [place, Nowhere()])
+    assert place.opened is not None
+    with pytest.raises(StageError):
+        place.opened.wait("")
+
+
+def test_layers_of_another_stage_are_refused(llm: LLM) -> None:
+    (stage,), size = llm.model.rest, llm.model.config.stream_size
+    batch = llm.model.pack([Rows(np.arange(4), 0)])
+    first, last = llm.model.own.layers[0], llm.model.config.num_layers - 1
+    for layers in ([first], [first, last], [last + 1], []):
+        with pytest.raises(RuntimeError, match=r"layers \[.*\] of range"):
+            stage.run(torch.zeros(4, size), batch, None, layers, [], None)
+    assert stage.run(torch.zeros(4, size), batch, None, [last], [], None)
+
+
+def test_a_stage_that_has_said_what_is_no_frame_is_not_heard_any_more() -> None:
+    ours, theirs = Pipe()
+    stage = RemoteStage(ours, "here")
+    theirs.send_bytes(b"what?")
+    send(theirs, Frame("loaded", {"mode": "m", "memory": 1, "machine": ""}))
+    for _ in range(2):
+        with pytest.raises(StageError, match="is lost"):
+            stage.wait("m")

@@ -95,3 +95,7 @@ def test_a_session_stays_where_it_was_and_sessions_are_bounded() -> None:
     for number in range(MAX_SESSIONS + 10):
         router.choose(idle("a", "b"), [prompt([1])], number)
     assert len(router._sessions) == MAX_SESSIONS
+    oldest = next(iter(router._sessions))
+    router.choose(idle("a", "b"), [prompt([1])], oldest)
+    router.choose(idle("a", "b"), [prompt([1])], "another")
+    assert oldest in router._sessions, "it was used again"
