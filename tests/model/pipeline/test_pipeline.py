@@ -27,6 +27,7 @@ from soothsay.errors import StageError
 from soothsay.handshake import call
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.pass_measuring import measure_passes
+from soothsay.model.pipeline import remote_stage
 from soothsay.model.pipeline.frames import Frame, send
 from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key
 from soothsay.model.pipeline.remote_stage import RemoteStage
@@ -290,3 +291,10 @@ def test_a_stage_that_has_said_what_is_no_frame_is_not_heard_any_more() -> None:
     for _ in range(2):
         with pytest.raises(StageError, match="is lost"):
             stage.wait("m")
+
+
+def test_a_stage_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_stage, "SILENCE", 0.01)
+    ours, theirs = Pipe()
+    with theirs, pytest.raises(StageError, match="it has said nothing"):
+        RemoteStage(ours, "here").wait("m")
