@@ -62,7 +62,8 @@ def test_full_engines_get_another_one_and_not_before_its_time() -> None:
 
 
 def test_no_engine_is_added_while_one_loads() -> None:
-    assert size_after(Scaler(Bounds(1, 4)), Crowd(2, 1, 5.0), 100) == 2
+    scaler = Scaler(Bounds(1, 4))
+    assert {scaler.size(Crowd(2, 1, 5.0), now) for now in times(100)} == {2}
 
 
 def test_an_engine_that_is_spare_goes_and_not_before_its_time() -> None:
@@ -99,7 +100,11 @@ def test_a_break_begins_the_time_anew() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
 def test_an_engine_that_was_just_added_is_not_spare(size: int) -> None:
-    assert FULL * size > FREE * size
+    scaler, work = Scaler(Bounds(1, 20)), FULL * size + 0.001
+    seconds = times(4 * SHRINK_AFTER)
+    assert size + 1 in (scaler.size(Crowd(size, size, work), now) for now in seconds)
+    after = {scaler.size(Crowd(size + 1, size + 1, work), now) for now in seconds}
+    assert min(after) == size + 1
 
 
 def test_a_number_set_by_hand_stays() -> None:
