@@ -537,11 +537,12 @@ def run(tokens: int, seconds: float, **more: float) -> RunTimes:
 def test_speedups_are_the_leaderboards() -> None:
     """Worked out by hand from three questions, one of two turns, in three rounds."""
     results = SpecResults(Journal({}))
-    for number, noise in ((1, 0.0), (2, 50.0), (3, 0.0)):  # the median knows nothing of the second round
-        results.add(lap("chat", 1, 0, number, none=run(20, 2.0 + noise), x=run(20, 1.0)))
-        results.add(lap("chat", 1, 1, number, none=run(10, 1.0), x=run(10, 0.5 + noise)))
-        results.add(lap("qa", 2, 0, number, none=run(40, 1.0), x=run(40, 0.25)))
-        results.add(lap("qa", 3, 0, number, none=run(30, 1.0), x=run(30, 2.0)))
+    # the medians of `a` and `b` are 1, in different rounds, and neither the least nor the last
+    for number, (a, b) in enumerate(((0.5, 1.0), (1.0, 0.25), (9.0, 7.0)), start=1):
+        results.add(lap("chat", 1, 0, number, none=run(20, 2.0 * a), x=run(20, 1.0 * b)))
+        results.add(lap("chat", 1, 1, number, none=run(10, 1.0 * b), x=run(10, 0.5 * a)))
+        results.add(lap("qa", 2, 0, number, none=run(40, 1.0 * b), x=run(40, 0.25 * a)))
+        results.add(lap("qa", 3, 0, number, none=run(30, 1.0 * a), x=run(30, 2.0 * b)))
     plain, x = results.rows()
     # tokens/s: 30/3, 40/1, 30/1 plainly; 30/1.5, 40/0.25, 30/2 with x
     assert plain.overall.rate == pytest.approx((10 + 40 + 30) / 3)

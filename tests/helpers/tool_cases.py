@@ -1,6 +1,13 @@
-"""Answers with tool calls, and the text and the calls that a client must get for each."""
+"""Answers with tool calls, and the text and calls that a client must get for each. A template for tools."""
 
 from __future__ import annotations
+
+TOOL_TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or () %}{{ call.function.arguments.n }}{% endfor %}\n{% endfor %}"
+)
+"""A chat template that knows tools."""
 
 Told = tuple[str, list[tuple[str, str]]]
 """Text, and the name and arguments of each call."""

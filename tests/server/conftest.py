@@ -9,6 +9,7 @@ import fleets
 import pytest
 from openai import OpenAI
 from serving import Running, serving
+from tool_cases import TOOL_TEMPLATE
 from watching import open_browser
 
 from soothsay import LLM
@@ -16,12 +17,6 @@ from soothsay.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-TOOL_TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}Say <tool_call>{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls or () %}{{ call.function.arguments.n }}{% endfor %}\n{% endfor %}"
-)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

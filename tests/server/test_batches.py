@@ -11,8 +11,8 @@ from typing import Any
 import engines
 import httpx
 import pytest
-from conftest import TOOL_TEMPLATE
 from serving import Running, WarmEngine
+from tool_cases import TOOL_TEMPLATE
 
 from soothsay import LLM, RequestError
 from soothsay.server.batch import BatchRun, run_batch
@@ -146,14 +146,20 @@ def test_a_line_without_a_seed_has_its_own(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "in.jsonl", kinds)
 
-    def texts(seed: int) -> list[str]:
-        output = tmp_path / f"out-{seed}.jsonl"
-        run_batch("sibyl", path, output, seed=seed, drafter="none", kv_tokens=4096)
-        return [
-            answers(output)[f"id {index}"]["response"]["body"]["choices"][0]["text"] for index in range(4)
-        ]
+    def texts(output: Path) -> list[str]:
+        found = answers(output)
+        return [found[f"id {index}"]["response"]["body"]["choices"][0]["text"] for index in range(4)]
 
-    first, other = texts(0), texts(1)
+    def run(name: str, seed: int) -> list[str]:
+        factory = partial(engines.sibyl, drafter="none")
+        with Fleet(partial(WarmEngine, factory)) as fleet, BatchOutput(tmp_path / name) as output:
+            asyncio.run(BatchRun(fleet, BatchInput(path), output, "sibyl", seed).run({}))
+        return texts(tmp_path / name)
+
+    first, again = run("first", 0), run("again", 0)
+    run_batch("sibyl", path, tmp_path / "other", seed=1, dtype="int8", drafter="none", kv_tokens=4096)
+    other = texts(tmp_path / "other")
+    assert again == first
     assert len(set(first)) == 4
     assert [one == two for one, two in zip(first, other, strict=True)] == [False, False, False, True]
 

@@ -16,6 +16,7 @@ from serving import Running, serving
 from test_chat_streams import said_in
 from test_responses import Replayed
 from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 
 from soothsay import LLM, FinishReason
 from soothsay.server.api_keys import KeyRing, add_key
@@ -336,6 +337,33 @@ def test_a_template(running: Running, sibyl: LLM) -> None:
     assert told(running, prompt=prompt, add_special_tokens=False)["content"] == said
     assert post(running, "/apply-template", {"messages": []}).status_code == 400
     assert post(running, "/apply-template", {"messages": messages, "model": "x"}).status_code == 404
+
+
+def test_the_token_that_begins_texts_is_added_unless_a_request_says_otherwise(sibyl: LLM) -> None:
+    backend = Backend.from_str(sibyl.tokenizer.backend.to_str())
+    backend.post_processor = processors.TemplateProcessing("<|end|> $A", special_tokens=[("<|end|>", 0)])
+    tokenizer = Tokenizer(backend, "{{ messages[0].content }}")
+    text, chat = {"prompt": PROMPT, "max_tokens": 1}, [{"role": "user", "content": PROMPT}]
+    plain = len(sibyl.tokenizer.encode(PROMPT))
+    assert tokenizer.encode(PROMPT) == [0, *sibyl.tokenizer.encode(PROMPT)]
+    with serving(partial(engines.sibyl, tokenizer=tokenizer)) as running:
+        for path, body, default in (
+            ("/completion", text, True),
+            ("/v1/completions", text, True),
+            ("/v1/chat/completions", {"messages": chat, "max_tokens": 1}, False),  # templates write it
+        ):
+            for given, added in ((None, default), (True, True), (False, False)):
+                told = post(running, path, body, add_special_tokens=given).json()
+                read = told["tokens_evaluated"] if "usage" not in told else told["usage"]["prompt_tokens"]
+                assert read == plain + added, (path, given)
+        for body, added in (
+            ({"prompt": PROMPT}, True),
+            ({"prompt": PROMPT, "add_special_tokens": False}, False),
+            ({"content": PROMPT}, False),
+            ({"content": PROMPT, "add_special": True}, True),
+            ({"messages": chat}, False),
+        ):
+            assert post(running, "/tokenize", body).json()["count"] == plain + added, body
 
 
 def test_pieces(running: Running) -> None:
