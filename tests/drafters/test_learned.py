@@ -314,6 +314,18 @@ class TestSharedDirectories:
         third.save([both])
         assert len({*tmp_path.iterdir()}) == 1, "it contains the two that it has read"
 
+    def test_successors_of_all_engines_are_joined(self, sibyl: LLM, tmp_path: Path) -> None:
+        states = list[State]()
+        for text in TEXTS:
+            (part,) = taught(sibyl, "recycling", text, LearnedFiles(tmp_path)).learned()
+            states.append(part.state(ANN))
+        both = build_drafter("recycling", sibyl.engine.target)
+        LearnedFiles(tmp_path).recall(both, ANN)
+        (joined,) = both.learned()
+        first, last, rows = (state["log_probs"][:, 0] > -np.inf for state in (*states, joined.state(ANN)))
+        assert (rows == (first | last)).all()
+        assert not (rows == last).all()
+
     @pytest.mark.parametrize("spec", LOOKUP)
     def test_nothing_counts_twice(self, sibyl: LLM, tmp_path: Path, spec: str) -> None:
         drafter = taught(sibyl, spec, TEXTS[0], LearnedFiles(tmp_path))
