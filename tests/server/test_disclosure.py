@@ -180,8 +180,8 @@ def test_a_failure_within_a_stream_is_told_without_its_text(
     monkeypatch.setattr(ChatFormat, "update", fail)
     body = {"messages": [USER], "stream": True, "max_tokens": 4}
     told = b""
-    stream = httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body)
-    with stream as reply, suppress(httpx.RemoteProtocolError):
+    url = f"{running.url}/v1/chat/completions"
+    with suppress(httpx.RemoteProtocolError), httpx.stream("POST", url, json=body) as reply:
         for part in reply.iter_bytes():
             told += part
     assert told

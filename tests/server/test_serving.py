@@ -364,10 +364,11 @@ def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, Iterato
 
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) -> None:
     keys = tmp_path / "keys.json"
-    key = CliRunner().invoke(_app(), ["keys", "add", "me", "--file", str(keys)]).stdout.strip()
+    add = ["keys", "add", "me", "--operator", "--file", str(keys)]
+    key = CliRunner().invoke(_app(), add).stdout.strip()
     meant = sibyl.generate("A man", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)).text
     with command("--api-keys", str(keys), "--served-model-name", "it") as (process, url, lines):
-        engine = httpx.get(f"{url}/health").json()["engine_pid"]
+        engine = httpx.get(f"{url}/health", headers={"X-Api-Key": key}).json()["engine_pid"]
         with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
             asked = {**ENDLESS, "model": "it", "max_tokens": 60}
             with client.completions.create(**asked, stream=True) as stream:
@@ -376,7 +377,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) 
                 os.killpg(process.pid, signal.SIGTERM)  # signals the engine's process too, as supervisors do
                 text += "".join(chunk.choices[0].text for chunk in parts)
         assert text == meant
-        assert [line["key"] for line in lines if line["event"] == "request" and "key" in line] == ["me"]
+        assert [line["key"] for line in lines if line["event"] == "request" and "key" in line] == ["me", "me"]
         process.wait(30)
         assert not lives(engine)
     assert process.returncode in (0, -signal.SIGTERM)

@@ -188,6 +188,8 @@ def test_a_connection_in_use_outlives_the_limit() -> None:
         for _ in range(8):
             assert client.get(f"http://127.0.0.1:{where.port}/small").status_code == 200
             (one,) = where.open
+            bound = one.transport.get_extra_info("socket")
+            assert bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else each reply takes 40 ms
             port = one.client[1]
             time.sleep(0.2)
             assert [other.client[1] for other in where.open] == [port]

@@ -48,7 +48,6 @@ def make_runner(server: Server, host: str, port: int) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=bool(config.trusted_proxies),
             forwarded_allow_ips=list(config.trusted_proxies),
             backlog=ACCEPTED,
             timeout_keep_alive=math.ceil(config.client_timeout),
