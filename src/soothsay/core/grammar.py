@@ -315,7 +315,8 @@ class Constraint:
     def __init__(self, grammars: Grammars, grammar: Grammar, compiled: Compiled):
         self.seconds = 0.0
         self._grammars, self._grammar, self._compiled = grammars, grammar, compiled
-        self._matcher = compiled.matcher.deep_copy()
+        self._base, self._num_base = compiled.matcher, 0  # has read this many of the committed tokens
+        self._matcher = self._base.deep_copy()
         self._problems: dict[tuple[int, ...], str] = {}  # by path: why it cannot go on there
         self._said: list[int] = []  # committed tokens
         self._ahead: list[int] = []  # tokens after them that the matcher has read
@@ -395,6 +396,8 @@ class Constraint:
             if not self._move(new):
                 self._restart()
             self._ahead = []
+            if self._follows:
+                self._base, self._num_base = self._matcher.deep_copy(), len(self._said)
 
     def _mask(self, path: list[int]) -> npt.NDArray[np.uint8]:
         """`[V // 8 + 1]`: a bit for each token that may follow a path, and a bit for the end."""
@@ -407,7 +410,8 @@ class Constraint:
             if self._follows and not self._matcher.is_error():
                 return np.frombuffer(mask, dtype=np.uint8)[: size // 8 + 1]
             problem = limit_problem(self._matcher)
-            self._restart()
+            if not self._restart():  # a new lexer may have room
+                break
         if problem is not None:
             self._problems[tuple(path)] = problem
         end = np.zeros(size // 8 + 1, dtype=np.uint8)
@@ -424,15 +428,19 @@ class Constraint:
         self._ahead = path[: shared + count]
         return len(self._ahead) == len(path)
 
-    def _restart(self) -> None:
-        """Replace the matcher, since after an error it cannot roll back.
+    def _restart(self) -> bool:
+        """Replace the matcher, since after an error it cannot roll back. Returns whether it has a new lexer.
 
         Copies share what their lexer has learned. If that is full, only a new matcher has room.
         """
-        if "lexer error" in self._matcher.get_error():
+        renewed = "lexer error" in self._matcher.get_error()
+        if renewed:
             self._compiled = Compiled(self._grammars.fresh(self._grammar))
-        self._matcher, self._ahead = self._compiled.matcher.deep_copy(), []
-        self._follows = self._matcher.try_consume_tokens(self._said) == len(self._said)
+            self._base, self._num_base = self._compiled.matcher, 0
+        self._matcher, self._ahead = self._base.deep_copy(), []
+        rest = self._said[self._num_base :]
+        self._follows = self._matcher.try_consume_tokens(rest) == len(rest)
+        return renewed
 
 
 def limit_problem(matcher: LLMatcher) -> str | None:

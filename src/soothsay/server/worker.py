@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 
 from soothsay.core.answer import FinishReason
+from soothsay.core.grammar import Constraint
 from soothsay.core.load import EngineLoad
 from soothsay.core.request import Request, RequestDrafter
 from soothsay.drafters.base import Drafter
@@ -51,6 +52,7 @@ class Prepared:
 
     submit: Submit
     error: ApiError | None
+    constraint: Constraint | None  # keeps the compiled grammar until the job is admitted
 
 
 Inbox = SimpleQueue[Incoming | Prepared | None]
@@ -139,6 +141,8 @@ class Worker:
         self._jobs: dict[int, list[Request]] = {}
         self._preparing: set[int] = set()
         self._preparer = ThreadPoolExecutor(1, "prepare")
+        self._unprepared: dict[str, deque[Submit]] = {}  # by the name of the tenant; the next one's is first
+        self._unprepared_lock = threading.Lock()
         self._drafters: dict[str, Drafter] = {}  # by the name that requests give
         self._used_drafters: dict[RequestDrafter, None] = {}  # an ordered set
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
@@ -183,10 +187,12 @@ class Worker:
         match message:
             case Submit() if self._needs_preparation(message):
                 self._preparing.add(message.job)
-                self._preparer.submit(self._prepare, message)
+                with self._unprepared_lock:
+                    self._unprepared.setdefault(message.options.tenant.name, deque()).append(message)
+                self._preparer.submit(self._prepare_next)
             case Submit():
                 self._admit(message)
-            case Prepared(submit, error) if submit.job in self._preparing:
+            case Prepared(submit, error, _) if submit.job in self._preparing:
                 self._preparing.discard(submit.job)
                 if error is None:
                     self._admit(submit)
@@ -206,18 +212,27 @@ class Worker:
         name = submit.options.drafter
         return submit.params.grammar is not None or (name is not None and name not in self._drafters)
 
+    def _prepare_next(self) -> None:
+        """Prepare one job. Runs in a thread of its own. The names take turns, so none fills the line."""
+        with self._unprepared_lock:
+            name = next(iter(self._unprepared))
+            line = self._unprepared.pop(name)
+            submit = line.popleft()
+            if line:
+                self._unprepared[name] = line
+        if submit.job in self._preparing:  # it was not cancelled while it waited
+            self._prepare(submit)
+
     def _prepare(self, submit: Submit) -> None:
-        """Compile the grammar and build the drafter. Runs in a thread of its own."""
-        if submit.job not in self._preparing:
-            return  # it was cancelled while it waited
-        name, error = submit.options.drafter, None
+        """Compile the grammar and build the drafter."""
+        name, error, constraint = submit.options.drafter, None, None
         try:
             if name is not None and name not in self._drafters:
                 self._drafters[name] = build_drafter(name, self._engine.target)
-            self._llm.constraint(submit.params, submit.options.tenant)
+            constraint = self._llm.constraint(submit.params, submit.options.tenant)
         except Exception as problem:
             error = _refusal(problem, name)
-        self._inbox.put(Prepared(submit, error))
+        self._inbox.put(Prepared(submit, error, constraint))
 
     def _admit(self, submit: Submit) -> None:
         """Put all requests of a job into the engine's waiting line, or refuse them all."""
