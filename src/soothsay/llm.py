@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self, overload
 from soothsay.chat_messages import conversation
 from soothsay.config import DType, EngineConfig
 from soothsay.core.answer import FinishReason, SpeculationStats
-from soothsay.core.grammar import Constraint
+from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant

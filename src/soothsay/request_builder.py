@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from soothsay.config import EngineConfig, ModelConfig
 from soothsay.core.bad_sequences import BadSequences
-from soothsay.core.grammar import Constraint, Grammars
+from soothsay.core.constraint import Constraint, Grammars
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed

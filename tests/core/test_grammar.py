@@ -22,9 +22,10 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from soothsay import LLM, DraftTree, Grammar, RequestError, SamplingParams, Tokenizer
-from soothsay.core import grammar as module
+from soothsay.core import constraint as module
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.grammar import MAX_SOURCE, Constraint, Grammars, bounded_json
+from soothsay.core.constraint import Constraint, Grammars
+from soothsay.core.grammar import MAX_SOURCE, bounded_json
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.tenant import Tenant

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from soothsay import LLM, Grammar
-from soothsay.core import grammar as limits
-from soothsay.core.grammar import Grammars
+from soothsay.core import constraint as limits
+from soothsay.core.constraint import Grammars
 from soothsay.core.tenant import Tenant
 from soothsay.server import grammar_checker as module
 from soothsay.server import grammar_process

@@ -13,8 +13,8 @@ import numpy as np
 from soothsay.core.answer import AnswerText, FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.arrays import IntArray
 from soothsay.core.bad_sequences import BadSequences
+from soothsay.core.constraint import Constraint
 from soothsay.core.digest import block_digest
-from soothsay.core.grammar import Constraint
 from soothsay.core.learned import Learned
 from soothsay.core.params import SamplingParams
 from soothsay.core.scores import PromptScores

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.core.bad_sequences import BadSequences
-from soothsay.core.grammar import Constraint
+from soothsay.core.constraint import Constraint
 from soothsay.core.noise import SamplingKernels, gumbel, noise_key
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
 from soothsay.core.tree import DraftTree

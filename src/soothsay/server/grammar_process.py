@@ -26,7 +26,8 @@ from typing import BinaryIO, TypedDict
 import numpy as np
 from llguidance import LLMatcher
 
-from soothsay.core.grammar import Grammar, Grammars, limit_problem
+from soothsay.core.constraint import Grammars, limit_problem
+from soothsay.core.grammar import Grammar
 from soothsay.errors import RequestError
 
 with contextlib.suppress(ImportError):  # not on Windows

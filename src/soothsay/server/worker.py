@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 
 from soothsay.core.answer import FinishReason
-from soothsay.core.grammar import Constraint
+from soothsay.core.constraint import Constraint
 from soothsay.core.load import EngineLoad
 from soothsay.core.request import Request, RequestDrafter
 from soothsay.drafters.base import Drafter
