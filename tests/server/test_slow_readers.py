@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -193,6 +195,19 @@ def test_a_connection_in_use_outlives_the_limit() -> None:
             port = one.client[1]
             time.sleep(0.2)
             assert [other.client[1] for other in where.open] == [port]
+
+
+def test_a_connection_that_has_ended_is_freed_at_once() -> None:
+    with site() as where:
+        with connected(where, get("/small")) as client:
+            where.wait_until(lambda: where.begun == ["/small"])
+            gone = weakref.ref(where.open[0])
+            assert client.recv(1)
+            gc.disable()
+        try:
+            where.wait_until(lambda: gone() is None)
+        finally:
+            gc.enable()
 
 
 def test_the_next_request_waits_until_a_reply_was_read() -> None:

@@ -217,6 +217,8 @@ class ClientConnection(H11Protocol):
                 timer.cancel()
         self._connections.remove(self)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # else the timer holds this object, or it holds itself
+        self.app = self.config.loaded_app
 
     def abort(self) -> None:
         """Close the connection at once, and forget what the client has not read."""
