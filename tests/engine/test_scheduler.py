@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from soothsay.config import EngineConfig
+from soothsay.core.answer import FinishReason
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -636,3 +638,24 @@ def test_random_runs_see_what_they_are_meant_to_test() -> None:
     assert sum(request.num_preemptions for request in requests) > 5
     assert sum(request.num_prefix_hits > 0 for request in requests) > 10
     assert cut > 20
+
+
+def test_a_request_whose_masks_take_long_sits_out_and_goes_on() -> None:
+    serving = Serving(64, max_rows=32, row_seconds=0.05)
+    dear, other = serving.add(5), serving.add(5)
+    dear.constraint = SimpleNamespace(seconds=0.2, limit=lambda tokens: None)  # type: ignore[assignment]
+    took = [[turn.request for turn in serving.step()] for _ in range(12)]
+    assert all(other in requests for requests in took)
+    assert 2 <= sum(dear in requests for requests in took) <= 5
+    serving.scheduler.remove(other)
+    assert [[turn.request for turn in serving.step()] for _ in range(3)] == [[dear]] * 3
+
+
+def test_a_preemption_ends_the_turns_where_requests_sit_out() -> None:
+    serving = Serving(14, max_rows=32, share=False)
+    requests = [serving.add(SIZE - 1) for _ in range(3)]
+    requests[1].constraint = SimpleNamespace(seconds=0.2, limit=lambda tokens: None)  # type: ignore[assignment]
+    for _ in range(200):
+        turns = serving.step()
+        assert all(turn.request.blocks or turn.request.finish_reason for turn in turns)
+    assert all(request.finish_reason is FinishReason.LENGTH for request in requests)

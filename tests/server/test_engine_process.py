@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import engines
 import httpx
@@ -30,7 +30,7 @@ from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Submit
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.process import EngineProcess
-from soothsay.server.worker import Worker
+from soothsay.server.worker import Prepared, Worker
 
 ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 20}
@@ -234,6 +234,26 @@ def test_freed_memory_is_returned_between_steps(sibyl: LLM, monkeypatch: pytest.
         with pytest.raises(EndedError):
             Worker(sibyl, tell, inbox).run()
         assert returned == expected
+
+
+def test_names_take_turns_at_the_preparation_of_their_grammars(sibyl: LLM) -> None:
+    started, compiled, prepared = threading.Event(), threading.Event(), list[str]()
+
+    def constraint(params: SamplingParams, tenant: Tenant) -> None:
+        started.set()
+        compiled.wait(20)
+        prepared.append(tenant.name)
+
+    inbox = SimpleQueue[Any]()
+    worker = Worker(cast(Any, SimpleNamespace(engine=sibyl.engine, constraint=constraint)), print, inbox)
+    formed = SamplingParams(grammar=Grammar.choice(["yes", "no"]))
+    for job, tenant in enumerate([*(Tenant("a", str(salt)) for salt in range(4)), Tenant("b"), Tenant("c")]):
+        worker._act(Submit(job, [[1]], formed, RequestOptions(tenant=tenant)))
+        started.wait(20)
+    compiled.set()
+    for _ in range(6):
+        assert isinstance(inbox.get(timeout=20), Prepared)
+    assert prepared == ["a", "a", "b", "c", "a", "a"], "the second of a stood in line before b and c came"
 
 
 def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
