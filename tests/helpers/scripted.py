@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from types import SimpleNamespace
 
 import torch
@@ -14,7 +13,6 @@ from verifying import match
 from soothsay import SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.core.request import Request
-from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.model.pass_times import PassTimes
@@ -82,16 +80,12 @@ def run(
     seeds: Sequence[int] | None = None,
     limit: int = 100_000,
     prompt: int = 3,
-    tenants: Sequence[Tenant] = (EVERYBODY,),
 ) -> tuple[float, list[Request]]:
-    """Return the throughput of `count` requests over `steps` steps, in tokens a second, and the requests.
-
-    The requests have the `tenants` in turn.
-    """
+    """Return the throughput of `count` requests over `steps` steps, in tokens a second, and the requests."""
     params = SamplingParams(temperature=0, max_tokens=100_000)
     requests = [
-        Request(list(range(prompt)), params, seed=seed, limit=limit, drafter=drafter, tenant=tenant)
-        for seed, tenant in zip(seeds or range(count), cycle(tenants), strict=False)
+        Request(list(range(prompt)), params, seed=seed, limit=limit, drafter=drafter)
+        for seed in (seeds or range(count))
     ]
     for request in requests:
         request.cached = prompt - 1

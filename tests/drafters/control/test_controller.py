@@ -15,7 +15,7 @@ from scripted import FLAT, STEEP, TARGET, Scripted, World, future, run
 
 from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
-from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDrafter, SignalingDrafter, Target
@@ -154,50 +154,6 @@ def test_requests_are_told_apart() -> None:
 
     run(world, Watched(TARGET, [part], FLAT, world.clock), 4, 400)
     assert min(nodes[1], nodes[3]) > 4 * max(nodes[0], nodes[2])
-
-
-class Fixed(Scripted):
-    """Whether a draft token is right depends on its request and its place alone."""
-
-    def _tree(self, request: Request) -> DraftTree:
-        self.world.random = random.Random(f"{request.seed} {len(request.tokens)} {self.depth}")
-        return super()._tree(request)
-
-
-def drafted(others: float, cost: float, tenants: Sequence[Tenant]) -> list[int]:
-    """Draft tokens of the first request in each step, where drafts of the others are right so often."""
-    world, sizes = World(FLAT), list[int]()
-
-    class Watched(Controller):
-        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-            trees = super().propose(requests)
-            sizes.append(len(trees[0]) - 1)
-            return trees
-
-    def chance(request: Request) -> float:
-        return others if request.seed else 0.6
-
-    parts = [Fixed(world, chance, cost=0.0), Fixed(world, chance, cost, depth=6)]
-    run(world, Watched(TARGET, parts, FLAT, world.clock), len(tenants), 120, tenants=tenants)
-    return sizes
-
-
-def test_what_a_tenant_drafts_does_not_depend_on_the_texts_of_others() -> None:
-    tenants = [Tenant("ann"), *[Tenant("bob", str(number)) for number in range(7)]]
-    assert drafted(0.02, 0.0, tenants) == drafted(0.95, 0.0, tenants)
-    seldom, often = (sum(drafted(others, 3.0, tenants)) for others in (0.02, 0.95))
-    assert seldom == pytest.approx(often, rel=0.05), "what drafters cost is measured, and differs a little"
-    seldom, often = (sum(drafted(others, 3.0, [EVERYBODY] * 8)) for others in (0.02, 0.95))
-    assert seldom > 2 * often, "in one tenant they share a price"
-
-
-def test_prices_of_their_own_cost_mixed_tenants_a_tenth_of_the_speed() -> None:
-    def rate(tenants: Sequence[Tenant]) -> float:
-        world = World(FLAT)
-        part = Fixed(world, lambda request: 0.9 if request.seed % 2 else 0.1, cost=0.2)
-        return run(world, Controller(TARGET, [part], FLAT, world.clock), 8, 150, tenants=tenants)[0]
-
-    assert rate([Tenant("a"), Tenant("b")]) > 0.87 * rate([EVERYBODY])
 
 
 class Knowing(Scripted, SignalingDrafter):

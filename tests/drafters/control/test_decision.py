@@ -106,7 +106,7 @@ def test_a_level_has_a_price_of_its_own() -> None:
     part = Levelwise(world, lambda _: 0.9, cost=0.5)
     controller = Controller(TARGET, [part], FLAT, world.clock)
     run(world, controller, 1, 100)
-    prices = controller.shares[EVERYBODY].prices
+    prices = controller.costs.prices
     assert prices is not None
     level = controller.costs.level_price(0, 1, prices)
     assert level == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)
@@ -167,7 +167,7 @@ def test_a_drafter_with_a_fixed_cost_drafts_deeper() -> None:
     part = Levelwise(world, lambda _: 0.9, cost=0.5)
     controller = Controller(TARGET, [part], FLAT, world.clock)
     run(world, controller, 1, 200)
-    prices = controller.shares[EVERYBODY].prices
+    prices = controller.costs.prices
     assert prices is not None
     assert controller.costs.level_price(0, 1, prices) == pytest.approx(prices.of_seconds(0.1), rel=0.15)
     assert controller.costs.price_per_request(0, prices) == pytest.approx(prices.of_seconds(0.75), rel=0.15)

@@ -9,22 +9,19 @@ from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import CATCH_UP_STEPS, TRIAL_GAIN
 from soothsay.drafters.control.cost import CostModel, Prices
-from soothsay.drafters.control.forecast import NOTHING, Outlook
+from soothsay.drafters.control.forecast import Outlook
 from soothsay.drafters.control.request_state import RequestState
-from soothsay.drafters.control.selection import RatedDraft
 
 
 @dataclass(slots=True)
 class AskingRound:
-    """One tenant's requests in a step, their prices, and the drafts that they have so far."""
+    """The requests and the prices of one step."""
 
     step: int
     active: Sequence[RequestState]
     prices: Prices
     asking: list[float]  # for each drafter, tokens if it is asked for all active requests
-    held: list[Outlook]  # the best draft of each request
-    drafts: list[list[RatedDraft]]  # all drafts of each request
-    seconds: float = 0.0  # of drafting, if the whole batch drafted as these requests do
+    order: list[int]  # the drafters that are not retired from every active request, the cheapest first
 
 
 class AskingPolicy:
@@ -41,43 +38,44 @@ class AskingPolicy:
         self._backlogs = [own if own.can_grow else None for own in backlogs]
         self._keeps_features = [bool(part.taps) for part in parts]
 
-    def begin_round(self, step: int, active: Sequence[RequestState]) -> AskingRound:
-        """Price nodes and drafters for the active requests of one tenant."""
-        prices = self._costs.set_prices(step, active[0].share, [state.request for state in active])
-        drafters = range(len(self._backlogs))
-        asking = [self._costs.asking_price(drafter, len(active), prices) for drafter in drafters]
-        return AskingRound(step, active, prices, asking, [NOTHING] * len(active), [[] for _ in active])
+    def begin_round(self, step: int, active: Sequence[RequestState], prices: Prices) -> AskingRound:
+        """Price the drafters for the active requests of a step."""
+        asking, order = list[float](), list[int]()
+        for drafter in range(len(self._backlogs)):
+            asking.append(prices.of_seconds(self._costs.asking(drafter, len(active))))
+            for state in active:
+                if not state.forecasts[drafter].probes.retired:
+                    order.append(drafter)
+                    break
+        order.sort(key=asking.__getitem__)
+        return AskingRound(step, active, prices, asking, order)
 
-    def order(self, active: Sequence[RequestState]) -> list[int]:
-        """The drafters that are not retired from every active request, the cheapest first."""
-        drafters = range(len(self._backlogs))
-        open_ = [d for d in drafters if not all(state.forecasts[d].probes.retired for state in active)]
-        return sorted(open_, key=lambda drafter: self._costs.asking(drafter, self._costs.batch))
-
-    def alternatives(self, this: AskingRound, later: Sequence[int]) -> list[Outlook]:
+    def alternatives(self, this: AskingRound, place: int, held: Sequence[Outlook]) -> list[Outlook]:
         """For each request, the best it can have without the next drafter.
 
         Args:
             this: the round.
-            later: the drafters after the next one.
+            place: of the next drafter in the order.
+            held: the best draft that each request has already.
         """
-        best = [*this.held]
-        for drafter in later:
-            price = this.asking[drafter] / len(best)
+        best = [*held]
+        for later in this.order[place + 1 :]:
+            price = this.asking[later] / len(best)
             for index, state in enumerate(this.active):
-                outlook = state.forecasts[drafter].outlook(this.prices)
-                best[index] = best[index].or_better(outlook.minus(price))
+                best[index] = best[index].or_better(state.forecasts[later].outlook(this.prices).minus(price))
         return best
 
     def requests_to_ask(self, this: AskingRound, drafter: int, alternatives: Sequence[Outlook]) -> list[int]:
         """Indices of the active requests that a drafter is asked for: probes first, then by surplus."""
-        step, prices = this.step, this.prices
+        step, prices, backlog = this.step, this.prices, self._backlogs[drafter]
         price = this.asking[drafter] / len(this.active)
         probes: list[int] = []
         surpluses: list[tuple[float, int, float]] = []
         for index, (state, alternative) in enumerate(zip(this.active, alternatives, strict=True)):
             forecast = state.forecasts[drafter]
-            catch_up = self.catch_up_price(drafter, state, prices)
+            catch_up = 0.0
+            if backlog is not None:
+                catch_up = prices.of_seconds(backlog.catch_up_seconds(state.request))
             expected = forecast.added_to(alternative, forecast.outlook(prices), prices)
             loss = max(price - expected, 0.0)
             forecast.probes.stretch(step, loss + catch_up)
@@ -99,18 +97,13 @@ class AskingPolicy:
             this.active[index].forecasts[drafter].probes.pause(step, loss)
         return probes + [index for _, index, _ in surpluses[:count]]
 
-    def catch_up_price(self, drafter: int, state: RequestState, prices: Prices) -> float:
-        """Tokens that it costs to let a drafter catch up with a request."""
-        backlog = self._backlogs[drafter]
-        return 0.0 if backlog is None else prices.of_seconds(backlog.catch_up_seconds(state.request))
-
     def _best_count(self, drafter: int, surpluses: Sequence[float], probes: int, prices: Prices) -> int:
         """How many requests, by falling surplus, gain the most beyond the price of asking for all of them."""
-        best = -self._costs.asking_price(drafter, probes, prices) if probes else 0.0
+        best = -prices.of_seconds(self._costs.asking(drafter, probes)) if probes else 0.0
         best_count, total = 0, 0.0
         for count, surplus in enumerate(surpluses, start=1):
             total += surplus
-            net = total - self._costs.asking_price(drafter, probes + count, prices)
+            net = total - prices.of_seconds(self._costs.asking(drafter, probes + count))
             if net > best:
                 best, best_count = net, count
         return best_count

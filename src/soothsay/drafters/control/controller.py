@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
@@ -24,16 +23,16 @@ from soothsay.drafters.base import (
 from soothsay.drafters.control.asking import AskingPolicy, AskingRound
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite
-from soothsay.drafters.control.cost import CostModel, TenantShare
+from soothsay.drafters.control.cost import CostModel
 from soothsay.drafters.control.forecast import (
+    NOTHING,
     Forecast,
-    Outlook,
     SharedForecast,
     forecast_of_nothing,
     start_gains,
 )
 from soothsay.drafters.control.polling import SignalPolling
-from soothsay.drafters.control.request_state import RequestState, by_tenant
+from soothsay.drafters.control.request_state import RequestState
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
 from soothsay.model.pass_times import PassTimes
 
@@ -61,7 +60,6 @@ class Controller(Composite):
         states: what is known of each request.
         shared_forecasts: what a tenant's requests have taught of each drafter, by its index, its signal, and
             whether the request samples at a temperature above 0.
-        shares: each tenant's share of a step, with its prices.
         backlogs: features that each drafter has not read yet.
     """
 
@@ -76,7 +74,6 @@ class Controller(Composite):
         self._clock, self.step = clock, 0
         self.states: dict[Request, RequestState] = {}
         self.shared_forecasts: PerTenant[dict[tuple[int, int, bool], SharedForecast]] = PerTenant(dict)
-        self.shares: PerTenant[TenantShare] = PerTenant(TenantShare)
         self.costs = CostModel(len(parts), lambda: times or _measured_times(target), clock)
         reading = self.costs.target_reading
         self.backlogs = [Backlog(*own, clock, reading) for own in zip(parts, self._taps, strict=True)]
@@ -94,14 +91,12 @@ class Controller(Composite):
         self.costs.begin_step()
         self.step += 1
         can_draft = list[RequestState]()
-        shares = dict[Request, TenantShare]()
         for request in requests:
             state = self._state(request)
-            shares[request] = state.share
             if request.num_pending == 1 and request.max_nodes > 1:
                 state.check_drafts()
                 can_draft.append(state)
-        resized = self.costs.set_batch(shares)
+        resized = self.costs.set_batch(requests)
         self._polling.poll(self.step, can_draft)
         active = [state for state in can_draft if resized or state.paused_until <= self.step]
         trees = self._draft(active) if active else {}
@@ -140,10 +135,9 @@ class Controller(Composite):
         if state is None:
             signals = [0] * len(self.parts)
             forecasts = [self._new_forecast(request, *own) for own in enumerate(signals)]
-            share = self.shares[request.tenant]
-            state = self.states[request] = RequestState(request, share, signals, forecasts)
-            if share.prices is not None:
-                self._asking.retire_drafters(self.step, state, share.prices, len(request.tokens))
+            state = self.states[request] = RequestState(request, signals, forecasts)
+            if self.costs.prices is not None:
+                self._asking.retire_drafters(self.step, state, self.costs.prices, len(request.tokens))
         return state
 
     def _new_forecast(self, request: Request, drafter: int, signal: int) -> Forecast:
@@ -162,60 +156,54 @@ class Controller(Composite):
         return shared.new_forecast(self.step)
 
     def _draft(self, active: Sequence[RequestState]) -> dict[Request, DraftTree]:
-        """Ask drafters, the cheapest first. Returns the nodes to verify.
-
-        Each tenant decides for its own requests. A drafter is asked for those of all tenants at once.
-        """
-        rounds = [self._asking.begin_round(self.step, own) for own in by_tenant(active)]
-        order = self._asking.order(active)
-        for place, drafter in enumerate(order, start=1):
-            chosen = list[tuple[AskingRound, list[int], list[Outlook]]]()
-            for this in rounds:
-                others = self._asking.alternatives(this, order[place:])
-                if asked := self._asking.requests_to_ask(this, drafter, others):
-                    chosen.append((this, asked, others))
-            if not chosen:
+        """Ask drafters, the cheapest first. Returns the nodes to verify."""
+        prices = self.costs.set_prices(self.step, [state.request for state in active])
+        this = self._asking.begin_round(self.step, active, prices)
+        held = [NOTHING] * len(active)  # the best draft of each request so far
+        drafts: list[list[RatedDraft]] = [[] for _ in active]
+        for place, drafter in enumerate(this.order):
+            others = self._asking.alternatives(this, place, held)
+            asked = self._asking.requests_to_ask(this, drafter, others)
+            if not asked:
                 continue
-            spent = [self._spent(this, drafter, asked) for this, asked, _ in chosen]
-            trees = iter(self._ask_for_drafts(drafter, [(this, asked) for this, asked, _ in chosen]))
-            for (this, asked, others), own_spent in zip(chosen, spent, strict=True):
-                self._rate_drafts(this, drafter, asked, others, own_spent, [*islice(trees, len(asked))])
-        selected: dict[Request, DraftTree] = {}
-        for this in rounds:
-            selected |= self._select(this)
-        return selected
-
-    def _select(self, this: AskingRound) -> dict[Request, DraftTree]:
-        """The nodes to verify for one tenant's requests."""
+            price, spent, trees = self._ask_for_drafts(this, drafter, asked)
+            for index, tree in zip(asked, trees, strict=True):
+                draft, outlook = active[index].rate_draft(drafter, tree, prices)
+                drafts[index].append(draft)
+                forecast, other = active[index].forecasts[drafter], others[index]
+                added = forecast.added_to(other, outlook, prices)
+                loss = spent - forecast.added_to(other, forecast.outlook(prices), prices)
+                forecast.record_added(self.step, added, price, max(loss, 0.0))
+                held[index] = held[index].or_better(outlook)
         drafted = dict[Request, list[RatedDraft]]()
-        for state, own in zip(this.active, this.drafts, strict=True):
-            self._asking.retire_drafters(self.step, state, this.prices)
+        for state, own in zip(active, drafts, strict=True):
+            self._asking.retire_drafters(self.step, state, prices)
             if own:
                 drafted[state.request] = own
             else:
                 state.pause_until_next_probe()
-        share = this.active[0].share
-        selected = select_nodes(drafted, this.prices, this.seconds, share.requests)
-        nodes = sum(len(tree) - 1 for tree in selected.values())
-        self.costs.rows += nodes
-        share.seconds = this.seconds + this.prices.pass_seconds[min(nodes, len(this.prices.pass_seconds) - 1)]
+        selected = select_nodes(drafted, prices, self.costs.proposing, self.costs.batch)
+        for tree in selected.values():
+            self.costs.rows += len(tree) - 1
         return selected
 
-    def _spent(self, this: AskingRound, drafter: int, asked: Sequence[int]) -> list[float]:
-        """What asking costs each of one tenant's requests this time, with catching up."""
-        prices, usual = this.prices, this.asking[drafter] / len(asked)
-        return [usual + self._asking.catch_up_price(drafter, this.active[index], prices) for index in asked]
-
     def _ask_for_drafts(
-        self, drafter: int, chosen: Sequence[tuple[AskingRound, Sequence[int]]]
-    ) -> list[DraftTree]:
-        """Let a drafter catch up and propose, for the requests of all tenants that ask it."""
-        part, requests = self.parts[drafter], list[Request]()
-        for this, asked in chosen:
-            requests += [this.active[index].request for index in asked]
-            this.seconds += self.costs.asking(drafter, len(asked) * this.prices.scale)
+        self, this: AskingRound, drafter: int, asked: Sequence[int]
+    ) -> tuple[float, float, list[DraftTree]]:
+        """Let a drafter catch up and propose.
+
+        Returns:
+            The usual price per request, the price of this time with catching up, and the trees.
+        """
+        part, prices = self.parts[drafter], this.prices
+        price = this.asking[drafter] / len(asked)
+        states = [this.active[index] for index in asked]
         if isinstance(part, LevelwiseDrafter):
-            part.min_level_gain = min(self._least_level_gain(this, drafter, asked) for this, asked in chosen)
+            level_price = self.costs.level_price(drafter, len(asked), prices)
+            part.min_level_gain = min(
+                state.forecasts[drafter].least_claimed(level_price, prices) for state in states
+            )
+        requests = [state.request for state in states]
         begin = self._clock()
         self.backlogs[drafter].catch_up(requests)
         caught_up = self._clock()
@@ -223,33 +211,7 @@ class Controller(Composite):
         end = self._clock()
         self.costs.record_proposing(drafter, end - caught_up, end - begin)
         self.decisions[part.name] += len(requests)
-        return trees
-
-    def _least_level_gain(self, this: AskingRound, drafter: int, asked: Sequence[int]) -> float:
-        """The drafter's own probability of a level's nodes below which it pays for no request of a tenant."""
-        price = self.costs.level_price(drafter, len(asked), this.prices)
-        own = (this.active[index].forecasts[drafter] for index in asked)
-        return min(forecast.least_claimed(price, this.prices) for forecast in own)
-
-    def _rate_drafts(
-        self,
-        this: AskingRound,
-        drafter: int,
-        asked: Sequence[int],
-        others: Sequence[Outlook],
-        spent: Sequence[float],
-        trees: Sequence[DraftTree],
-    ) -> None:
-        """Rate the drafts of one tenant's requests, and schedule the drafter's next probes."""
-        prices, usual = this.prices, this.asking[drafter] / len(asked)
-        for index, tree, own_spent in zip(asked, trees, spent, strict=True):
-            draft, outlook = this.active[index].rate_draft(drafter, tree, prices)
-            this.drafts[index].append(draft)
-            forecast, other = this.active[index].forecasts[drafter], others[index]
-            added = forecast.added_to(other, outlook, prices)
-            loss = own_spent - forecast.added_to(other, forecast.outlook(prices), prices)
-            forecast.record_added(self.step, added, usual, max(loss, 0.0))
-            this.held[index] = this.held[index].or_better(outlook)
+        return price, price + prices.of_seconds(caught_up - begin) / len(asked), trees
 
     def _was_asked(self, drafter: int, request: Request) -> bool:
         """Whether a drafter was asked for a request in this step."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
-
-import numpy as np
 
 from soothsay.core.request import Request
 from soothsay.drafters.base import Observation
@@ -98,15 +95,14 @@ class LevelShare:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What seconds and nodes cost a tenant for some steps, in tokens that the batch could produce instead.
+    """What seconds and nodes cost for some steps, in tokens that the batch could produce instead.
 
     Lists and not arrays: they are short, and Python reads them once for each request and drafter.
     """
 
     rate: float  # tokens per second of the whole batch
-    pass_seconds: list[float]  # of a pass with 0, 1, ... nodes of the tenant's requests together
+    pass_seconds: list[float]  # of a pass with 0, 1, ... nodes in the whole batch
     node_prices: list[float]  # tokens per request for 0, 1, ... nodes of each active request
-    scale: float = 1.0  # requests of the batch for each of the tenant's
 
     def of_seconds(self, seconds: float) -> float:
         """The price of some seconds, in tokens."""
@@ -117,22 +113,6 @@ class Prices:
         net_gains = [*map(sub, gains, self.node_prices)]
         best = max(net_gains)
         return best, net_gains.index(best)
-
-
-@dataclass(slots=True, eq=False)
-class TenantShare:
-    """One tenant's share of a step.
-
-    A tenant is priced as if all requests of the batch were like its own. So its drafts depend on how many
-    requests others have, and not on their texts. With one tenant this is the batch as it is.
-    """
-
-    requests: int = 0  # of the tenant, in the step
-    scale: float = 1.0  # requests of the batch for each of them
-    seconds: float = 0.0  # that the step is expected to take; 0: not known
-    rate: float = 0.0  # running mean of tokens per second of such a batch; 0: not known
-    prices: Prices | None = None  # those of the last decision
-    priced: tuple[int, ...] | None = None  # the situation that they are for
 
 
 class CostModel:
@@ -152,9 +132,13 @@ class CostModel:
         self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
         self.polling = RunningCost()
         self.batch = 0  # requests in the step
-        self._served: Mapping[Request, TenantShare] = {}  # the requests of the last step
+        self._served = set[Request]()  # the requests of the last step
         self.rows = 0  # of the step's pass
+        self.rate = 0.0  # running mean of tokens per second at this batch size; 0: not measured yet
+        self.prices: Prices | None = None  # those of the last decision
+        self._priced: tuple[int, ...] | None = None  # the situation that they are for
         self._proposing = [0.0] * num_drafters  # seconds of `propose` in this step, for each drafter
+        self.proposing = 0.0  # their sum, in this step
         self._asked = 0  # drafters, in this step
         self._outside = 0.0  # seconds of polling, catching up and proposing in this step
         self._begin = self._end = 0.0  # of this step's decision
@@ -175,55 +159,43 @@ class CostModel:
     def begin_step(self) -> None:
         """Begin the decision of a step."""
         _ = self.times  # the first measurement must not count as deciding
-        self._begin, self._outside, self._asked = self._clock(), 0.0, 0
+        self._begin, self._outside, self.proposing, self._asked = self._clock(), 0.0, 0.0, 0
         if self._begin - self._followed >= FOLLOW_INTERVAL:
             self._followed = self._begin
 
-    def set_batch(self, requests: Mapping[Request, TenantShare]) -> bool:
+    def set_batch(self, requests: Sequence[Request]) -> bool:
         """Note the requests of this step. Returns whether their number has changed.
 
-        Rates begin anew then. That of a tenant does so too if all its requests are new: their texts may be
-        harder to guess.
+        The rate begins anew then, and also if all requests are new: their texts may be harder to guess.
         """
         changed = len(requests) != self.batch
-        stay = {share for request, share in requests.items() if request in self._served}
-        self.batch, self._served, self.rows = len(requests), requests, 0
+        if changed or not self._served.intersection(requests):
+            self.batch, self.rate = len(requests), 0.0
+        self._served = set(requests)
+        self.rows = 0
         for request in requests:
             self.rows += request.num_pending
-        for share, count in Counter(requests.values()).items():
-            if changed or share not in stay:
-                share.rate = 0.0
-            share.requests, share.scale = count, self.batch / count
-            share.seconds = 0.0 if share.prices is None else share.prices.pass_seconds[0]
         return changed
 
-    def set_prices(self, step: int, share: TenantShare, active: Sequence[Request]) -> Prices:
-        """A tenant's prices of this step. They stay the same object while the situation is about the same."""
+    def set_prices(self, step: int, active: Sequence[Request]) -> Prices:
+        """The prices of this step. They stay the same object while the situation is about the same."""
         n, tokens, nodes = len(active), 0, 0
         for request in active:
             tokens += len(request.tokens)
             nodes = max(nodes, request.max_nodes - 1)
         context = tokens / n
-        about = int(context / PRICE_CONTEXT)
-        situation = (self.rows, self.batch, share.requests, n, nodes, about, step // PRICE_STEPS)
-        if share.prices is None or share.priced != situation:
-            all_active = round(n * share.scale)
-            seconds = self.times.span(self.rows, nodes * all_active, context)
-            rate = max(self.batch / float(seconds[0]), share.rate)
-            node_prices = (seconds[::all_active] - seconds[0]) * (rate / all_active)
-            of_own = np.rint(np.linspace(0, nodes * all_active, nodes * n + 1)).astype(np.int64)
-            share.priced = situation
-            share.prices = Prices(rate, seconds[of_own].tolist(), node_prices.tolist(), share.scale)
-        return share.prices
+        situation = (self.rows, self.batch, n, nodes, int(context / PRICE_CONTEXT), step // PRICE_STEPS)
+        if self.prices is None or self._priced != situation:
+            seconds = self.times.span(self.rows, nodes * n, context)
+            rate = max(self.batch / float(seconds[0]), self.rate)
+            node_prices = (seconds[::n] - seconds[0]) * (rate / n)
+            self._priced = situation
+            self.prices = Prices(rate, seconds.tolist(), node_prices.tolist())
+        return self.prices
 
-    def asking(self, drafter: int, requests: float) -> float:
+    def asking(self, drafter: int, requests: int) -> float:
         """Seconds to ask a drafter for `requests`, and to decide what to do with its drafts."""
-        count = round(requests)
-        return self.drafting[drafter](count) + self.deciding(count)
-
-    def asking_price(self, drafter: int, requests: int, prices: Prices) -> float:
-        """A tenant's tokens if a drafter is asked for so many of its requests, and as many of others."""
-        return prices.of_seconds(self.asking(drafter, requests * prices.scale)) / prices.scale
+        return self.drafting[drafter](requests) + self.deciding(requests)
 
     def price_per_request(self, drafter: int, prices: Prices) -> float:
         """Tokens per request if a drafter is asked for the whole batch."""
@@ -241,6 +213,7 @@ class CostModel:
     def record_proposing(self, drafter: int, proposing: float, total: float) -> None:
         """Note a drafter's seconds in this step: to propose, and in total with catching up before."""
         self._proposing[drafter] = proposing
+        self.proposing += proposing
         self._outside += total
         self._asked += 1
 
@@ -262,11 +235,10 @@ class CostModel:
 
     def level_price(self, drafter: int, requests: int, prices: Prices) -> float:
         """Tokens per request that a level of a draft costs; a first estimate if none was measured yet."""
-        all_asked = round(requests * prices.scale)
-        seconds = self.drafting[drafter](all_asked)
+        seconds = self.drafting[drafter](requests)
         if not seconds:
             return START_LEVEL_PRICE
-        return prices.of_seconds(seconds * self._level_shares[drafter]()) / all_asked
+        return prices.of_seconds(seconds * self._level_shares[drafter]()) / requests
 
     def follow_pass(self, observations: Sequence[Observation], experts: float | None) -> None:
         """Compare the time of this step's pass with `times`, if it is this step's turn.
@@ -282,15 +254,10 @@ class CostModel:
         self.times.follow(self.rows, context, max(now - self._end, 1e-9), experts)
 
     def end_step(self, observations: Sequence[Observation]) -> None:
-        """Count each tenant's tokens per second of this step.
-
-        The seconds are the expected ones: the measured ones depend on how much others draft.
-        """
-        tokens = Counter[TenantShare]()
+        """Count the tokens per second of this step."""
+        tokens = 0
         for seen in observations:
-            if seen.verdict is not None and seen.request in self._served:
-                tokens[self._served[seen.request]] += len(seen.verdict.tokens)
-        for share, count in tokens.items():
-            if share.seconds:
-                rate = count * share.scale / share.seconds
-                share.rate = share.rate + MEAN_WEIGHT * (rate - share.rate) if share.rate else rate
+            if seen.verdict is not None:
+                tokens += len(seen.verdict.tokens)
+        rate = tokens / max(self._clock() - self._begin, 1e-9)
+        self.rate = self.rate + MEAN_WEIGHT * (rate - self.rate) if self.rate else rate

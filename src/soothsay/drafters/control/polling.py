@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from soothsay.core.request import Request
-from soothsay.core.tenant import PerTenant
 from soothsay.drafters.base import Drafter, SignalingDrafter
 from soothsay.drafters.control.constants import PROBE_SHARE, SHARED_MEAN_WEIGHT, START_POLL_GAIN
 from soothsay.drafters.control.cost import CostModel
 from soothsay.drafters.control.forecast import Forecast
-from soothsay.drafters.control.request_state import RequestState, by_tenant
+from soothsay.drafters.control.request_state import RequestState
 
 
 class SignalPolling:
@@ -33,8 +32,7 @@ class SignalPolling:
         self._parts = [part if isinstance(part, SignalingDrafter) else None for part in parts]
         self._any_signals = any(part is not None for part in self._parts)
         self._costs, self._clock, self._new_forecast = costs, clock, new_forecast
-        # running mean of the tokens gained by polling a tenant's paused request
-        self._gains = PerTenant(lambda: START_POLL_GAIN)
+        self._gain = START_POLL_GAIN  # running mean of the tokens gained by polling a paused request
 
     def _signals(self, request: Request) -> list[int]:
         """The signal of each drafter; 0 for one that does not signal."""
@@ -47,7 +45,11 @@ class SignalPolling:
         for state in states:
             if not state.was_polled:
                 self._greet(step, state)
-        polled = [state for own in by_tenant(states) for state in self._to_poll(step, own, len(states))]
+        polled = [state for state in states if state.paused_until <= step]
+        if len(polled) < len(states):
+            price = self._costs.polling(len(states)) * self._costs.rate / self._costs.batch
+            interval = 1 if self._gain > price else 1 + int(price / PROBE_SHARE)
+            polled = polled if step % interval else [*states]
         if not polled:
             return
         begin = self._clock()
@@ -56,18 +58,8 @@ class SignalPolling:
             signals = self._signals(state.request)
             gain = self._switch(step, state, signals) if signals != state.signals else 0.0
             if was_paused:
-                known = self._gains[state.request.tenant]
-                self._gains[state.request.tenant] = known + SHARED_MEAN_WEIGHT * (gain - known)
+                self._gain += SHARED_MEAN_WEIGHT * (gain - self._gain)
         self._costs.record_polling(len(polled), self._clock() - begin)
-
-    def _to_poll(self, step: int, own: Sequence[RequestState], count: int) -> Sequence[RequestState]:
-        """Which of one tenant's requests to poll, of `count` requests that can be polled."""
-        active = [state for state in own if state.paused_until <= step]
-        if len(active) == len(own):
-            return active
-        price = self._costs.polling(count) * own[0].share.rate / self._costs.batch
-        interval = 1 if self._gains[own[0].request.tenant] > price else 1 + int(price / PROBE_SHARE)
-        return active if step % interval else own
 
     def _greet(self, step: int, state: RequestState) -> None:
         """Read a request's first signals. Its drafters read the prompt for them, which a poll does not cost.
@@ -86,7 +78,7 @@ class SignalPolling:
         """
         was_active = state.is_active(step)
         state.switch_signals(signals, self._new_forecast)
-        prices = state.share.prices
+        prices = self._costs.prices
         if prices is None or (was_active and state.is_active(step)):
             return 0.0
         surplus = max(

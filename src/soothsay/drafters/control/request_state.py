@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.control.acceptance import right_nodes
-from soothsay.drafters.control.cost import Prices, TenantShare
+from soothsay.drafters.control.cost import Prices
 from soothsay.drafters.control.forecast import Forecast, Outlook, gains_of
 from soothsay.drafters.control.selection import RatedDraft
 
@@ -38,7 +38,6 @@ class RequestState:
     """Forecasts, open drafts and the pause of one request."""
 
     request: Request
-    share: TenantShare  # of its tenant
     signals: list[int]  # the last signal of each drafter; 0 until they are polled
     forecasts: list[Forecast]  # of each drafter, for its signal
     other_forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)
@@ -110,11 +109,3 @@ class RequestState:
                     if other is not tree:
                         is_alone = tokens[0] not in other.children[0]
                         forecast.shared.record_apart(drafter, best, len(right), is_alone)
-
-
-def by_tenant(states: Sequence[RequestState]) -> list[list[RequestState]]:
-    """The states of each tenant."""
-    groups: dict[TenantShare, list[RequestState]] = {}
-    for state in states:
-        groups.setdefault(state.share, []).append(state)
-    return [*groups.values()]

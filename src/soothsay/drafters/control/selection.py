@@ -25,8 +25,8 @@ def select_nodes(
     Args:
         drafts: of each request that has any.
         prices: have the time of a pass by its number of nodes.
-        drafting: seconds of drafting in this step.
-        batch: requests of the tenant in the step. Each gets one token without any draft.
+        drafting: seconds that drafting has taken in this step.
+        batch: requests of the step. Each gets one token without any draft.
 
     Returns:
         A tree for each request that has a node to verify. A tree with `draws` is kept whole: cutting it by
