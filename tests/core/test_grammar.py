@@ -420,7 +420,7 @@ class TestLimits:
         grammar = replace(AMBIGUOUS, source=AMBIGUOUS.source + " " * len(limit))  # not compiled before
         failed = sibyl.engine.recovery.num_failed
         asked = [
-            SamplingParams(seed=1, max_tokens=200, grammar=grammar, temperature=0.8),
+            SamplingParams(seed=1, max_tokens=60, grammar=grammar, temperature=0.8),
             SamplingParams(seed=1, max_tokens=9, grammar=Grammar.choice(["yes"])),
         ]
         texts = set()
@@ -441,6 +441,21 @@ class TestLimits:
         with pytest.raises(StepError, match="takes too long for a token"):
             sibyl.generate("Hello", SamplingParams(grammar=Grammar.choice(["yes", "no"])))
         assert not sibyl.engine.has_work
+
+    def test_a_limit_at_a_draft_token_that_was_not_accepted_is_forgotten(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        grammars = Grammars(byte_level(PIECES), 12)
+        constraint, ends = grammars.constraint(Grammar.regex("(a|b)*")), frozenset({8})
+        tree = DraftTree(0)
+        tree.extend([1])
+        with monkeypatch.context() as slow:
+            slow.setattr(module, "MASK_SECONDS", -1.0)
+            constraint.allowed(np.array([0]), tree, [1], ends)
+        assert constraint.limit([0]) is None
+        assert constraint.limit([1, 0]) == (1, module.TOO_SLOW)
+        constraint.allowed(np.array([0, 0]), tree, [1], ends)
+        assert constraint.limit([1, 0]) is None
 
     def test_a_first_mask_with_too_much_work_is_refused(
         self, sibyl: LLM, monkeypatch: pytest.MonkeyPatch

@@ -71,7 +71,7 @@ def test_a_key_has_one_grammar_in_trial_whatever_its_salts_are() -> None:
         assert not checker._turns
         assert not checker._waiting
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_the_line_of_a_key_is_bounded() -> None:
@@ -83,7 +83,7 @@ def test_the_line_of_a_key_is_bounded() -> None:
         ]
         await settle()
         with pytest.raises(ApiError, match="try again later") as refused:
-            await checker.check(Grammar("one more"), A)
+            await asyncio.wait_for(checker.check(Grammar("one more"), A), 1)
         assert refused.value.status == 429
         honest = asyncio.create_task(checker.check(Grammar("b"), B))
         await settle()
@@ -94,7 +94,7 @@ def test_the_line_of_a_key_is_bounded() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
         assert not checker._waiting
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_a_result_is_of_one_tenant_and_small() -> None:
@@ -111,7 +111,7 @@ def test_a_result_is_of_one_tenant_and_small() -> None:
         assert len(checker.tried) == 3
         assert len(str(checker._known)) < 3 * 1200
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_salts_cannot_drop_the_results_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_salts_cannot_drop_the_results_of_others(monkeypatch: pytest.MonkeyPatch
         await checker.check(Grammar("21"), Tenant("a", "19"))
         assert len(checker.tried) == 22
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_what_a_busy_machine_may_be_to_blame_for_is_not_kept(
         for _ in range(2):
             await checker.check(Grammar("good"), A)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_a_problem_of_the_grammar_is_kept(busy: list[bytes | BaseException]) -> None:
@@ -188,7 +188,7 @@ def test_a_problem_of_the_grammar_is_kept(busy: list[bytes | BaseException]) -> 
             with pytest.raises(ApiError, match="unclosed group"):
                 await checker.check(Grammar("bad"), A)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_limits_of_work_last_and_limits_of_time_do_not(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
