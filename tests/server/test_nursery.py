@@ -46,6 +46,10 @@ def memory(pid: int) -> tuple[int, int]:
     return values["Rss"], values["Private_Dirty"] + values["Private_Clean"]
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_forks_share_the_weights_and_give_equal_answers(running: Running) -> None:
     answers = {ask(running, 1, speculation=False), *(ask(running, 1) for _ in range(4))}
     assert len(answers) == 1
@@ -87,16 +91,17 @@ def test_answers_of_an_engine_that_is_drained_go_on(running: Running) -> None:
 
 def test_engines_outlive_the_nursery_and_the_next_one_has_a_new_nursery(running: Running) -> None:
     fleet = running.server.fleet
-    replica = fleet.replicas[0]
-    assert replica.pid is not None
-    nursery = int(Path(f"/proc/{replica.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    first = [replica.pid for replica in fleet.replicas]
+    (nursery,) = {parent(pid) for pid in first}
     os.kill(nursery, signal.SIGKILL)
     assert ask(running, 3) == ask(running, 3, speculation=False)
-    before = replica.pid
-    os.kill(before, signal.SIGKILL)
-    running.wait_until(lambda: replica.pid not in (None, before), 60)
+    for replica, pid in zip(fleet.replicas, first, strict=True):
+        os.kill(pid, signal.SIGKILL)
+        running.wait_until(lambda replica=replica, pid=pid: replica.pid not in (None, pid), 60)
     running.wait_until(lambda: len(fleet.jobs.serving) == 2, 60)
     assert ask(running, 3) == ask(running, 3, speculation=False)
+    (other,) = {parent(replica.pid) for replica in fleet.replicas}
+    assert other != nursery
 
 
 def test_a_model_that_cannot_be_loaded_is_named() -> None:
