@@ -1,14 +1,15 @@
 # Two commands do everything. The machine needs Python (3.11 or later) and make.
 #   make demo    set up, then answer prompts with the bundled model, with and without speculation
 #   make test    set up, then run the linter, the type checker and the tests
-# One more takes longer:
+# Two more take longer:
 #   make test-slow    the tests marked `slow`: fuzzing, real models, long loads
+#   make test-share   a twelfth of these, another one at each commit, in at most 30 minutes
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow test-share lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
@@ -19,6 +20,9 @@ test: lint
 
 test-slow: $(VENV)/.installed-dev
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -m slow
+
+test-share: $(VENV)/.installed-dev
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -m slow --share $$(git rev-list --count HEAD)/12 --minutes 30
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests

@@ -21,7 +21,7 @@ from soothsay import LLM
 from soothsay.model import pass_measuring
 from soothsay.model.transformer import Transformer
 
-pytest_plugins = ["skips"]
+pytest_plugins = ["skips", "shares"]
 
 # no test depends on how fast the machine is
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

