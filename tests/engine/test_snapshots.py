@@ -110,7 +110,7 @@ def test_requests_go_on_from_their_own_states_in_any_order_of_events(seed: int) 
         event = rng.random()
         if event < 0.3 and len(machine.running) < 3:
             prompt = [*rng.choice(prompts), *(rng.randrange(2) for _ in range(rng.randrange(6)))]
-            if not any(machine.snapshots.is_coming(asked(prompt), 0, [own]) for own in machine.running):
+            if not any(machine.snapshots.find_coming(asked(prompt), 0, [own]) for own in machine.running):
                 machine.start(asked(prompt, len(prompt) + rng.randrange(1, 20)))
                 hits += machine.running[-1].cached > 0
         elif machine.running:
@@ -198,14 +198,15 @@ def test_a_request_waits_for_a_snapshot_that_a_running_one_will_leave() -> None:
     machine.start(running)
     same, other = asked([*range(12), 30, 31]), asked([7, *range(12)])
     tenants = asked([*range(12), 30, 31], tenant=Tenant("ann"))
-    coming = [machine.snapshots.is_coming(own, 0, machine.running) for own in (other, tenants, same)]
-    assert coming == [False, False, True]
+    coming = [machine.snapshots.find_coming(own, 0, machine.running) for own in (other, tenants, same)]
+    assert coming == [None, None, (running, 12)]
     assert running.branch == 12
-    assert machine.snapshots.is_coming(asked([*range(8), 40, 41]), 0, machine.running)
+    shorter = machine.snapshots.find_coming(asked([*range(8), 40, 41]), 0, machine.running)
+    assert shorter == (running, 8)
     assert running.branch == 12, "the longest part that somebody waits for"
-    assert not machine.snapshots.is_coming(same, 3, machine.running), "it can go on from there already"
+    assert not machine.snapshots.find_coming(same, 3, machine.running), "it can go on from there already"
     machine.read(running, 12)
-    assert not machine.snapshots.is_coming(same, 0, machine.running), "the border was passed"
+    assert not machine.snapshots.find_coming(same, 0, machine.running), "the border was passed"
     assert machine.snapshots.usable([same.digest(block) for block in range(3)]) == 3
 
 
@@ -226,7 +227,7 @@ def test_a_model_without_states_uses_all_blocks_and_waits_for_nobody() -> None:
     snapshots.start(request, 2)
     snapshots.mark(request, 0, 9)
     assert (request.state, request.marks, snapshots.exist) == (None, [], False)
-    assert not snapshots.is_coming(asked(range(9)), 0, [request])
+    assert not snapshots.find_coming(asked(range(9)), 0, [request])
     snapshots.release(request)
 
 
@@ -234,7 +235,7 @@ def test_without_slots_for_snapshots_nothing_is_marked() -> None:
     machine = Machine(snapshots=0)
     request = machine.serve(asked(range(9)))
     assert machine.snapshots.usable([request.digest(0), request.digest(1)]) == 0
-    assert not machine.snapshots.is_coming(asked(range(9)), 0, machine.running)
+    assert not machine.snapshots.find_coming(asked(range(9)), 0, machine.running)
 
 
 def test_kernels_are_not_given_slots_that_the_pool_lacks() -> None:
