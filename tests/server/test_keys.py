@@ -250,6 +250,17 @@ def test_allowance() -> None:
     assert Allowance(None).wait() == 0
 
 
+def test_an_allowance_refills_at_the_rate_of_the_time_that_has_passed() -> None:
+    now = 0.0
+    allowance = Allowance(60, clock=lambda: now)
+    allowance.charge(70)
+    now = 20.0
+    allowance.limit(600)  # 20 s at 1 a second have passed: 10 are left, and 540 more with the new limit
+    allowance.charge(550)
+    assert allowance.wait() == pytest.approx(0.1)
+
+
+
 STORY = " ".join(["The patient Jonathan was given nine grams of colchicine on Thursday."] * 3)
 
 
