@@ -244,9 +244,10 @@ def test_allowance() -> None:
     allowance.charge(31)  # into debt
     assert allowance.wait() == pytest.approx(31)
     now = 10_000.0
-    assert allowance.wait(60) == 0  # no more than a minute's worth is saved
-    allowance.charge(60)
-    assert allowance.wait() > 0
+    allowance.charge(59)
+    assert allowance.wait() == 0
+    allowance.charge(1)
+    assert allowance.wait() == pytest.approx(1)  # no more than a minute's worth was saved
     assert Allowance(None).wait() == 0
 
 
@@ -258,7 +259,6 @@ def test_an_allowance_refills_at_the_rate_of_the_time_that_has_passed() -> None:
     allowance.limit(600)  # 20 s at 1 a second have passed: 10 are left, and 540 more with the new limit
     allowance.charge(550)
     assert allowance.wait() == pytest.approx(0.1)
-
 
 
 STORY = " ".join(["The patient Jonathan was given nine grams of colchicine on Thursday."] * 3)

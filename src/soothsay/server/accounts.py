@@ -60,13 +60,12 @@ class Allowance:
         self._left += most - self._most
         self._rate, self._most = None if per_minute is None else per_minute / 60, most
 
-    def wait(self, least: float = 1.0) -> float:
-        """Seconds until `least` is available; 0: it is available now."""
+    def wait(self) -> float:
+        """Seconds until 1 is available; 0: it is available now."""
         if self._rate is None:
             return 0.0
         self._refill()
-        missing = min(least, self._most) - self._left
-        return max(missing / self._rate, 0.0) if self._rate else 60.0
+        return max((1 - self._left) / self._rate, 0.0) if self._rate else 60.0
 
     def charge(self, amount: float) -> None:
         """Take an amount. What is left may become negative."""
