@@ -684,10 +684,9 @@ def test_texts_of_large_grammars_are_not_read(
     def reading(*_: object) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr(module, "regex_to_lark", reading)
-    monkeypatch.setattr(module, "_quoted", reading)
-    monkeypatch.setattr(module, "RULE", None)
-    monkeypatch.setattr(module.json, "loads", reading)
+    for name in ("regex_to_lark", "_quoted", "RULE"):
+        monkeypatch.setattr(f"soothsay.core.grammar.{name}", reading)
+    monkeypatch.setattr(json, "loads", reading)
     with pytest.raises(RequestError, match=r"^the grammar has \d+ characters; \d+ are possible"):
         make()
 

@@ -1,7 +1,7 @@
 """A pytest plugin that runs a share of the tests, in a limited time.
 
-`--share 30/12` keeps the tests whose name's CRC-32 modulo 12 is 30 modulo 12. With `--minutes 5`, a test that has
-no turn within five minutes, or does not end by then, is skipped.
+`--share 30/12` keeps the tests whose name's CRC-32 modulo 12 is 30 modulo 12. With `--minutes 5`, a test that
+has no turn within five minutes, or does not end by then, is skipped.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Watch:
     @property
     def problem(self) -> str | None:
         """Why the server should get no requests now; None if it should."""
-        problems = [canary.problem for canary in self._canaries.values()]
+        problems = [canary.problem for canary in [*self._canaries.values()]]
         if None not in problems:
             return problems[0] if problems else self._fleet.state
         if self._loop.in_flight >= self._loop.max_in_flight:
@@ -172,7 +172,7 @@ class Watch:
     @property
     def status(self) -> str:
         """The state of the engines in a word or two; "ok" if one does what it should."""
-        states = [canary.status for canary in self._canaries.values()]
+        states = [canary.status for canary in [*self._canaries.values()]]
         return EngineState.OK if EngineState.OK in states else next(iter(states), self._fleet.state)
 
     @property
