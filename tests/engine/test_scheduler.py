@@ -136,6 +136,15 @@ class TestBudget:
         serving.scheduler.remove(waits)
         assert rows(serving.step()) == [(long, 9)]
 
+    def test_the_time_of_masks_is_not_that_of_rows(self) -> None:
+        serving = Serving(64, row_seconds=0.01, max_stall=1.0)
+        request = serving.add(40)
+        request.constraint = SimpleNamespace(seconds=5.0, limit=lambda tokens: None)  # type: ignore[assignment]
+        turns = serving.scheduler.schedule()
+        serving.now += 5.0
+        serving.finish(turns, lambda turn: [1])
+        assert serving.scheduler.pace.rows(1000, 1) == pytest.approx(100, abs=1)
+
     def test_newcomers_are_read_slowly_too(self) -> None:
         serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)
         serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
@@ -431,6 +440,21 @@ class TestSharedPrefixes:
         assert rows(serving.step()) == [(a, 5)], "b could have joined, but a's third block is on its way"
         assert rows(serving.step()) == [(a, 1), (b, 1)]
         assert b.num_prefix_hits == 12
+
+    def test_one_that_leaves_while_it_waits_for_a_prefix_holds_no_other(self) -> None:
+        serving = Serving(32, max_rows=8)
+        a, b = serving.add([*PREFIX, 1]), serving.add([*PREFIX, 2])
+        serving.step()
+        assert b.awaited == (a, 12)
+        serving.scheduler.remove(b)
+        assert b.awaited is None, "a caller may keep the answer"
+
+    def test_the_draft_beyond_the_end_of_an_answer_is_not_found(self) -> None:
+        """The block's last token was accepted, and is not in the answer."""
+        serving = Serving(8)
+        request = serving.add(3, max_nodes=6, max_tokens=4)
+        serving.finish(serving.scheduler.schedule(), lambda turn: [1] * 6)
+        assert (request.num_output, serving.allocator.num_cached) == (4, 1)
 
     def test_others_pass_those_that_wait_for_a_prefix(self) -> None:
         serving = Serving(64, max_rows=10)

@@ -184,6 +184,17 @@ def test_requests_that_part_leave_a_snapshot_where_they_do() -> None:
     assert (third.cached, third.branch) == (8, 0)
 
 
+def test_a_snapshot_at_the_end_of_a_prompt_stays_when_the_answer_leaves_another() -> None:
+    machine = Machine()
+    running, longer = asked(range(8)), asked([*range(8), 20, 21])
+    machine.start(running)
+    assert machine.snapshots.find_coming(longer, 0, machine.running) == (running, 8)
+    machine.read(running, 8)
+    while len(running.tokens) < 14:
+        machine.read(running, 1)
+    assert machine.snapshots.usable([longer.digest(0), longer.digest(1)]) == 2
+
+
 def test_the_least_recently_used_snapshot_makes_room() -> None:
     machine = Machine(requests=9, snapshots=3)
     first, second, third = (machine.serve(asked([number] * 5)) for number in range(3))
