@@ -134,6 +134,16 @@ def test_all_prompts_of_a_job_count() -> None:
     assert world.at([4], range(LONG), n=2) == 1
 
 
+def test_the_answers_of_one_prompt_read_it_once() -> None:
+    world = World(2)
+    world.only(1)
+    world.submit(range(LONG))
+    world.submit([3], n=2)
+    for engine in world.engines:
+        engine.draining = False
+    assert world.at(range(LONG), n=2) == 0, "three answers cost more than one reading, and less than two"
+
+
 def test_each_answer_of_a_job_counts() -> None:
     world = World(2)
     many = world.at(n=3)
@@ -223,7 +233,7 @@ def test_a_job_of_an_engine_of_its_own_stays_there_and_ends_with_it() -> None:
 def test_clients_are_told_when_the_first_engine_starts_again() -> None:
     world = World(2)
     assert world.jobs.restart_in is None
-    for waits, seconds in (((7.2, 30.0), "8"), ((30.0, 7.2), "8"), ((0.0, 0.0), "1"), ((0.0, None), "1")):
+    for waits, seconds in (((7.2, 30.0), "8"), ((30.0, 7.2), "8"), ((0.0, 0.0), "1"), ((30.0, None), "1")):
         for engine, wait in zip(world.engines, waits, strict=True):
             engine.restart_in = wait
         assert world.jobs.no_engine().headers == {"Retry-After": seconds}
@@ -321,6 +331,17 @@ def test_a_job_that_is_given_up_is_cancelled_wherever_it_is() -> None:
         submit, cancel = engine.sent
         assert cancel == Cancel(submit.job)
         assert not world.jobs.has_jobs(engine)  # type: ignore[arg-type]
+
+
+def test_a_job_that_ends_at_its_runner_is_taken_from_its_successor() -> None:
+    world = World(2)
+    job = world.submit()
+    (runner,) = world.holders(job)
+    world.engines[runner].draining = True
+    world.jobs.hand_over(world.engines[runner])  # type: ignore[arg-type]
+    world.say(job, [1], end=True)
+    submit, cancel = world.engines[1 - runner].sent
+    assert cancel == Cancel(submit.job)
 
 
 def test_the_load_of_all_engines() -> None:

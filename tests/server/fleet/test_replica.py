@@ -100,7 +100,8 @@ def test_only_tokens_are_answers_and_a_dead_engine_has_none(make: Callable[..., 
     async def test() -> None:
         world = make(restart_delay=1000.0)
         replica, load = world.replica, EngineLoad(2, 1, 0.5)
-        await world.tell(EngineUpdate(1.0, [], {}, load, {}))
+        silent = SimpleNamespace(token_ids=[])
+        await world.tell(EngineUpdate(1.0, [silent], {}, load, {}))  # type: ignore[list-item]
         assert (replica.answered_at, replica.load) == (None, load)
         told = SimpleNamespace(token_ids=[5])
         await world.tell(EngineUpdate(2.0, [told], {}, load, {}))  # type: ignore[list-item]

@@ -151,6 +151,24 @@ def test_a_fleet_follows_its_load_within_its_bounds(full: EngineLoad) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_work_of_drained_engines_counts() -> None:
+    """It moves to the others in the end."""
+
+    async def test() -> None:
+        one = Fixture(Bounds(1, 2))
+        one.fleet.scale(2)
+        one.engines[1].load()
+        await one.ready()
+        one.fleet.scale(None)
+        one.replicas[1].draining = True
+        one.replicas[1].load = EngineLoad(8, 0, 0.5)
+        await until(lambda: len(one.engines) == 3)
+        await one.loop.stop()
+
+    run(test)
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_only_engine_is_replaced_before_it_goes() -> None:
     async def test() -> None:
         one = Fixture(1)
