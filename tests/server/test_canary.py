@@ -8,15 +8,18 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engines
 import httpx
 import pytest
+from fleets import until
 from serving import Running, serving
 
+from soothsay.server import canary as canary_module
 from soothsay.server.api_errors import ApiError, internal_error
-from soothsay.server.canary import Canary
+from soothsay.server.canary import RETRY, Canary, Watch
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.server_config import ServerConfig
 
@@ -96,7 +99,8 @@ class Engine:
         self.pinged_at: float | None = None
         self.started_at = time.monotonic()
         self.outcome = outcome
-        self.kills = self.pings = self.jobs = 0
+        self.is_mute = False  # whether jobs do not end
+        self.kills = self.pings = self.jobs = self.cancels = 0
 
     async def submit(self, job: Any, engine: Any) -> None:
         assert engine is self
@@ -104,10 +108,13 @@ class Engine:
         assert not job.counted
         if self.outcome is not None:
             raise self.outcome
+        if self.is_mute:
+            return
         self.answered_at = time.monotonic()
         job.finish(None)
 
-    def cancel(self, job: Any) -> None: ...
+    def cancel(self, job: Any) -> None:
+        self.cancels += 1
 
     def ping(self) -> None:
         self.pings += 1
@@ -188,6 +195,45 @@ def test_a_canary_sings_only_when_nobody_else_does() -> None:
         engine.answered_at = None
         await watch(canary(engine), 0.1)
         assert engine.jobs == 1
+
+    asyncio.run(test())
+
+
+def test_a_canary_that_is_late_is_given_up() -> None:
+    async def test() -> None:
+        engine = Engine()
+        engine.is_mute = True
+        one = canary(engine, canary_timeout=0.01)
+        await one._ask()
+        assert one.failure is not None
+        assert (one.failure.code, engine.cancels) == ("timeout", 1)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(1000.0, RETRY), (0.5, 0.5)])
+def test_a_failed_canary_is_soon_repeated(interval: float, seconds: float) -> None:
+    one = canary(Engine(), canary_interval=interval)
+    one._asked_at = time.monotonic() - seconds + 0.4
+    assert not one._is_due()
+    one._asked_at -= 0.4
+    assert one._is_due()
+
+
+def test_an_engine_that_has_left_the_fleet_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary_module, "TICK", 0.004)
+
+    async def test() -> None:
+        stays, leaves = Engine(), Engine()
+        stays.state = leaves.state = EngineState.STARTING
+        fleet: Any = SimpleNamespace(replicas=[leaves, stays], model=SimpleNamespace(drafter="none"))
+        watch = Watch(stays, fleet, ServerConfig(name="m"))  # type: ignore[arg-type]
+        watching = asyncio.create_task(watch.run())
+        await until(lambda: len(watch._canaries) == 2)
+        fleet.replicas.remove(leaves)
+        await until(lambda: [*watch._canaries] == [stays])
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
     asyncio.run(test())
 

@@ -15,6 +15,7 @@ from soothsay.server.backoff import Backoff
 from soothsay.server.engine_loop import without_canary
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.jobs import Job
+from soothsay.server.messages import EngineUpdate
 from soothsay.server.parameters import RequestOptions
 
 pytestmark = pytest.mark.usefixtures("each_loop")
@@ -219,6 +220,36 @@ def test_a_canary_is_in_no_number_that_users_or_limits_see() -> None:
         engine.say(own, end=True)
         assert [each.num_output async for each in own] == [1, 2]
         assert one.metrics.text() == before
+
+    run(test)
+
+
+def test_a_load_without_a_canary_that_has_ended_is_that_of_users() -> None:
+    async def test() -> None:
+        one = Fixture()
+        engine = await one.begin(job())
+        own = job(counted=False)
+        submitted = asyncio.create_task(one.loop.submit(own, one.replicas[0]))
+        await until(lambda: engine.has(own))
+        engine.admit(own)
+        await submitted
+        for load, ended in ((EngineLoad(2, 0, 0.1), {}), (EngineLoad(1, 0, 0.1), {own.number: None})):
+            engine.tell(EngineUpdate(1.0, [], ended, load, {}))
+            await until(lambda load=load: one.replicas[0].load == load)
+            assert b'num_requests_running{model_name="m"} 1.0' in one.metrics.text()
+
+    run(test)
+
+
+def test_a_job_whose_client_leaves_before_its_engine_has_it_is_given_up() -> None:
+    async def test() -> None:
+        one = Fixture()
+        left = job()
+        submitted = asyncio.create_task(one.loop.submit(left))
+        await until(lambda: one.holders(left))
+        submitted.cancel()
+        await asyncio.gather(submitted, return_exceptions=True)
+        assert (one.loop.in_flight, one.holders(left)) == (0, [])
 
     run(test)
 
