@@ -47,7 +47,14 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def parent(pid: int) -> int:
+    """The nursery of an engine."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def files(pid: int) -> list[str]:
+    """What a process has open besides the standard streams."""
+    numbers = (link for link in Path(f"/proc/{pid}/fd").iterdir() if int(link.name) > 2)
+    return [os.readlink(link) for link in numbers]
 
 
 def test_forks_share_the_weights_and_give_equal_answers(running: Running) -> None:
@@ -59,6 +66,8 @@ def test_forks_share_the_weights_and_give_equal_answers(running: Running) -> Non
         assert pid is not None
         whole, own = memory(pid)
         assert own < 0.6 * whole, (own, whole)
+        shared = {*files(pid)} & {*files(parent(pid))}
+        assert not [one for one in shared if one.startswith("socket")], "or its end would not be heard"
 
 
 def test_an_engine_that_was_killed_is_back_without_loading(running: Running) -> None:
@@ -66,6 +75,8 @@ def test_an_engine_that_was_killed_is_back_without_loading(running: Running) -> 
     first, (replica, _) = fleet.restarts, fleet.replicas
     before = replica.pid
     assert before is not None
+    nursery = parent(before)
+    opened = len(files(nursery))
     os.kill(before, signal.SIGKILL)
     running.wait_until(lambda: fleet.restarts == first + 1)
     begin = time.monotonic()
@@ -73,6 +84,7 @@ def test_an_engine_that_was_killed_is_back_without_loading(running: Running) -> 
     assert time.monotonic() - begin < 10
     assert replica.pid not in (None, before)
     assert replica.engine.exit_code is None
+    running.wait_until(lambda: len(files(nursery)) == opened)
     assert ask(running, 2) == ask(running, 2, speculation=False)
 
 
@@ -96,7 +108,7 @@ def test_engines_outlive_the_nursery_and_the_next_one_has_a_new_nursery(running:
     os.kill(nursery, signal.SIGKILL)
     assert ask(running, 3) == ask(running, 3, speculation=False)
     for replica, pid in zip(fleet.replicas, first, strict=True):
-        os.kill(pid, signal.SIGKILL)
+        replica.kill()
         running.wait_until(lambda replica=replica, pid=pid: replica.pid not in (None, pid), 60)
     running.wait_until(lambda: len(fleet.jobs.serving) == 2, 60)
     assert ask(running, 3) == ask(running, 3, speculation=False)

@@ -10,7 +10,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -154,8 +154,22 @@ def _hear(pipe: Connection, forks: dict[int, Fork]) -> None:
                     forks[number].pid = pid
                 case _Ended(number, exitcode):
                     forks.pop(number).end(exitcode)
-    for fork in [*forks.values()]:
-        fork.end(None)
+    _outlive([*forks.values()])
+
+
+def _outlive(forks: Sequence[Fork]) -> None:
+    """Wait for the ends of engines whose nursery has died. Until then, they can be killed."""
+    running: dict[int, Fork] = {}  # by file descriptor
+    for fork in forks:
+        try:
+            running[os.pidfd_open(fork.pid or 0)] = fork
+        except OSError:  # it has ended too
+            fork.end(None)
+    while running:
+        for ready in wait([*running]):
+            if isinstance(ready, int):
+                os.close(ready)
+                running.pop(ready).end(None)
 
 
 def _nurse(factory: Callable[[], LLM], cores: int, environment: dict[str, str], pipe: Connection) -> None:
