@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from serving import Running, serving
 from soothsay import LLM, Grammar, SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
-from soothsay.server import worker
+from soothsay.server import process, worker
 from soothsay.server.api_errors import ApiError
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Submit
@@ -175,6 +176,24 @@ def test_a_process_that_dies_while_it_loads() -> None:
         Fleet(partial(EngineProcess, engines.killed)),
     ):
         pass
+
+
+def test_a_process_that_cannot_start_leaves_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[Connection] = []
+
+    def pipe() -> list[Connection]:
+        ends.extend(process.multiprocessing.Pipe())
+        return ends
+
+    def refuse(theirs: Connection) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setattr(process, "SPAWN", SimpleNamespace(Pipe=pipe))
+    engine = EngineProcess(engines.sibyl)
+    monkeypatch.setattr(engine, "_launch", refuse)
+    with pytest.raises(OSError, match="no room"):
+        engine.start()
+    assert [end.closed for end in ends] == [True, True]
 
 
 def test_errors_travel() -> None:
