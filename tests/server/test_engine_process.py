@@ -28,7 +28,7 @@ from soothsay.errors import SoothsayError
 from soothsay.server import process, worker
 from soothsay.server.api_errors import ApiError
 from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Submit
+from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Said, Submit
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.process import EngineProcess
 from soothsay.server.worker import Prepared, Worker
@@ -313,3 +313,15 @@ def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
     assert [message.job for message in heard if isinstance(message, Admitted)] == [2, 1]
     said = [update for message in heard if isinstance(message, EngineUpdate) for update in message.answers]
     assert "".join(update.text for update in said if update.job == 1) in ("yes", "no")
+
+
+def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_told_once(sibyl: LLM) -> None:
+    one = Worker(sibyl, lambda message: None, SimpleQueue())
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)], interrupted=True))
+    (request,) = one._jobs[0]
+    assert (request.num_output, request.interrupted) == (1, True)
+    request.ended_unsaid = True
+    worker._update(0, 0, request)
+    assert not worker._has_news(request)
+    one._act(Cancel(0))
