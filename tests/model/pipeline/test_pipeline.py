@@ -231,12 +231,16 @@ def test_callers_need_the_key(tmp_path: Path) -> None:
     address = stage_here()
     with pytest.raises(ModelError, match="no stage answers"):
         load_pipeline("sibyl", [replace(address, key=b"another key, long enough")])
-    with pytest.raises(ModelError, match="HOST:PORT"):
-        StageAddress.parse("nowhere", KEY)
+    for text in ("nowhere", ":80", "here:", "here:0", "here:-1", "here:65536"):
+        with pytest.raises(ModelError, match="HOST:PORT"):
+            StageAddress.parse(text, KEY)
+    assert StageAddress.parse("here:65535", KEY) == StageAddress("here", 65535, KEY)
     assert StageAddress.parse("[::1]:80", KEY) == StageAddress("::1", 80, KEY)
     (tmp_path / "key").write_bytes(b"short\n")
     with pytest.raises(ModelError, match="5 bytes"):
         read_key(tmp_path / "key")
+    (tmp_path / "key").write_bytes(b" 16 bytes will do\n")
+    assert read_key(tmp_path / "key") == b"16 bytes will do"
     assert KEY.decode() not in repr(address)
 
 

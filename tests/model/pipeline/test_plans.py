@@ -16,6 +16,7 @@ import torch
 from soothsay.core.batch import Rows
 from soothsay.core.cache import Move
 from soothsay.core.tree import DraftTree
+from soothsay.model.pipeline import frames
 from soothsay.model.pipeline.frames import MAX_HEADER, MAX_TENSORS, Frame, FrameError, receive, send
 from soothsay.model.pipeline.plans import read_moves, read_rows, written_moves, written_rows
 
@@ -151,3 +152,16 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
         ours.send_bytes(data)
         with pytest.raises((FrameError, EOFError)):
             receive(theirs)
+
+
+def test_a_frame_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = framed(["run", {}, [["int64", [4]]]], b"\0" * 32)
+    for limit in (len(data), len(data) - 1):
+        monkeypatch.setattr(frames, "MAX_FRAME", limit)
+        with pipe() as (ours, theirs):
+            ours.send_bytes(data)
+            if limit == len(data):
+                assert receive(theirs).tensors[0].tolist() == [0] * 4
+            else:
+                with pytest.raises(OSError, match="bad message length"):
+                    receive(theirs)
