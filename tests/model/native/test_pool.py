@@ -88,14 +88,13 @@ def test_workers_follow_torch() -> None:
 import os, torch
 from soothsay.model.native.kernels import load_native
 native, x = load_native(), torch.ones(64, 2048)
-native._granted = 2  # on any machine
 torch.set_num_threads(1)
 counts = []
-for threads in (1, 3):
+for threads, native._granted in (1, 2), (3, 2), (3, 3):  # a later loop takes in one more
     torch.set_num_threads(threads)
     before = len(os.listdir("/proc/self/task"))
     native.gated(x, "silu")
     counts.append(len(os.listdir("/proc/self/task")) - before)
-assert counts == [0, 1], counts
+assert counts == [0, 1, 1], counts
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
