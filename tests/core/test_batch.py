@@ -279,3 +279,12 @@ def plain(paths: tuple[Path, ...]) -> list[object]:
 def test_a_request_with_too_few_blocks(pack: Pack, tree: DraftTree | None) -> None:
     with pytest.raises(IndexError):
         pack([Rows(np.array([1, 2]), 7, np.arange(1), tree)], block_size=BLOCK_SIZE)
+
+
+def test_nodes_need_blocks_too(pack: Pack) -> None:
+    tree = DraftTree(2)
+    rows = Rows(np.array([1, 2]), BLOCK_SIZE - 2, np.arange(1), tree)
+    assert len(pack([rows], block_size=BLOCK_SIZE).tokens) == 2
+    tree.extend([3])
+    with pytest.raises(IndexError):
+        pack([rows], block_size=BLOCK_SIZE)
