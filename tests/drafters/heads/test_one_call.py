@@ -8,12 +8,14 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.eagle import Eagle3
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.kernels import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")
@@ -90,6 +92,19 @@ def test_trees_of_any_shape(shape: tuple[int, int, int], llm: LLM) -> None:
     depth, width, branch = shape
     made = partial(Eagle3, llm.engine.target, depth=depth, width=width, branch=branch)
     check_equal(llm, made, PARAMS["greedy"])
+
+
+def test_cosines_are_asked_for_up_to_the_deepest_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = NativeDraft._turns
+
+    def no_more_than_asked_for(draft: NativeDraft, count: int) -> tuple[Tensor, ...]:
+        parts = tuple(part.clone() for part in turns(draft, count))
+        for part in parts:
+            part[count:] = torch.nan
+        return parts
+
+    monkeypatch.setattr(NativeDraft, "_turns", no_more_than_asked_for)
+    check_equal(llm, partial(Eagle3, llm.engine.target), PARAMS["greedy"])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -181,6 +181,20 @@ def test_bits_are_the_same(
     assert not routed or ran[0] >= routed[0].config.chosen
 
 
+def test_experts_have_room_for_sums_wider_than_all_heads(
+    tiny: Callable[..., Transformer], kernels: NativeKernels
+) -> None:
+    if not kernels.multiplies_bfloat16:
+        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
+    config = tiny(1, **COMMON | FAMILIES["mixtral"] | {"hidden_size": 256}).config
+    model = Transformer(config, kernels)
+    pack(model, kernels, MODES["int8"])
+    fuse(model)
+    fused = model.blocks[1].fused
+    assert isinstance(fused, NativeBlocks)
+    assert fused.scratch[2] >= 4 * config.hidden_size > 4 * config.num_heads * config.head_dim
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_experts_may_be_chosen_by_other_rows_than_they_read(
     tiny: Callable[..., Transformer], kernels: NativeKernels, mode: str
