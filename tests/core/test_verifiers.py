@@ -496,6 +496,14 @@ class TestChances:
         one[299] = 1e-30
         assert {chance.pick(one) for _ in range(50)} == {299}
 
+    def test_the_largest_chance_picks_no_weight_of_0(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In some of these, the sum of the last block rounds to more than its weights one by one."""
+        monkeypatch.setattr(Keyed, "_uniform", lambda self: 1 - 2.0**-52)
+        for seed in range(200):
+            weights = np.zeros(300)
+            weights[:200] = np.random.default_rng(seed).random(200)
+            assert weights[Keyed(1).pick(weights)] > 0
+
     @pytest.mark.parametrize("probability", [0.02, 0.5, 0.9])
     def test_chances_happen_as_often_as_they_should(self, probability: float) -> None:
         count = sum(Keyed(seed, 2).happens(probability) for seed in range(20_000))
