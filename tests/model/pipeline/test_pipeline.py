@@ -151,6 +151,17 @@ def test_a_stage_that_dies_is_named() -> None:
         llm.generate("Hello!")
 
 
+def test_a_stage_that_talks_nonsense_is_left() -> None:
+    ours, theirs = Pipe()
+    with theirs:
+        stage = RemoteStage(ours, "here")
+        stage.load(range(2, 4))
+        theirs.send_bytes(b"nonsense")
+        with pytest.raises(StageError, match="layers 2 to 3 .here. is lost: not a frame"):
+            stage.wait("")
+        assert ours.closed
+
+
 def test_a_failing_step_is_blamed_on_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in a stage is like one here: the others get their answers."""
     run = RemoteStage.run

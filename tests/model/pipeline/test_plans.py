@@ -50,7 +50,7 @@ def test_rows_come_back() -> None:
 
 
 def test_moves_come_back() -> None:
-    given = [Move(np.array([3, 0]), [5, 7], 4, 1, ((8, 2),)), Move(np.array([1]), [], 0)]
+    given = [Move(np.array([3, 0]), [4, 7], 4, 1, ((8, 2),)), Move(np.array([1]), [], 0)]
     for before, after in zip(given, read_moves(written_moves(given), BLOCKS), strict=True):
         assert np.array_equal(before.table, after.table)
         for name in ("sources", "start", "state", "marks"):
@@ -91,6 +91,15 @@ def test_a_node_comes_after_its_parent(parents: list[int]) -> None:
 def test_moves_from_elsewhere_are_refused(sources: list[int], table: list[int]) -> None:
     with pytest.raises(FrameError):
         read_moves(written_moves([Move(np.array(table), sources, 4)]), BLOCKS)
+
+
+@pytest.mark.parametrize(("place", "count"), [(3, 2), (4, 4)], ids=["blocks", "nodes"])
+def test_counts_below_zero_are_refused(place: int, count: int) -> None:
+    plan = written_rows([rows()])
+    assert plan[place] == count
+    plan[place] = -2
+    with pytest.raises(FrameError, match="too short"):
+        read_rows(plan, BLOCKS)
 
 
 def test_plans_of_another_length_or_type_are_refused() -> None:
