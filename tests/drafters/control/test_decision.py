@@ -26,6 +26,7 @@ from soothsay.drafters.control.forecast import NOTHING, Forecast, Reliability, S
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.request_state import RequestState
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
+from soothsay.drafters.trees.features import READ
 
 PRICES = Prices(
     rate=160.0,
@@ -260,7 +261,7 @@ def test_signals_change_forecasts_but_not_a_drafter_that_has_retired() -> None:
 
 
 def test_a_backlog_has_the_features_of_committed_tokens_only() -> None:
-    """Two steps: the second of two children is right, and then a chain up to its first node."""
+    """The second of two children is right, then a chain up to its first node, then the child of a child."""
     read: list[tuple[int, int, list[float]]] = []
 
     class Reader(Scripted):
@@ -271,20 +272,39 @@ def test_a_backlog_has_the_features_of_committed_tokens_only() -> None:
 
     world, request = World(FLAT), asking()
     backlog = Backlog(Reader(world, lambda _: 0.0, cost=0.0), slice(1, 2), world.clock, lambda: 0.0)
-    wide, chain = DraftTree(0), DraftTree(0)
+    wide, chain, fork = DraftTree(0), DraftTree(0), DraftTree(0)
     wide.extend([1])
     wide.extend([2])
     chain.extend([3, 4])
-    for start, tree, path in ((0, wide, [2]), (2, chain, [1])):
-        rows = torch.arange(3.0)[:, None] + 10 * start
+    for tokens in ([1], [2], [1, 6]):
+        fork.extend(tokens)
+    for start, tree, path in ((0, wide, [2]), (2, chain, [1]), (4, fork, [1, 3])):
+        rows = torch.arange(float(len(tree)))[:, None] + 10 * start
         backlog.add([Observation(request, start, 1, (rows + 500, rows), tree, None, Verdict(path, [2, 5]))])
     backlog.catch_up([request])
     backlog.catch_up([request])
-    assert read == [(0, 4, [0.0, 2.0, 20.0, 21.0])]
-    backlog.add([Observation(request, 4, 1, (rows, rows), DraftTree(0), None, Verdict([], [5]))])
+    assert read == [(0, 7, [0.0, 2.0, 20.0, 21.0, 40.0, 41.0, 43.0])]
+    backlog.add([Observation(request, 7, 1, (rows[:1], rows[:1]), DraftTree(0), None, Verdict([], [5]))])
     backlog.drop(request)
     backlog.catch_up([request])
     assert len(read) == 1
+
+
+def test_only_features_that_are_many_tell_the_time_of_reading() -> None:
+    """A drafter reads fewer in the pass of its draft."""
+
+    class Reader(Scripted):
+        taps = (0,)
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            self.world.now += 2.0
+
+    world, request = World(FLAT), asking()
+    backlog = Backlog(Reader(world, lambda _: 0.0, cost=0.0), slice(0, 1), world.clock, lambda: 0.0)
+    for tokens, seconds in ((1, 0.0), (READ, 2 / READ), (1, 2 / READ), (2 * READ, 1.8 / READ)):
+        backlog.add([Observation(request, 0, tokens, (torch.zeros(tokens, 1),))])
+        backlog.catch_up([request])
+        assert backlog.reading_seconds(1) == pytest.approx(seconds)
 
 
 def test_what_a_request_has_taught_stays_and_the_rest_of_it_goes() -> None:
