@@ -192,6 +192,22 @@ def test_callers_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatc
             silent[-1].recv(1)
 
 
+def test_one_caller_too_many_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "CALLERS", 2)
+    with gate() as (port, _), ExitStack() as stack:
+        callers = [stack.enter_context(connect(port)) for _ in range(2)]
+        for caller in callers:
+            receive(caller, NONCE)
+            caller.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                caller.recv(1)
+        with connect(port) as third:
+            receive(third, NONCE)  # so the first one has been dropped
+            assert callers[0].recv(1) == b""
+            with pytest.raises(BlockingIOError):
+                callers[1].recv(1)
+
+
 def test_many_callers_of_one_address_do_not_push_another_ones_out() -> None:
     ours = b"n" * NONCE
     with gate() as (port, passed), connect(port, "127.0.0.2") as slow, ExitStack() as stack:
