@@ -22,10 +22,13 @@ SIBLINGS = {
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
         (
             {
-                "proc/self/cgroup": "5:memory:/m\n4:cpu,cpuacct:/c\n",
+                "proc/self/cgroup": "6:cpuset:/s\n5:memory:/m\n4:cpu,cpuacct:/c\n",
                 "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "200000\n",
                 "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000\n",
                 "sys/fs/cgroup/cpu/m/cpu.cfs_quota_us": "1\n",
+                "sys/fs/cgroup/cpu/m/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/s/cpu.cfs_quota_us": "1\n",
+                "sys/fs/cgroup/cpu/s/cpu.cfs_period_us": "100000\n",
             },
             2,
         ),

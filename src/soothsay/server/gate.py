@@ -166,7 +166,7 @@ class Gate:
             message = "the server cannot read its API keys"
             raise ApiError(503, message, "keys_unreadable", headers={"Retry-After": "5"}) from None
         if account is None:
-            if kind or given:
+            if given:
                 self._failed_keys.count((scope.get("client") or ("",))[0])
             raise ApiError(
                 401,
