@@ -1,0 +1,77 @@
+"""The engine's numbers that depend on the model and on the memory that is free."""
+
+from __future__ import annotations
+
+import platform
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from soothsay.config import EngineConfig
+from soothsay.core.integer_keys import kv_bytes
+from soothsay.engine import sizing
+from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
+from soothsay.model.transformer import Transformer
+from soothsay.states_config import ConvolutionConfig, journal_bytes, state_bytes
+
+SHAPES = [(2, 64)] * 4
+LAYER = kv_bytes(SHAPES[:1], torch.float32)
+"""Bytes that a token takes in one layer."""
+
+HERE = platform.node()
+
+
+def model(own: int = 4, states: ConvolutionConfig | None = None, rest: Any = ()) -> Transformer:
+    """A model with four layers, `own` of them in this process."""
+    config = SimpleNamespace(max_positions=1 << 40, states=states, kv_shapes=SHAPES)
+    parts = {"own": SimpleNamespace(layers=range(own)), "rest": rest}
+    dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32}
+    return cast(Transformer, SimpleNamespace(config=config, **parts, **dtypes))
+
+
+def stage(layers: range, tokens: int, machine: str) -> SimpleNamespace:
+    """Layers elsewhere, with memory for so many tokens in one layer."""
+    return SimpleNamespace(layers=layers, memory=enough(tokens), machine=machine)
+
+
+def enough(tokens: int) -> int:
+    """Free memory of which a pool may have as much as some tokens take in one layer."""
+    return WORKING_MEMORY + int(tokens * LAYER / MEMORY_SHARE)
+
+
+@pytest.fixture(autouse=True)
+def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "available_memory", lambda: enough(64_000))
+
+
+@pytest.mark.parametrize(
+    ("made", "engines", "tokens"),
+    [
+        (model(), 1, 16_000),
+        (model(), 2, 8_000),
+        (model(2, rest=[stage(range(2, 4), 64_000, "other")]), 1, 32_000),
+        (model(2, rest=[stage(range(2, 4), 64_000, HERE)]), 1, 16_000),
+        (model(3, rest=[stage(range(3, 4), 6_400, "other")]), 1, 6_400),
+    ],
+    ids=["alone", "two engines", "two machines", "two processes", "a small machine"],
+)
+def test_the_pool_is_what_the_tightest_machine_has_room_for(
+    made: Transformer, engines: int, tokens: int
+) -> None:
+    assert complete_config(EngineConfig(engines=engines), made).kv_tokens == tokens
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(32, 32), (33, 48)])
+def test_a_given_size_is_rounded_up_to_blocks(asked: int, tokens: int) -> None:
+    assert complete_config(EngineConfig(kv_tokens=asked), model()).kv_tokens == tokens
+
+
+def test_engines_share_the_memory_for_states() -> None:
+    states = ConvolutionConfig(layers=(0, 1), channels=4096, taps=4)
+    one = state_bytes(states, 4) + EngineConfig.max_tree * journal_bytes(states, 4)
+    share = int(64_000 * LAYER / MEMORY_SHARE * STATE_SHARE)
+    for engines in (1, 2):
+        made = complete_config(EngineConfig(max_requests=1 << 20, engines=engines), model(states=states))
+        assert made.max_requests == share // engines // one
