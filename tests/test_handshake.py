@@ -178,6 +178,23 @@ def test_a_handshake_as_a_whole_has_a_limit_of_time(monkeypatch: pytest.MonkeyPa
         call("127.0.0.1", port, KEY)
 
 
+def test_a_part_of_a_proof_gives_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "PATIENCE", 0.2)
+    ours = b"n" * NONCE
+
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(ours)
+        told = receive(sock, 2 * NONCE + NAME)
+        right = proof(b"server", ours, told[:NONCE], MINE)
+        for part, pause in ((right[:1], 0.15), (right[1:], 0.1)):
+            time.sleep(pause)
+            with suppress(OSError):  # the caller is gone
+                sock.sendall(part)
+
+    with server(serve) as port, pytest.raises(TimeoutError):
+        call("127.0.0.1", port, KEY, MINE)
+
+
 def test_callers_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE", 100.0)
     with gate() as (port, passed), ExitStack() as stack:
