@@ -18,6 +18,7 @@ from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation
+from soothsay.drafters.control.asking import AskingPolicy, AskingRound
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
@@ -340,3 +341,47 @@ def test_tenants_and_sampled_requests_have_forecasts_of_their_own() -> None:
         auto.propose([request])
     assert [*auto.shared_forecasts[EVERYBODY]] == [(0, 0, False)]
     assert [*auto.shared_forecasts[ann]] == [(0, 0, True)]
+
+
+class OneReader:
+    """A drafter and its requests. It takes 0.06 tokens to ask for one of them, and 0.2 for two."""
+
+    class Reader(Scripted):
+        taps = (0,)
+
+    def __init__(self, *gains: float):
+        self.prices = Prices(1.0, [0.01] * 4, [0.0] * 4)
+        self.states = [RequestState(asking(), TenantShare(), [0], [forecast([gain])]) for gain in gains]
+        self.schedules = [state.forecasts[0].probes for state in self.states]
+        world = World(FLAT)
+        part = self.Reader(world, lambda _: 0.0, cost=0.0)
+        self.costs = CostModel(1, lambda: FLAT, world.clock)
+        self.costs.batch = len(gains)
+        for requests, seconds in ((1, 0.0), (1, 0.06), (2, 0.2)):
+            self.costs.drafting[0].record(requests, seconds)
+        backlog = Backlog(part, slice(0, 1), world.clock, lambda: 0.0)
+        self.policy = AskingPolicy([part], self.costs, [backlog])
+
+    def asked(self) -> list[int]:
+        price = self.costs.asking_price(0, len(self.states), self.prices)
+        held: list[list[RatedDraft]] = [[] for _ in self.states]
+        this = AskingRound(64, self.states, self.prices, [price], [NOTHING] * len(held), held)
+        return self.policy.requests_to_ask(this, 0, [NOTHING] * len(held))
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(0.15, [0, 1]), (0.13, [0])])
+def test_a_request_beside_a_probe_pays_what_it_adds_to_the_price(gain: float, chosen: list[int]) -> None:
+    one = OneReader(0.05, gain)
+    one.schedules[0].interval = one.schedules[0].next_step = 64
+    one.states[1].forecasts[0].shared.drafts = 1
+    assert one.asked() == chosen
+
+
+@pytest.mark.parametrize(("step", "retired"), [(1000, False), (900, True)])
+def test_a_drafter_retires_if_its_next_probe_comes_after_the_end(step: int, retired: bool) -> None:
+    one = OneReader(0.01)
+    (state,), (schedule,) = one.states, one.schedules
+    schedule.interval, schedule.next_step = 16, 1008
+    one.policy.retire_drafters(step, state, one.prices)
+    assert state.tokens_left == 99
+    assert schedule.retired is retired
