@@ -100,6 +100,26 @@ def test_a_drafter_that_nearly_pays_is_asked_again_soon() -> None:
         assert known.probes.interval == interval
 
 
+def test_an_outlook_follows_what_was_accepted_and_drafted() -> None:
+    known = forecast([0.6])
+    before = known.outlook(PRICES).net
+    known.record_accepted(2.0, 0)
+    between = known.outlook(PRICES).net
+    assert between < before
+    known.record([0.0, 1.0])
+    assert known.outlook(PRICES).net > between
+
+
+def test_first_gains_change_less_the_more_drafts_they_are_known_from() -> None:
+    moved = []
+    for drafts in (0, 4, 16):
+        shared = SharedForecast([0.0, 0.0], drafts=drafts)
+        own = shared.new_forecast(step=0)
+        own.record([0.0, 1.0])
+        moved.append(own.gains[1])
+    assert moved == pytest.approx([2 / 3, 2 / 11, 2 / 35])
+
+
 def test_a_level_has_a_price_of_its_own() -> None:
     class Levelwise(Scripted, LevelwiseDrafter):
         pass
@@ -124,6 +144,24 @@ def test_the_first_time_of_an_activity_does_not_count() -> None:
     assert cost(1) == 1.0
     cost.record(1, 2.0)
     assert 1.0 < cost(1) < 1.1
+
+
+def test_a_cost_is_extrapolated_to_larger_batches_only() -> None:
+    cost = RunningCost()
+    for _ in range(2):
+        cost.record(4, 1.0)
+    assert [cost(requests) for requests in (1, 2, 4, 7, 8, 32)] == [1.0, 1.0, 1.0, 1.0, 2.0, 8.0]
+
+
+def test_a_time_that_was_expected_to_be_long_is_no_outlier() -> None:
+    usual, twice = RunningCost(), RunningCost()
+    for cost in (usual, twice):
+        cost.record(1, 1.0)
+        cost.record(1, 1.0)
+    usual.record(1, 2.0)
+    twice.record(1, 2.0, usual=2.0)
+    assert usual(1) == pytest.approx(1.05)
+    assert twice(1) == pytest.approx(1.2)
 
 
 def test_the_rate_begins_anew_with_another_batch_size_or_other_requests_only() -> None:
@@ -375,6 +413,14 @@ def test_a_request_beside_a_probe_pays_what_it_adds_to_the_price(gain: float, ch
     one.schedules[0].interval = one.schedules[0].next_step = 64
     one.states[1].forecasts[0].shared.drafts = 1
     assert one.asked() == chosen
+
+
+def test_a_request_that_does_not_pay_beside_the_others_pauses() -> None:
+    one = OneReader(0.15, 0.07)
+    for state in one.states:
+        state.forecasts[0].shared.drafts = 1
+    assert one.asked() == [0]
+    assert [schedule.pays for schedule in one.schedules] == [True, False]
 
 
 @pytest.mark.parametrize(("step", "retired"), [(1000, False), (900, True)])
