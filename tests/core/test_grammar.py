@@ -274,6 +274,20 @@ def test_what_is_forbidden_is_as_if_biased_away(asked: dict[str, Any]) -> None:
         assert torch.equal(scores(params, constraint, row, node), scores(biased, None, row, node))
 
 
+def test_a_limit_counts_only_where_it_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same path after more tokens is another place."""
+    constraint = Grammars(byte_level(PIECES, ["<|x|>"]), 12).constraint(Grammar.regex("ab(c|ab){1,9}"))
+    output, tree, ends = np.array([3]), DraftTree(3), frozenset({8})
+    tree.extend([3])
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "MASK_SECONDS", -1.0)
+        constraint.allowed(output, tree, [1], ends)
+    assert constraint.limit([2, 3]) is None, "the draft was wrong"
+    assert constraint.limit([3, 3]) == (1, module.TOO_SLOW)
+    constraint.allowed(np.array([3, 2]), tree, [0, 1], ends)
+    assert constraint.limit([3, 3]) is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tree_is_cut_to_what_is_allowed(seed: int) -> None:
     """The cut tree agrees with the masks, node by node. The masks decide on end tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,17 @@ def test_answers_are_found_again(answered: Path) -> None:
     with BatchOutput(answered) as output:
         assert (len(output.keys), output.failed) == (3, 1)
         assert [f"batch_req_{key:016x}" for key in output.keys] == [line["id"] for line in lines]
+
+
+def test_a_line_that_the_system_takes_in_parts_is_whole(
+    answered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:50]))
+    with BatchOutput(answered) as output:
+        output.write(read_line(7, json.dumps(entry("last")).encode()), 200, {"text": "x" * 200})
+    last = json.loads(answered.read_bytes().splitlines()[-1])
+    assert (last["custom_id"], last["response"]["body"]) == ("last", {"text": "x" * 200})
 
 
 def test_a_torn_line_is_dropped_wherever_it_is_torn(answered: Path) -> None:

@@ -299,6 +299,25 @@ def test_signals_change_forecasts_but_not_a_drafter_that_has_retired() -> None:
     assert state.forecasts[0] is first, "what was known of this signal"
 
 
+def test_drafts_of_two_steps_say_nothing_of_each_other() -> None:
+    request = asking()
+    forecasts = [
+        Forecast(SharedForecast([0.0] * 3, drafter), [0.0] * 3, ProbeSchedule()) for drafter in (0, 1)
+    ]
+    state = RequestState(request, TenantShare(), [0, 0], forecasts)
+    # the first one is still open when the second one is made
+    for drafter, tokens, chosen in ((0, [1, 2, 3], 1), (1, [2, 9], 2)):
+        tree = DraftTree(0)
+        tree.extend(tokens)
+        state.rate_draft(drafter, tree, PRICES)
+        request.emit([chosen])
+    assert len(state.open_drafts) == 2
+    request.emit([3, 4])
+    state.check_drafts()
+    assert not state.open_drafts
+    assert [own.shared.apart for own in forecasts] == [{}, {}]
+
+
 def test_a_backlog_has_the_features_of_committed_tokens_only() -> None:
     """The second of two children is right, then a chain up to its first node, then the child of a child."""
     read: list[tuple[int, int, list[float]]] = []
