@@ -29,7 +29,7 @@ from soothsay.drafters.control.experience import (
     Trust,
     bin_of,
 )
-from soothsay.drafters.control.learning import SAVED_UP, Allowance, Learning
+from soothsay.drafters.control.learning import PIECE, SAVED_UP, Allowance, Learning
 from soothsay.drafters.registry import build_drafter
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
@@ -237,6 +237,18 @@ class TestWhatIsLearned:
             assert not drafter.study()
         assert Tenant("ann") not in drafter.experiences
 
+    def test_a_long_answer_is_read_as_if_in_one_piece(self, drafter: Learning) -> None:
+        prompt, answer = [*range(100, 110)], [*range(3 * PIECE)]
+        request = Request(prompt, GREEDY, seed=0, limit=len(prompt) + len(answer), drafter=drafter)
+        request.emit(answer)
+        drafter.release(request)
+        while drafter.study():
+            pass
+        whole = Experience(1000)
+        whole.counts.read(prompt, answer)
+        state = drafter.state(self.ANYONE)
+        assert all(np.array_equal(array, state[name]) for name, array in whole.state().items())
+
     def test_reset_forgets(self, sibyl: LLM, drafter: Learning) -> None:
         first = answered(sibyl, drafter, PROMPTS[0], GREEDY, self.ANYONE)
         drafter.reset()
@@ -259,7 +271,7 @@ class TestWhatIsLearned:
             part.counts.read([], [1, 2 + number, 1, 2])
             for _ in range(number + 3):
                 part.trust[False].record(Opinion(2, 3), number == 1)
-        for part in (*parts, parts[1]):  # again: nothing counts twice
+        for part in (*parts, *reversed(parts)):  # again: nothing counts twice
             drafter.restore(self.ANYONE, part.state())
         joined = drafter.experiences[self.ANYONE]
         followers, *_ = joined.counts.followers((1,))
