@@ -10,7 +10,7 @@ from serving import Running
 
 from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
-from soothsay.server.parameters import sampling_params
+from soothsay.server.parameters import sampling_params, truncated
 from soothsay.server.prompt_ids import MAX_READ, MAX_SCORES, check_totals
 from soothsay.server.protocol import CompletionRequest
 from soothsay.server.server_config import ServerConfig
@@ -91,6 +91,15 @@ def test_huge_numbers_are_refused_with_their_name(running: Running, change: dict
     assert reply.status_code == 400, reply.text
     assert (reply.json()["error"]["param"] or "").partition(".")[0] in (next(iter(change)), "")
     assert len(reply.text) < 1000
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_tokens", "left"),
+    [(None, 3, 10), (4, 3, 4), (99, 3, 10), (-1, 3, 5), (-1, None, 7), (-1, 8, 1), (-1, 100, 1)],
+)
+def test_the_end_of_a_prompt_is_left(limit: int | None, max_tokens: int | None, left: int) -> None:
+    asked, ids = body(truncate_prompt_tokens=limit, max_tokens=max_tokens), [*range(10)]
+    assert truncated(ids, asked, max_context=8) == ids[10 - left :]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def status(connection: socket.socket) -> int:
 
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
+VALID = json.dumps(BODY).encode()
 SMUGGLED = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -78,7 +79,7 @@ SMUGGLED = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + SMUGGLED,
         POST + CHUNKED + CHUNKED + b"\r\n" + SMUGGLED,
         POST + b"Transfer-Encoding:\r\n chunked\r\nContent-Length: 5\r\n\r\n" + SMUGGLED,
-        POST.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n" + SMUGGLED,
+        POST.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n%x\r\n%s\r\n" % (len(VALID), VALID) + SMUGGLED,
         POST + CHUNKED + b"\r\n-1\r\n{}\r\n" + SMUGGLED,
         POST + CHUNKED + b"\r\n0x2\r\n{}\r\n" + SMUGGLED,
         POST + CHUNKED + b"\r\n2 2\r\n{}\r\n" + SMUGGLED,
