@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -114,6 +117,18 @@ def test_a_result_is_of_one_tenant_and_small() -> None:
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
+def test_a_grammar_that_many_wait_for_is_tried_once() -> None:
+    async def run() -> None:
+        checker = Checker()
+        tasks = [asyncio.create_task(checker.check(Grammar("same"), A)) for _ in range(3)]
+        await settle()
+        await checker.finish("same")
+        assert checker.tried == ["same"]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
 def test_salts_cannot_drop_the_results_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT", 8)
 
@@ -133,9 +148,10 @@ def test_salts_cannot_drop_the_results_of_others(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def busy(monkeypatch: pytest.MonkeyPatch) -> list[bytes | BaseException]:
-    """The replies of the process, in order. An exception is raised instead."""
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes | BaseException]]:
+    """The replies of the process, in order. An exception is raised instead, and must end the process."""
     replies: list[bytes | BaseException] = []
+    failed, killed = list[object](), list[object]()
 
     class Process:
         returncode = -24
@@ -143,18 +159,21 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> list[bytes | BaseException]:
     async def ask(process: Process, message: bytes) -> bytes:
         reply = replies.pop(0)
         if isinstance(reply, BaseException):
+            failed.append(process)
             raise reply
         return reply
 
     async def start(self: GrammarChecker) -> Process:
         return Process()
 
-    async def kill(process: Process) -> None: ...
+    async def kill(process: Process) -> None:
+        killed.append(process)
 
     monkeypatch.setattr(module, "_ask", ask)
     monkeypatch.setattr(module, "_kill", kill)
     monkeypatch.setattr(GrammarChecker, "_start", start)
-    return replies
+    yield replies
+    assert killed == failed
 
 
 @pytest.mark.parametrize(
@@ -189,6 +208,16 @@ def test_a_problem_of_the_grammar_is_kept(busy: list[bytes | BaseException]) -> 
                 await checker.check(Grammar("bad"), A)
 
     asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_each_grammar_has_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system counts the time of a whole process."""
+    given: list[int] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits[0]))
+    for spent in (0.5, 100.5):
+        monkeypatch.setattr(time, "process_time", lambda spent=spent: spent)
+        grammar_process._limit_time()
+    assert given == [4, 104]
 
 
 def test_limits_of_work_last_and_limits_of_time_do_not(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
