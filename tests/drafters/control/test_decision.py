@@ -18,7 +18,7 @@ from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation
-from soothsay.drafters.control.asking import AskingPolicy, AskingRound
+from soothsay.drafters.control.asking import AskingPolicy
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
@@ -304,7 +304,7 @@ def test_drafts_of_two_steps_say_nothing_of_each_other() -> None:
     forecasts = [
         Forecast(SharedForecast([0.0] * 3, drafter), [0.0] * 3, ProbeSchedule()) for drafter in (0, 1)
     ]
-    state = RequestState(request, TenantShare(), [0, 0], forecasts)
+    state = RequestState(request, [0, 0], forecasts)
     # the first one is still open when the second one is made
     for drafter, tokens, chosen in ((0, [1, 2, 3], 1), (1, [2, 9], 2)):
         tree = DraftTree(0)
@@ -408,7 +408,7 @@ class OneReader:
 
     def __init__(self, *gains: float):
         self.prices = Prices(1.0, [0.01] * 4, [0.0] * 4)
-        self.states = [RequestState(asking(), TenantShare(), [0], [forecast([gain])]) for gain in gains]
+        self.states = [RequestState(asking(), [0], [forecast([gain])]) for gain in gains]
         self.schedules = [state.forecasts[0].probes for state in self.states]
         world = World(FLAT)
         part = self.Reader(world, lambda _: 0.0, cost=0.0)
@@ -420,10 +420,8 @@ class OneReader:
         self.policy = AskingPolicy([part], self.costs, [backlog])
 
     def asked(self) -> list[int]:
-        price = self.costs.asking_price(0, len(self.states), self.prices)
-        held: list[list[RatedDraft]] = [[] for _ in self.states]
-        this = AskingRound(64, self.states, self.prices, [price], [NOTHING] * len(held), held)
-        return self.policy.requests_to_ask(this, 0, [NOTHING] * len(held))
+        this = self.policy.begin_round(64, self.states, self.prices)
+        return self.policy.requests_to_ask(this, 0, [NOTHING] * len(self.states))
 
 
 @pytest.mark.parametrize(("gain", "chosen"), [(0.15, [0, 1]), (0.13, [0])])

@@ -157,7 +157,7 @@ def test_a_stage_that_talks_nonsense_is_left() -> None:
         stage = RemoteStage(ours, "here")
         stage.load(range(2, 4))
         theirs.send_bytes(b"nonsense")
-        with pytest.raises(StageError, match="layers 2 to 3 .here. is lost: not a frame"):
+        with pytest.raises(StageError, match=r"layers 2 to 3 .here. is lost: not a frame"):
             stage.wait("")
         assert ours.closed
 
