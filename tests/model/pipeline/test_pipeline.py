@@ -157,7 +157,7 @@ def test_a_stage_that_talks_nonsense_is_left() -> None:
         stage = RemoteStage(ours, "here")
         stage.load(range(2, 4))
         theirs.send_bytes(b"nonsense")
-        with pytest.raises(StageError, match=r"layers 2 to 3 .here. is lost: not a frame"):
+        with pytest.raises(StageError, match=r"layers 2 to 3 \(here\) is lost: not a frame"):
             stage.wait("")
         assert ours.closed
 
@@ -185,6 +185,7 @@ def test_a_commit_that_failed_is_told_with_the_next_pass(llm: LLM) -> None:
     rows = [Rows(np.arange(5, 9), 0, np.array([0]))]
     with torch.inference_mode():
         stage.commit(cache, [lost])
+        stage.commit(cache, [Move(np.array([0]), [2], 3)])  # fails too, but the first failure is told
         stage.commit(cache, [Move(np.array([0]), [5], 3)])
         with pytest.raises(RuntimeError, match=r"stage with layers .*a block that the pool does not have"):
             llm.model(llm.model.pack(rows, cache.block_size), cache)
