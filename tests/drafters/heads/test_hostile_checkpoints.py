@@ -245,6 +245,24 @@ def test_honest_pickles(tmp_path: Path, new_format: bool) -> None:
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
+@pytest.mark.parametrize("rewritten", [False, True], ids=["PyTorch's", "with 32-bit numbers"])
+def test_a_zip_in_which_readers_find_different_entries_is_refused(tmp_path: Path, rewritten: bool) -> None:
+    file, other = tmp_path / "x.bin", tmp_path / "y.bin"
+    torch.save({"w": torch.ones(4)}, other if rewritten else file)
+    if rewritten:
+        with zipfile.ZipFile(other) as old, zipfile.ZipFile(file, "w") as new:
+            for entry in old.infolist():
+                new.writestr(entry.filename, old.read(entry))
+    assert unpickled(file)["w"].tolist() == [1.0] * 4
+    good = file.read_bytes()
+    place = good.rfind(b"PK\x06\x07") + 8
+    moved = good[:place] + struct.pack("<Q", 4) + good[place + 8 :]
+    for bad in (good + good, good[:-2] + b"\x01\x00 ", *([] if rewritten else [moved])):
+        file.write_bytes(bad)
+        with pytest.raises(ModelError, match="more than one list of its entries"):
+            unpickled(file)
+
+
 def test_random_damage_of_pickles(tmp_path: Path) -> None:
     file, rng = tmp_path / "x.bin", random.Random(0)
     for new_format in (True, False):

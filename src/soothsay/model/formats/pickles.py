@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,6 +132,7 @@ def unpickled(file: Path) -> Mapping[str, Tensor]:
 def _check_zip(file: Path) -> None:
     """Raise an error unless the entries are stored as they are, and the program makes tensors only."""
     size = file.stat().st_size
+    _check_directory(file, size)
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         if len(entries) > MAX_ENTRIES:
@@ -144,6 +146,26 @@ def _check_zip(file: Path) -> None:
             if entry.filename.lower().endswith(".pkl"):
                 _check_size(file, entry.file_size)
                 _check_program(file, io.BytesIO(archive.read(entry)), size)
+
+
+def _check_directory(file: Path, size: int) -> None:
+    """Raise an error unless all readers find the same list of entries.
+
+    Readers differ in where they look for the list if it is not right before the records that end the file.
+    So the checked program would not be the one that PyTorch runs.
+    """
+    with file.open("rb") as opened:
+        opened.seek(max(size - 98, 0))
+        tail = opened.read()
+    mark, _, length, begin, comment = struct.unpack("<4s8sLLH", tail[-22:])
+    records = size - 22
+    if tail[-42:-38] == b"PK\x06\x07":  # 64-bit numbers: a record, and the place of this record, come before
+        records = size - 98
+        length, begin = struct.unpack("<QQ", tail[40:56])
+        if tail[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail[-34:-26]) != (records,):
+            begin = -1
+    if mark != b"PK\x05\x06" or comment or begin + length != records:
+        raise ModelError(f"{file} has more than one list of its entries; save it again with torch.save")
 
 
 def _check_old(file: Path) -> None:
