@@ -39,7 +39,8 @@ def test_each_test_is_in_one_share(runs: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("part", ["setup", "call"])
 def test_what_does_not_end_in_time_is_skipped(runs: pytest.Pytester, part: str) -> None:
-    setup, call = ("time.sleep(30)", "pass") if part == "setup" else ("pass", "time.sleep(30)")
+    late = "time.sleep(5); pytest.fail()"
+    setup, call = (late, "pass") if part == "setup" else ("pass", late)
     runs.makepyfile(
         f"import time, pytest\n\n@pytest.fixture\ndef slow():\n    {setup}\n\ndef test_first():\n    pass\n\n"
         f"def test_slow(slow):\n    {call}\n\ndef test_late():\n    pass\n"
