@@ -37,15 +37,44 @@ def test_each_test_is_in_one_share(runs: pytest.Pytester) -> None:
     assert len({*found}) == len(found) == 20
 
 
-@pytest.mark.parametrize("part", ["setup", "call"])
-def test_what_does_not_end_in_time_is_skipped(runs: pytest.Pytester, part: str) -> None:
-    late = "time.sleep(5); pytest.fail()"
-    setup, call = (late, "pass") if part == "setup" else ("pass", late)
-    runs.makepyfile(
-        f"import time, pytest\n\n@pytest.fixture\ndef slow():\n    {setup}\n\ndef test_first():\n    pass\n\n"
-        f"def test_slow(slow):\n    {call}\n\ndef test_late():\n    pass\n"
-    )
-    result = run(runs, "--minutes", str(1 / 60))
+FILE = """
+import time
+import pytest
+
+class Open:
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        raise ValueError("left open")
+
+def late():
+    left = Open()
+    try:
+        time.sleep(5)
+    finally:
+        del left  # else the records of this run would keep it
+    pytest.fail()
+
+@pytest.fixture
+def slow():
+    {setup}
+
+def test_first():
+    pass
+
+def test_slow(slow):
+    {call}
+
+def test_last():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("setup", "call"), [("late()", "pass"), ("pass", "late()")])
+def test_what_does_not_end_in_time_is_skipped(runs: pytest.Pytester, setup: str, call: str) -> None:
+    runs.makepyfile(FILE.format(setup=setup, call=call))
+    result = run(runs, "-W", "error", "--minutes", str(1 / 60))
     assert result.ret == 0
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines([f"*2  {shares.LATE}"])

@@ -53,6 +53,9 @@ PROMPTS = (
     "SELECT name, COUNT(*) FROM orders",
 )
 
+ENVIRONMENT = dict(os.environ)
+"""The user's variables. Tests change some, such as those of certificates."""
+
 TOKENS = 64
 """Tokens of an answer that is compared."""
 
@@ -72,7 +75,7 @@ def fetch(name: str) -> Path:
         pytest.skip(f"no real model: {FILES[name]} is not in the folder that SOOTHSAY_MODELS names")
     pulled = subprocess.run(
         [sys.executable, "-m", "soothsay", "pull", name],
-        env={**os.environ, "XDG_CACHE_HOME": str(folder)},
+        env={**ENVIRONMENT, "XDG_CACHE_HOME": str(folder)},
         capture_output=True,
         text=True,
         check=False,
