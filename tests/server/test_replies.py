@@ -147,6 +147,36 @@ def test_a_short_reply_tells_its_length() -> None:
     assert sent.headers["content-length"] == str(len("".join(sent.parts).encode()))
 
 
+def test_only_pauses_without_a_chunk_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+
+    async def run(sent: Sent) -> None:
+        ends = asyncio.Queue[None]()  # of intervals after which the stream looks whether a chunk has come
+        silence = events.SILENCE
+        monkeypatch.setattr(
+            events.asyncio, "sleep", lambda seconds: ends.get() if seconds == silence else sleep(seconds)
+        )
+
+        async def settle() -> None:
+            for _ in range(10):
+                await sleep(0)
+
+        async def chunks() -> AsyncIterator[Json]:
+            for number in range(2):
+                await settle()
+                yield {"number": number}
+                for _ in range(3):
+                    ends.put_nowait(None)
+                    await settle()
+
+        stream = events.EventStream(chunks(), lambda: None, events.LINES, lambda error: error.body)
+        await stream({"type": "http", "state": {"record": {}}}, sent.receive, sent.send)
+
+    sent = Sent()
+    asyncio.run(run(sent))
+    assert "".join(sent.parts) == '{"number":0}\n  {"number":1}\n  '
+
+
 def test_nothing_comes_between_the_parts_of_a_long_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "SILENCE", 0.001)
 
