@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engines
@@ -280,6 +281,33 @@ def test_an_address_has_a_limit_of_connections() -> None:
                 return status(again) == 200
 
         running.wait_until(served)
+
+
+class Client:
+    """A connection of which only the time and the end matter."""
+
+    def __init__(self) -> None:
+        self.address, self.now, self.is_open = "192.0.2.1", 0.0, True
+        self.loop = SimpleNamespace(time=lambda: self.now)
+
+    def abort(self) -> None:
+        self.is_open = False
+
+
+def test_a_client_that_waits_keeps_its_place_and_leaves_nothing() -> None:
+    connections: Any = Connections(ServerConfig("x", max_unread=10))
+    slow, other = Client(), Client()
+    for client in (slow, other):
+        connections.add(client)
+    for now in (5.0, 5.5):
+        slow.now = other.now = now
+        connections.mark(slow, waiting=True)  # again: it has waited since the begin
+    connections.mark(other, waiting=False)
+    connections.mark(other, waiting=True)
+    with connections.sending(slow, 6), connections.sending(other, 6):
+        assert (slow.is_open, other.is_open) == (False, True)
+    connections.remove(other)
+    assert not connections._by_address, "as many addresses come as there are"
 
 
 def test_the_limit_of_files_limits_connections(caplog: pytest.LogCaptureFixture) -> None:
