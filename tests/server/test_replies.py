@@ -16,6 +16,7 @@ from tokenizers import decoders, models
 
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
 from soothsay.server import events
+from soothsay.server.api_errors import ApiError
 from soothsay.server.events import PART, JsonReply
 from soothsay.server.jobs import AnswerProgress, Job
 from soothsay.server.messages import AnswerUpdate
@@ -78,6 +79,24 @@ def test_usage_counts_a_prompt_once() -> None:
         "mean_accepted": 2.0,
         "lossless": True,
     }
+
+
+def test_the_first_token_is_that_of_the_first_update_with_tokens() -> None:
+    progress = AnswerProgress(2, 0.0)
+    for at, num_output in ((1.0, 0), (2.0, 3), (3.0, 4)):
+        progress.take(AnswerUpdate(0, 0, "", None, [], num_output, 0, 0, 0, SpeculationStats(), None), at)
+    assert (progress.first_at, progress.updated_at) == (2.0, 3.0)
+
+
+def test_a_job_may_be_admitted_after_its_deadline() -> None:
+    async def run() -> None:
+        job = Job([[1, 2]], SamplingParams(), RequestOptions(), "none", 0.0)
+        with pytest.raises(ApiError):
+            await job.in_time(job.admitted)
+        job.admit([7])
+        assert job.answers[0].seed == 7
+
+    asyncio.run(run())
 
 
 def test_reports_are_made_once_for_each_update() -> None:

@@ -17,13 +17,14 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation
+from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation, SignalingDrafter
 from soothsay.drafters.control.asking import AskingPolicy
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
 from soothsay.drafters.control.forecast import NOTHING, Forecast, Reliability, SharedForecast
+from soothsay.drafters.control.polling import SignalPolling
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.request_state import RequestState
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
@@ -448,3 +449,34 @@ def test_a_drafter_retires_if_its_next_probe_comes_after_the_end(step: int, reti
     one.policy.retire_drafters(step, state, one.prices)
     assert state.tokens_left == 99
     assert schedule.retired is retired
+
+
+def test_a_batch_of_another_size_ends_pauses() -> None:
+    world = World(FLAT)
+    part = Scripted(world, lambda _: 0.3, cost=50.0)
+    auto = Controller(TARGET, [part], deepcopy(FLAT), world.clock)
+    _, requests = run(world, auto, 2, 40)
+    assert not any(auto.states[request].is_active(auto.step + 2) for request in requests)
+    auto.costs.drafting[0] = RunningCost()  # asking would cost nothing now
+    asked = part.asked
+    auto.propose(requests)
+    assert part.asked == asked
+    auto.propose(requests[:1])
+    assert part.asked == asked + 1
+
+
+@pytest.mark.parametrize("gain", [0.9, 0.0])
+def test_a_signal_that_promises_a_gain_ends_a_pause(gain: float) -> None:
+    class Signaling(Scripted, SignalingDrafter):
+        def signal(self, request: Request) -> int:
+            return 1
+
+    part, costs = Signaling(World(FLAT), lambda _: 0.0, 0.0), CostModel(1, lambda: FLAT, lambda: 0.0)
+    known = forecast([gain])
+    known.probes = ProbeSchedule(64, 64)
+    state = RequestState(asking(), TenantShare(prices=PRICES), [0], [forecast([0.5])])
+    state.was_polled, state.paused_until = True, 64
+    costs.set_batch({state.request: state.share})
+    SignalPolling([part], costs, lambda: 0.0, lambda *_: known).poll(5, [state])
+    assert state.signals == [1]
+    assert state.is_active(5) is (gain > 0)
