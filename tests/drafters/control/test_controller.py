@@ -510,6 +510,10 @@ def test_the_price_of_a_draft_has_no_prompt_in_it() -> None:
     assert reader.asked > 35
     assert controller.costs.drafting[0](1) == pytest.approx(1.0, rel=0.1)
     assert controller.backlogs[0].reading_seconds(100) == pytest.approx(1.0)
+    before, asked = controller.costs.drafting[0](1), reader.asked
+    run(world, controller, 1, 1, [1], prompt=1000)
+    assert reader.asked == asked + 1
+    assert controller.costs.drafting[0](1) == pytest.approx(before, rel=0.02)
 
 
 def test_a_drafter_that_was_never_measured_is_taken_to_read_as_slowly_as_the_target() -> None:
