@@ -196,6 +196,14 @@ def test_preemption_changes_nothing(sibyl: LLM) -> None:
     assert len(drafter._drafts) == 0
 
 
+def test_no_draft_is_deeper_than_the_request_can_use(sibyl: LLM) -> None:
+    drafter = Learning(learning_target(sibyl), Saying(range(8000, 8006), p=0.9))
+    request = Request([1, 2], GREEDY, seed=0, limit=6, drafter=drafter)
+    request.max_nodes = 16
+    (tree,) = drafter.propose([request])
+    assert max(tree.depths) == request.max_depth == 3
+
+
 class TestWhatIsLearned:
     ANYONE = Tenant()
 
