@@ -184,6 +184,9 @@ def test_the_address_that_failed_first_is_forgotten_first() -> None:
 
 def test_wrong_keys_are_limited_by_address(guarded: Running, file: Path) -> None:
     key = add_key(file, "neighbour")
+    other = {"Authorization": "Basic eDp5"}  # this tries no key
+    replies = [httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers=other) for _ in range(5)]
+    assert [reply.status_code for reply in replies] == [401] * 5
     statuses = [post(guarded, f"wrong {n}", BODY) for n in range(5)]
     assert [reply.status_code for reply in statuses] == [401, 401, 401, 429, 429]
     assert 1 <= int(statuses[-1].headers["retry-after"]) <= 20
