@@ -474,9 +474,10 @@ def test_a_signal_that_promises_a_gain_ends_a_pause(gain: float) -> None:
     part, costs = Signaling(World(FLAT), lambda _: 0.0, 0.0), CostModel(1, lambda: FLAT, lambda: 0.0)
     known = forecast([gain])
     known.probes = ProbeSchedule(64, 64)
-    state = RequestState(asking(), TenantShare(prices=PRICES), [0], [forecast([0.5])])
+    state = RequestState(asking(), [0], [forecast([0.5])])
     state.was_polled, state.paused_until = True, 64
-    costs.set_batch({state.request: state.share})
+    costs.set_batch([state.request])
+    costs.prices = PRICES
     SignalPolling([part], costs, lambda: 0.0, lambda *_: known).poll(5, [state])
     assert state.signals == [1]
     assert state.is_active(5) is (gain > 0)
