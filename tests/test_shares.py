@@ -20,15 +20,14 @@ def runs(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def run(runs: pytest.Pytester, *options: str) -> pytest.RunResult:
-    return runs.runpytest_inprocess("-p", "no:cacheprovider", "--strict-skips", *options)
+OPTIONS = ("-p", "no:cacheprovider", "--strict-skips")
 
 
 def test_each_test_is_in_one_share(runs: pytest.Pytester) -> None:
     runs.makepyfile("import pytest\n\n@pytest.mark.parametrize('n', range(20))\ndef test_it(n):\n    pass")
     found: list[str] = []
     for number in range(6, 10):
-        result = run(runs, "-v", "--share", f"{number}/4")
+        result = runs.runpytest_inprocess(*OPTIONS, "-v", "--share", f"{number}/4")
         assert result.ret == 0
         own = [line.split()[0] for line in result.outlines if "PASSED" in line]
         assert 0 < len(own) < 20
@@ -74,7 +73,8 @@ def test_last():
 @pytest.mark.parametrize(("setup", "call"), [("late()", "pass"), ("pass", "late()")])
 def test_what_does_not_end_in_time_is_skipped(runs: pytest.Pytester, setup: str, call: str) -> None:
     runs.makepyfile(FILE.format(setup=setup, call=call))
-    result = run(runs, "-W", "error", "--minutes", str(1 / 60))
+    # in a process of its own: what the test leaves open must not be found later in this one
+    result = runs.runpytest_subprocess(*OPTIONS, "-W", "error", "--minutes", str(1 / 60))
     assert result.ret == 0
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines([f"*2  {shares.LATE}"])

@@ -37,8 +37,8 @@ MANY = [replace(p, seed=i) for i, p in enumerate([SAMPLED, GREEDY, PENALIZED] * 
 
 STRESSES: dict[str, dict[str, Any]] = {
     "at ease": {},
-    "preempted": {"kv_tokens": 150, "block_size": 8},
-    "in chunks": {"max_rows": 11},
+    "preempted": {"kv_tokens": 128, "block_size": 8},
+    "in chunks": {"max_rows": 12},
     "after prefix hits": {"block_size": 8},
     "small trees": {"max_tree": 3},
 }

@@ -90,7 +90,7 @@ class Watched(Drafter):
 
 STRESSES: dict[str, dict[str, Any]] = {
     "at ease": {},
-    "preempted": {"engine": {"kv_tokens": 104, "block_size": 8}},
+    "preempted": {"engine": {"kv_tokens": 96, "block_size": 8}},
     "after prefixes it never saw": {"before": "none"},
     "after prefixes it saw": {"before": "itself"},
     "in small chunks": {"engine": {"max_rows": 18, "block_size": 4}},

@@ -158,10 +158,10 @@ def test_a_failure_of_the_server_is_told_without_its_text(
 
 
 def test_so_is_a_failure_without_an_answer(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("soothsay.server.prompts.PromptReader.run", fail)
+    monkeypatch.setattr("soothsay.server.prompts.PromptReader.encode", fail)
     monkeypatch.setattr(running.server, "metrics", SimpleNamespace(text=fail))
     for reply in (
         httpx.post(f"{running.url}/tokenize", json={"prompt": "Hello"}),

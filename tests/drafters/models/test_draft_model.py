@@ -135,7 +135,7 @@ def serve(
 
 STRESSES: dict[str, dict[str, Any]] = {
     "at ease": {},
-    "preempted": {"engine": {"kv_tokens": 120, "block_size": 8}},
+    "preempted": {"engine": {"kv_tokens": 104, "block_size": 8}},
     "after prefixes it never saw": {"first_without": True},
     "in small chunks": {"engine": {"max_rows": 11, "block_size": 4}},
     "with a tree cut short": {"engine": {"max_tree": 3}},
