@@ -360,7 +360,7 @@ class EngineConfig:
         max_requests: limit of requests in one step; the others wait. On a CPU 16 rows take about 1.3 times as
             long as one row, so more requests at a time would gain little.
         max_rows: limit of rows in one forward pass. Longer prompts are read in chunks.
-        max_stall: limit of seconds for a step in which some requests read their prompt and others answer.
+        max_stall: limit of seconds for a step in which prompts are read: others answer, or come, meanwhile.
             Prefill chunks are cut to fit. None: no limit, for callers that wait for all answers together; a
             server sets one.
         max_tree: limit of nodes in a request's draft tree, the root included. A drafter may want fewer. On a

@@ -22,6 +22,7 @@ from soothsay.core.turn import Turn
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter, Target
 from soothsay.engine import scheduler
+from soothsay.engine.fair_queue import FairQueue
 from soothsay.engine.pace import MIN_PREFILL_ROWS
 from soothsay.engine.scheduler import Scheduler
 
@@ -57,6 +58,7 @@ class Serving:
         prompt: int | Sequence[int],
         max_nodes: int = 1,
         max_tokens: int = 40,
+        caller: str | None = None,
         **options: Any,
     ) -> Request:
         """A request; a number of tokens stands for a prompt that turns nothing with others."""
@@ -71,6 +73,7 @@ class Serving:
             block_size=SIZE,
             **options,
         )
+        request.caller = caller
         self.scheduler.add(request)
         return request
 
@@ -113,14 +116,36 @@ class TestBudget:
         assert rows(serving.step()) == [(long, 1)]
         assert long.num_output == 2
 
-    def test_whoever_came_first_goes_first_and_leaves_a_row_to_those_behind(self) -> None:
+    def test_whoever_came_first_goes_first_and_leaves_half_of_the_rows_to_those_behind(self) -> None:
         serving = Serving(64, max_rows=10)
         first, second, third = serving.add(30), serving.add(2), serving.add(6)
+        assert rows(serving.step()) == [(first, 6), (second, 2), (third, 2)]
+        assert rows(serving.step()) == [(first, 5), (second, 1), (third, 4)]
+        assert second.num_output == 2
         assert rows(serving.step()) == [(first, 8), (second, 1), (third, 1)]
-        assert rows(serving.step()) == [(first, 8), (second, 1), (third, 1)]
-        assert second.num_output == 1
+
+    @pytest.mark.parametrize("others", [1, 5, 40])
+    def test_a_short_prompt_does_not_wait_for_long_ones(self, others: int) -> None:
+        serving = Serving(4000, max_rows=100, max_stall=0.5, row_seconds=0.005)
+        for _ in range(others):
+            serving.add(300)
         serving.step()
-        assert rows(serving.step()) == [(first, 6), (second, 1), (third, 3)]
+        short = serving.add(50 // others)
+        before = serving.now
+        while not short.num_output:
+            serving.step()
+        assert serving.now - before <= 0.5 * 1.1
+
+    def test_a_newcomer_waits_for_a_short_step_where_nobody_decodes(self) -> None:
+        serving = Serving(2000, max_rows=512, max_stall=0.1, row_seconds=0.001)
+        serving.add(5000)
+        took = []
+        for _ in range(20):
+            before = serving.now
+            serving.step()
+            took.append(serving.now - before)
+        assert took[0] == pytest.approx(0.512), "nothing is known yet"
+        assert max(took[1:]) == pytest.approx(0.1, rel=0.05)
 
     def test_more_requests_than_rows_take_turns_by_coming_first(self) -> None:
         serving = Serving(64, max_rows=2)
@@ -131,10 +156,10 @@ class TestBudget:
         serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)  # 45 rows in the time
         serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
         waits, long = serving.add(3), serving.add(150)
-        assert rows(serving.step()) == [(waits, 3), (long, 97)], "nobody decodes yet"
+        assert rows(serving.step()) == [(waits, 3), (long, 42)]
         assert rows(serving.step()) == [(waits, 1), (long, 44)]
         serving.scheduler.remove(waits)
-        assert rows(serving.step()) == [(long, 9)]
+        assert rows(serving.step()) == [(long, 45)]
 
     def test_the_time_of_masks_is_not_that_of_rows(self) -> None:
         serving = Serving(64, row_seconds=0.01, max_stall=1.0)
@@ -151,7 +176,7 @@ class TestBudget:
         first = serving.add(3)
         serving.step()
         second, third = serving.add(30), serving.add(30)
-        assert rows(serving.step()) == [(first, 1), (second, 30), (third, 14)]
+        assert rows(serving.step()) == [(first, 1), (second, 22), (third, 22)]
 
     @pytest.mark.parametrize("interrupted", [True, False])
     def test_an_answer_that_has_lost_its_engine_is_read_at_once(self, interrupted: bool) -> None:
@@ -161,8 +186,7 @@ class TestBudget:
         serving.step()
         second = serving.add(80)
         second.resume([1] * 10, ended=False, interrupted=interrupted)
-        assert rows(serving.step()) == [(first, 1), (second, 44)], "nobody knew it before"
-        assert rows(serving.step()) == [(first, 1), (second, 46 if interrupted else 44)]
+        assert rows(serving.step()) == [(first, 1), (second, 90 if interrupted else 44)]
 
     @pytest.mark.parametrize("num_output", [0, 3])
     def test_only_an_answer_that_has_begun_was_interrupted(self, num_output: int) -> None:
@@ -183,7 +207,7 @@ class TestBudget:
         serving.step()
         second = serving.add(90)
         turns = serving.scheduler.schedule()
-        assert rows(turns) == [(first, 1), (second, MIN_PREFILL_ROWS)], "some rows are read in any case"
+        assert rows(turns) == [(first, 1), (second, 1 + MIN_PREFILL_ROWS)], "some rows are read in any case"
         assert trees(turns) == [8]
 
     def test_no_more_requests_run_than_allowed(self) -> None:
@@ -273,13 +297,39 @@ class TestMemory:
         serving.scheduler.remove(a)
         assert rows(serving.step()) == [(b, 13)]
 
-    def test_nobody_passes_a_request_that_waits(self) -> None:
-        serving = Serving(6)
-        a = serving.add(8)
+    @pytest.mark.parametrize(("long", "passes"), [(9, True), (13, True), (17, False)])
+    def test_only_those_pass_a_request_without_room_that_leave_it_its_room(
+        self, long: int, passes: bool
+    ) -> None:
+        serving = Serving(7)
+        a = serving.add(12)
         serving.step()
-        b, c = serving.add(13), serving.add(1)
+        b, c = serving.add(long), serving.add(1)
+        assert rows(serving.step()) == [(a, 1), (c, 1)][: 1 + passes]
+        assert serving.scheduler.waiting == ([b] if passes else [b, c])
+        serving.scheduler.remove(a)
+        assert rows(serving.step())[0] == (b, long)
+
+    def test_those_that_keep_passing_do_not_keep_a_long_prompt_waiting(self) -> None:
+        serving = Serving(20)
+        serving.add(40, max_tokens=8)
+        serving.step()
+        long = serving.add(40)
+        for _ in range(30):
+            serving.add(3, max_tokens=12)
+            serving.step()
+        assert long in serving.scheduler.running
+        assert long.num_output > 10
+        assert not long.num_preemptions
+
+    def test_nobody_passes_a_request_that_was_preempted(self) -> None:
+        serving = Serving(6, share=False)
+        a, b = serving.add(8), serving.add(8)
+        while not serving.evicted:
+            serving.step()
+        c = serving.add(1)
         assert rows(serving.step()) == [(a, 1)]
-        assert list(serving.scheduler.waiting) == [b, c]
+        assert serving.scheduler.waiting == [b, c]
 
     def test_the_last_to_come_goes_when_blocks_run_out_and_is_first_in_line(self) -> None:
         serving = Serving(6, share=False)
@@ -378,8 +428,7 @@ class TestPriority:
         late = serving.add(40, priority=1)
         assert rows(serving.step()) == [(late, 10)]
         soon = serving.add(20)
-        assert rows(serving.step()) == [(late, 10)], "those who run have their rows before anyone is admitted"
-        assert rows(serving.step()) == [(soon, 9), (late, 1)]
+        assert rows(serving.step()) == [(soon, 5), (late, 5)]
 
     def test_nobody_has_to_go_only_because_another_came(self) -> None:
         serving = Serving(6)
@@ -409,6 +458,52 @@ class TestPriority:
             serving.step()
         assert serving.evicted == [b]
         assert serving.scheduler.running == [c, a]
+
+
+class TestCallers:
+    def test_callers_take_turns_and_each_one_s_requests_come_in_order(self) -> None:
+        serving = Serving(64, max_requests=1)
+        asked = [serving.add(3, max_tokens=1, caller=caller) for caller in "aaaabbc"]
+        order = [asked.index(turn.request) for _ in asked for turn in serving.step()]
+        assert order == [0, 4, 6, 1, 5, 2, 3]
+
+    def test_a_newcomer_waits_for_one_request_of_each_caller(self) -> None:
+        serving = Serving(640, max_requests=4)
+        many = [serving.add(3, max_tokens=2, caller="a") for _ in range(100)]
+        for _ in range(20):
+            serving.step()
+        late = serving.add(3, max_tokens=1, caller="b")
+        serving.step()
+        serving.step()
+        assert late.finish_reason is not None
+        assert [request.finish_reason is not None for request in many] == [True] * 43 + [False] * 57
+
+    def test_a_caller_leaves_places_to_others_and_one_without_a_name_takes_all(self) -> None:
+        serving = Serving(640, max_requests=16)
+        for _ in range(40):
+            serving.add(3, caller="a")
+        assert len(serving.step()) == 14
+        other = serving.add(3, caller="b")
+        assert (other, 3) in rows(serving.step())
+        serving = Serving(640, max_requests=16)
+        for _ in range(40):
+            serving.add(3)
+        assert len(serving.step()) == 16
+
+    def test_a_preempted_request_keeps_its_place(self) -> None:
+        serving = Serving(6, share=False)
+        _, b = serving.add(8, caller="a"), serving.add(8, caller="b")
+        while not serving.evicted:
+            serving.step()
+        serving.add(1, caller="c")
+        assert serving.scheduler.waiting[0] is b
+
+    def test_callers_that_are_gone_are_forgotten(self) -> None:
+        queue = FairQueue()
+        for caller in range(1000):
+            queue.serve(queue.enter(caller))
+            queue.serve(queue.enter(caller))
+        assert len(queue._next) <= 1
 
 
 PREFIX = list(range(100, 112))  # three blocks
@@ -460,10 +555,10 @@ class TestSharedPrefixes:
         serving = Serving(64, max_rows=10)
         a, *equal = [serving.add([*PREFIX, 1], max_tokens=9) for _ in range(8)]
         b = serving.add(3)
-        assert rows(serving.step()) == [(a, 9), (b, 1)]
+        assert rows(serving.step()) == [(a, 7), (b, 3)]
         assert serving.scheduler.waiting == equal, "each keeps its place"
         c = serving.add([7])
-        assert rows(serving.step()) == [(a, 4), (b, 2), (c, 1)]
+        assert rows(serving.step()) == [(a, 6), (b, 1), (c, 1)]
         serving.step()
         assert serving.scheduler.running == [a, *equal, b, c]
         assert [own.num_prefix_hits for own in equal] == [12] * 7
@@ -553,7 +648,7 @@ class TestSharedPrefixes:
     def test_a_request_with_another_beginning_does_not_wait(self) -> None:
         serving = Serving(32, max_rows=20)
         a, b = serving.add([*PREFIX, 1]), serving.add([7, *PREFIX])
-        assert rows(serving.step()) == [(a, 13), (b, 7)]
+        assert rows(serving.step()) == [(a, 10), (b, 10)]
 
     def test_nobody_waits_where_nothing_is_shared(self) -> None:
         serving = Serving(32, share=False)
@@ -624,7 +719,7 @@ def test_nothing_leaks_and_nobody_starves_in_random_runs(
         max_tree=rng.choice([1, 4, 8]),
     )
     scheduler, arrived = serving.scheduler, []
-    for step in range(400):
+    for step in range(600):
         if step < 150 and rng.random() < 0.3:
             prompt = [rng.randrange(2)] * rng.randrange(1, 13) + rng.choices(range(2), k=rng.randrange(1, 9))
             nodes, most = rng.choice([1, 3, 12]), rng.randrange(1, 20)
@@ -639,7 +734,10 @@ def test_nothing_leaks_and_nobody_starves_in_random_runs(
             assert part == sorted(part, key=order.__getitem__)
         last = max((order[request] for request in scheduler.running if request not in before), default=())
         for request in scheduler.waiting:
-            assert order[request] > last or request.awaited, "first come, first served"
+            later = [other for other in scheduler.running if order[other] > order[request]]
+            held = sum(-(-len(other.tokens) // SIZE) for other in (*later, request))
+            room = request is not scheduler.waiting[0] or held <= serving.allocator.num_blocks
+            assert order[request] > last or request.awaited or room, "passed only by those that leave room"
         assert turns or not (scheduler.running or scheduler.waiting)
         serving.finish(turns, partial(some_tokens, rng))
     assert not scheduler.running

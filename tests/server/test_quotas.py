@@ -120,6 +120,18 @@ def test_a_key_has_a_limit_of_answers_at_once(guarded: Running, file: Path) -> N
     assert post(guarded, key, {**BODY, "n": 2}).status_code == 200  # no answer is counted any more
 
 
+def test_who_asks_for_one_answer_does_not_wait_for_the_many_of_another(guarded: Running, file: Path) -> None:
+    greedy, other = add_key(file, "greedy"), add_key(file, "modest")
+    many = {**BODY, "prompt": [[engines.SLOW, 17]] * 16, "n": 16, "temperature": 1, "max_tokens": 2000}
+    body, headers = {**many, "ignore_eos": True, "stream": True}, {"Authorization": f"Bearer {greedy}"}
+    with httpx.stream("POST", f"{guarded.url}/v1/completions", json=body, headers=headers) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert post(guarded, other, BODY).status_code == 200
+        assert "[DONE]" not in next(lines), "the many go on"
+    guarded.wait_until(lambda: guarded.free)
+
+
 def test_parallel_requests_share_a_limit_of_tokens(guarded: Running, file: Path) -> None:
     key = add_key(file, "parallel", tokens_per_minute=100)
     body = {**BODY, "prompt": [50] * 40, "max_tokens": 1}

@@ -61,8 +61,8 @@ MaxStallOption = Annotated[
     _limit(
         "--max-stall",
         min=0.01,
-        help="Limit of seconds for a step in which prefill runs beside decoding. A smaller limit lets "
-        "running answers flow more evenly, and new answers begin later.",
+        help="Limit of seconds for a step that reads prompts. With a smaller limit, running answers "
+        "flow more evenly and short prompts wait less, but reading a long prompt takes longer.",
     ),
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Limit of tokens in an answer.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,7 +44,7 @@ class Request:
         block_size: tokens in a block of the KV pool.
         constraint: the compiled grammar of the parameters; not shared with other requests.
         max_guesses: draft tokens in a step, at most; None: as many as drafter and engine allow.
-        priority: requests with a lower number are served first; within a number, in order of arrival.
+        priority: requests with a lower number are served first; within a number, callers take turns.
         traced: whether to keep `traces`.
         tenant: whose request it is. It shares nothing with requests of other tenants.
         bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
@@ -81,7 +81,8 @@ class Request:
         self.bad_sequences = bad_sequences
         self.max_guesses = max_guesses
         self.priority = priority
-        self.arrival = 0  # its number in order of arrival, set by the scheduler
+        self.caller: Hashable = None  # who shares the engine with others; see `Scheduler`
+        self.arrival = self.turn = 0  # its numbers in order of arrival and of service, set by the scheduler
         self.end_tokens = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
         )

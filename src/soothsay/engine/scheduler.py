@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count
+from math import inf
 
 from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason, StepTrace
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
+from soothsay.engine.fair_queue import FairQueue
 from soothsay.engine.pace import MaskPace, Pace, mask_seconds
 from soothsay.engine.snapshots import Snapshots
 from soothsay.errors import RequestError
@@ -26,21 +28,26 @@ log = logging.getLogger("soothsay.engine")
 MAX_LOOKUPS = 1 << 14
 """Blocks that are looked up in a step for requests that cannot start. They take about 4 ms."""
 
+MAX_CANDIDATES = 1 << 10
+"""Waiting requests, from the first one on, of which a step may admit some. To skip them takes about 1 ms."""
+
 
 class Scheduler:
-    """Serves requests by priority, lower numbers first, and in order of arrival within a priority.
+    """Serves requests by priority, lower numbers first. Within a priority, callers take turns, and each one's
+    requests are served in order of arrival.
 
     Requests get KV blocks as they grow. When blocks run out, the last running request in that order is
     preempted: it loses its blocks but keeps its tokens. It returns to its place in the waiting line, and
     later recomputes what the prefix cache does not have.
 
-    Two things keep a request waiting. Where the KV pool has no room for it, nobody passes it, or long prompts
-    would wait for ever. Where a running request is about to compute a prefix that it shares, others pass it.
-    It waits only for requests that are served before it, so newcomers and lower priorities cannot hold it up.
+    Two things keep a request waiting. Where the KV pool has no room for it, others pass it only if it would
+    still fit beside all that came after it, or long prompts would wait for ever (EASY backfilling, Lifka
+    1995). Where a running request is about to compute a prefix that it shares, others pass it. It waits only
+    for requests that are served before it, so newcomers and lower priorities cannot hold it up.
 
     Priorities decide who is admitted first, whose prompt is read first, and who is preempted. A newcomer
-    never preempts a running request. Waiting does not change a priority: as long as requests with lower
-    numbers keep coming, others may wait for ever.
+    never preempts a running request, but each caller leaves an eighth of the places to others. Waiting does
+    not change a priority: as long as requests with lower numbers keep coming, others may wait for ever.
 
     Args:
         config: the engine's numbers.
@@ -66,10 +73,11 @@ class Scheduler:
         self._clock = clock
         self._scheduled_at = 0.0
         self._arrivals = count()
+        self._queue = FairQueue()
 
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
-        request.arrival = next(self._arrivals)
+        request.arrival, request.turn = next(self._arrivals), self._queue.enter(request.caller)
         insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
@@ -107,37 +115,42 @@ class Scheduler:
         Args:
             alone: the only request that may have a turn; None: all may.
         """
-        num_rows, num_waiting = self._budget(), len(self.waiting)
         if alone is not None:
-            turns = self._take_turns(self._admit_alone(alone), num_rows)
+            requests: Sequence[Request] = self._admit_alone(alone)
         else:
-            turns = self._take_turns(self.mask_pace.select(self.running), num_rows)
-            if len(self.waiting) == num_waiting:  # nobody was preempted, so there may be room for more
-                num_rows -= sum(turn.num_tokens for turn in turns)
-                turns += self._take_turns(self._admit(), num_rows)
+            self._admit()
+            requests = self.mask_pace.select(self.running)
+        turns = self._take_turns(requests, self._budget())
         self._grant_trees(turns)
         self._scheduled_at = self._clock()
         return turns
 
     def _budget(self) -> int:
-        """Rows of pending tokens in a step. Prefill is limited while other requests decode.
+        """Rows of pending tokens in a step. Prefill is limited, since those who decode and newcomers wait for
+        the step.
 
         It is not limited for answers that have begun and lost their KV, here or at an engine that has died.
         Their readers wait in the middle of an answer, for longer than a step takes.
         """
         if any(request.interrupted and request.num_pending > 1 for request in self.running):
             return self.config.max_rows
-        most, decoding = self.config.max_rows, any(request.num_pending == 1 for request in self.running)
-        return self.pace.rows(most, len(self.running)) if decoding else most
+        return self.pace.rows(self.config.max_rows, len(self.running))
 
     def _take_turns(self, requests: Sequence[Request], num_rows: int) -> list[Turn]:
-        """Share rows among requests, in order. Each gets at least one row while rows last."""
+        """Share rows among requests, in order. Each gets at least one row while rows last.
+
+        One half of the rows is shared evenly among the prompts behind the first one, so that a short prompt
+        does not wait for long ones. What they leave is taken in order.
+        """
         turns: list[Turn] = []
-        for place, request in enumerate([*requests]):
+        num_prompts = sum(request.num_pending > 1 for request in requests)
+        share = max(num_rows // 2 // max(num_prompts - 1, 1), 1)
+        kept = sum(min(request.num_pending, share) for request in requests)  # for those whose turn is to come
+        for request in [*requests]:
             if num_rows == 0 or not request.blocks:  # it was preempted, and so were all after it
                 break
-            num_after = len(requests) - place - 1  # each of these gets a row too
-            num_tokens = min(request.num_pending, max(num_rows - num_after, 1))
+            kept -= min(request.num_pending, share)
+            num_tokens = min(request.num_pending, max(num_rows - kept, 1))
             if not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
             num_rows -= num_tokens
@@ -145,28 +158,46 @@ class Scheduler:
             turns.append(Turn(request, num_tokens))
         return turns
 
-    def _admit(self) -> list[Request]:
+    def _admit(self) -> None:
         """Move waiting requests to the running ones, in order, while there is room.
 
-        Those that wait for a shared prefix are passed over. A step looks up about `MAX_LOOKUPS` blocks for
-        them. The rest of the line then has its turn in the next steps.
+        Those that wait for a shared prefix are passed over. So is the first one that has no room, by those
+        that leave it its room. Nobody passes one that was preempted. A step looks up about `MAX_LOOKUPS`
+        blocks for those that cannot start. The rest of the line then has its turn in the next steps.
         """
-        admitted: list[Request] = []
-        num_lookups = 0
-        for request in [*self.waiting]:
-            if len(self.running) >= self.config.max_requests or num_lookups >= MAX_LOOKUPS:
+        most, size = self.config.max_requests, self.allocator.block_size
+        num_lookups, room = 0, inf  # blocks for those behind the first one that has no room
+        grown = (max(self._missing_blocks(request, request.num_pending), 0) for request in self.running)
+        reserve = sum(grown) + len(self.running)  # a block in hand each, so that nobody is preempted soon
+        for request in self.waiting[:MAX_CANDIDATES]:
+            if len(self.running) >= most or num_lookups >= MAX_LOOKUPS:
                 break
-            if _is_coming(request.awaited):
+            needed = 1 + -(-len(request.tokens) // size)
+            if _is_coming(request.awaited) or needed > room or self._has_enough(request.caller):
                 continue
             request.awaited = self._find_awaited(request)
-            if request.awaited is not None:
-                num_lookups += 1 + request.num_sharable // self.allocator.block_size
+            if request.awaited is None and self._start(request, reserve):
+                room -= needed
+                reserve += 1
                 continue
-            reserve = len(self.running)  # one block each, so that the newcomer does not cause a preemption
-            if not self._start(request, reserve):
-                break
-            admitted.append(request)
-        return admitted
+            num_lookups += 1 + request.num_sharable // size
+            if request.awaited is None and room == inf:
+                if request.num_preemptions:  # those who run need what is left
+                    break
+                room = self._room_beside(request)
+
+    def _room_beside(self, request: Request) -> int:
+        """Blocks that are left when a request and all that came after it have theirs, as they are."""
+        later = self.running[bisect_left(self.running, _order(request), key=_order) :]
+        size = self.allocator.block_size
+        return self.allocator.num_blocks - sum(1 + -(-len(r.tokens) // size) for r in (request, *later))
+
+    def _has_enough(self, caller: Hashable) -> bool:
+        """Whether a caller has running requests, and the places that are left are for others."""
+        kept = 0 if caller is None else self.config.max_requests // 8
+        return len(self.running) >= self.config.max_requests - kept and any(
+            request.caller == caller for request in self.running
+        )
 
     def _admit_alone(self, request: Request) -> list[Request]:
         """Make a request run, even if others must be preempted for it. An empty list: there is no room."""
@@ -196,6 +227,7 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.num_prefix_hits = request.cached
         self.waiting.remove(request)
+        self._queue.serve(request.turn)
         insort(self.running, request, key=_order)
         return True
 
@@ -348,6 +380,6 @@ def _is_coming(awaited: tuple[Request, int] | None) -> bool:
     return awaited is not None and bool(awaited[0].blocks) and awaited[0].cached < awaited[1]
 
 
-def _order(request: Request) -> tuple[int, int]:
+def _order(request: Request) -> tuple[int, int, int]:
     """The smallest is served first."""
-    return request.priority, request.arrival
+    return request.priority, request.turn, request.arrival

@@ -256,6 +256,7 @@ class Worker:
         for request, said in zip(requests, submit.said, strict=False):
             request.resume(said.tokens, ended=said.ended, interrupted=submit.interrupted)
         for request in requests:
+            request.caller = options.tenant.name or submit.job
             if request.finish_reason is None:
                 self._engine.add(request)
             self._used_drafters[request.drafter] = None
