@@ -28,7 +28,7 @@ from soothsay.errors import SoothsayError
 from soothsay.server import process, worker
 from soothsay.server.api_errors import ApiError
 from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.messages import Admitted, Cancel, EngineUpdate, Said, Submit
+from soothsay.server.messages import Admitted, Cancel, CatchUp, EngineUpdate, Said, Submit
 from soothsay.server.parameters import RequestOptions
 from soothsay.server.process import EngineProcess
 from soothsay.server.worker import Prepared, Worker
@@ -324,4 +324,17 @@ def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_t
     request.ended_unsaid = True
     worker._update(0, 0, request)
     assert not worker._has_news(request)
+    one._act(Cancel(0))
+
+
+def test_an_answer_that_catches_up_is_interrupted_once_its_other_engine_is_lost(sibyl: LLM) -> None:
+    one = Worker(sibyl, lambda message: None, SimpleQueue())
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)]))
+    (request,) = one._jobs[0]
+    found = []
+    for said, lost in (([7, 8], False), ([7, 8], True), ([7, 8, 9], False)):
+        one._act(CatchUp(0, [Said(said, False)], interrupted=lost))
+        found.append((request.num_output, request.interrupted))
+    assert found == [(2, False), (2, True), (3, True)]
     one._act(Cancel(0))

@@ -218,9 +218,10 @@ class Request:
         Args:
             tokens: all that the other engine has emitted.
             ended: whether the answer has ended.
-            interrupted: whether the other engine does not go on, so that the reader waits.
+            interrupted: whether the other engine does not go on, so that the reader waits. An answer that was
+                interrupted stays so.
         """
-        self.interrupted = interrupted
+        self.interrupted = self.interrupted or interrupted
         if new := tokens[self.num_output :]:
             self.emit(new)
         elif ended:  # only the prompt was to be read

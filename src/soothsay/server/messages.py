@@ -45,6 +45,7 @@ class CatchUp:
 
     job: int
     said: Sequence[Said]  # by answer
+    interrupted: bool = False  # whether the engine that emitted them does not go on
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,9 +200,9 @@ class Worker:
                     self._report(refused={submit.job: error})
             case Ping():
                 self._send(Pong())
-            case CatchUp(job, said):
+            case CatchUp(job, said, interrupted):
                 for request, one in zip(self._jobs.get(job, ()), said, strict=False):
-                    self._engine.catch_up(request, one.tokens, ended=one.ended)
+                    self._engine.catch_up(request, one.tokens, ended=one.ended, interrupted=interrupted)
             case Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)

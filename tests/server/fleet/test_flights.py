@@ -14,6 +14,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.fleet import dispatcher, fleet
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.jobs import Job
+from soothsay.server.messages import CatchUp
 
 pytestmark = pytest.mark.usefixtures("each_loop")
 
@@ -64,6 +65,8 @@ def test_a_successor_learns_what_was_said_until_the_engine_died() -> None:
         engine.die()
         await until(lambda: other.position(each, 1) == 2)
         assert other.position(each) == 5
+        told = [message for message in other.sent if isinstance(message, CatchUp)]
+        assert [message.interrupted for message in told] == [True], "now its reader waits for it"
         other.say(each, 1, index=1, end=True)
         assert [known for known, _ in (await heard(each)).values()] == [tokens(each, 5), tokens(each, 3, 1)]
 

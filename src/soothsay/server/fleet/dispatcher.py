@@ -162,7 +162,7 @@ class Dispatcher:
             elif flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
                 self._finish(flight, self.no_engine())
             elif heir is not None:
-                heir.send(CatchUp(flight.calls[heir], flight.said))
+                heir.send(CatchUp(flight.calls[heir], flight.said, interrupted=flight.has_begun))
         if (self.restart_in or 0) > PATIENCE:  # engines die again and again
             for flight in self._homeless():
                 self._finish(flight, self.no_engine())
