@@ -372,6 +372,14 @@ class TestSharedDirectories:
         second.save([other])
         assert path.exists()
 
+    def test_tenants_without_files_take_no_memory(self, sibyl: LLM, tmp_path: Path) -> None:
+        kept = LearnedFiles(tmp_path)
+        taught(sibyl, "suffix", TEXTS[0], kept)
+        fresh = build_drafter("suffix", sibyl.engine.target)
+        for tenant in (ANN, *(Tenant("bob", str(salt)) for salt in range(9))):
+            kept.recall(fresh, tenant)
+        assert [len(names) for names in kept._read.values()] == [1]
+
     def test_a_part_that_is_damaged_does_not_hide_the_others(self, sibyl: LLM, tmp_path: Path) -> None:
         taught(sibyl, "suffix", TEXTS[0], LearnedFiles(tmp_path))
         (whole,) = tmp_path.iterdir()

@@ -134,7 +134,10 @@ class LearnedFiles:
                 name = _name(learned, tenant)
                 parts = self._parts(name)
                 read = {path: changed for path, changed in parts if self._restore(learned, tenant, path)}
-                self._read.setdefault(learned, {})[name] = read
+                known = self._read.setdefault(learned, {})
+                known.pop(name, None)
+                if read:  # most tenants have no file, and their number has no limit
+                    known[name] = read
 
     def _parts(self, name: str) -> list[tuple[Path, int]]:
         """The files of all processes with a state, and when they were changed; the newest last."""
