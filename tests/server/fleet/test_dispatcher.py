@@ -13,13 +13,17 @@ from fleets import MODEL, NUMERICS
 
 from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.load import EngineLoad
+from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.server.api_errors import ApiError
 from soothsay.server.fleet import dispatcher
 from soothsay.server.fleet.dispatcher import IDLE_LOSSES, LATE, PATIENCE, Dispatcher
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.messages import AnswerUpdate, Cancel, EngineUpdate, Submit
 from soothsay.server.parameters import RequestOptions
+
+OTHER = Numerics("native, avx512", 100, "4567")
 
 LONG = 10 * MODEL.block_size
 """Tokens of a prompt that cost more to read than two answers under way."""
@@ -83,6 +87,13 @@ class World:
         update = AnswerUpdate(call, 0, "", None, [], count, 0, 0, 0, stats, reason, tokens)
         ended = {call: None} if end else {}
         self.jobs.deliver(flight.runner, EngineUpdate(0.0, [update], ended, EngineLoad(0, 0, 0.0), {}))
+
+    def refuse(self, job: int) -> None:
+        """The successor says that it cannot do a job."""
+        flight = self.jobs._flights[job]
+        assert flight.successor is not None
+        ended: dict[int, ApiError | None] = {flight.calls[flight.successor]: ApiError(400, "no", "no")}
+        self.jobs.deliver(flight.successor, EngineUpdate(0.0, [], ended, EngineLoad(0, 0, 0.0), {}))
 
     def die(self, engine: int, restart_in: float | None = 0.0) -> None:
         self.engines[engine].state = EngineState.STARTING
@@ -215,6 +226,50 @@ def test_a_job_does_not_move_to_an_engine_that_is_no_better() -> None:
     world.engines[third].draining = False
     world.jobs.hand_over(world.engines[first])  # type: ignore[arg-type]
     assert world.holders(job) == [first, third]
+
+
+def test_a_drained_engine_hands_over_a_few_answers_at_a_time() -> None:
+    """Jobs of three answers each. An engine takes no more once it reads four answers of others."""
+    world = World(2)
+    world.only(0)
+    jobs = [world.submit(n=3) for _ in range(3)]
+    world.only(1)
+    world.jobs.hand_over(world.engines[0])  # type: ignore[arg-type]
+    assert [world.holders(job) for job in jobs] == [[0], [0, 1], [0, 1]], "the newest first"
+
+
+def test_a_job_that_its_successor_refuses_stays_and_moves_later() -> None:
+    world = World(2)
+    world.only(0)
+    job = world.submit()
+    world.only(1)
+    world.jobs.hand_over(world.engines[0])  # type: ignore[arg-type]
+    world.refuse(job)
+    assert (world.holders(job), world.failed) == ([0], {})
+    submit, cancel = world.engines[1].sent
+    assert cancel == Cancel(submit.job)
+    world.jobs.hand_over(world.engines[0])  # type: ignore[arg-type]
+    assert world.holders(job) == [0, 1]
+
+
+@pytest.mark.parametrize("loads_with", [NUMERICS, OTHER])
+def test_a_job_waits_for_its_numeric_mode_while_an_engine_loads(loads_with: Numerics) -> None:
+    world = World(3)
+    for engine in world.engines[1:]:
+        engine.numerics = OTHER
+    world.only(0)
+    job = world.submit()
+    world.say(job, [1])
+    world.die(0)
+    world.engines[2].state = EngineState.STARTING
+    world.load(2)
+    assert (world.holders(job), world.failed) == ([], {}), "engine 0 may have the mode again"
+    world.engines[0].numerics = loads_with
+    world.load(0)
+    if loads_with == NUMERICS:
+        assert world.holders(job) == [0]
+    else:
+        assert [*world.failed] == [job]
 
 
 def test_a_job_of_an_engine_of_its_own_stays_there_and_ends_with_it() -> None:
