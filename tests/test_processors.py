@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from soothsay.files import locked
 from soothsay.processors import claim_cores
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -49,6 +50,16 @@ def test_each_process_has_cores_of_its_own_until_it_is_killed(tmp_path: Path) ->
     for process in (all_cores, again):
         process.kill()
         process.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity")
+def test_too_few_free_cores_are_left_to_others(tmp_path: Path) -> None:
+    assert claim_cores(1 << 20, tmp_path) == ()
+    locks = [*tmp_path.iterdir()]
+    assert locks
+    for path in locks:
+        with locked(path):
+            pass
 
 
 def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,16 @@ def test_an_engine_that_has_left_the_fleet_is_not_watched(monkeypatch: pytest.Mo
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(("answered", "age"), [((None, None), None), ((None, 5.0), 5.0), ((9.0, 5.0), 5.0)])
+def test_the_age_of_the_last_answer_is_that_of_the_newest(
+    answered: tuple[float | None, ...], age: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    replicas = [SimpleNamespace(answered_at=None if ago is None else 100.0 - ago) for ago in answered]
+    fleet: Any = SimpleNamespace(replicas=replicas)
+    assert Watch(fleet, fleet, ServerConfig(name="m")).answer_age == age
+
+
 def test_the_watch_outlives_its_own_errors() -> None:
     async def test() -> None:
         engine = Engine()

@@ -20,7 +20,7 @@ from serving import Running, serving
 
 from soothsay.errors import SoothsayError
 from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.nursery import Nursery
+from soothsay.server.nursery import Fork, Nursery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/PID/smaps_rollup")
 
@@ -114,6 +114,18 @@ def test_engines_outlive_the_nursery_and_the_next_one_has_a_new_nursery(running:
     assert ask(running, 3) == ask(running, 3, speculation=False)
     (other,) = {parent(replica.pid) for replica in fleet.replicas}
     assert other != nursery
+
+
+def test_a_process_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may have its number by now."""
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    fork = Fork(12)
+    fork.pid = 34
+    fork.kill()
+    fork.end(-signal.SIGKILL)
+    fork.kill()
+    assert killed == [34]
 
 
 def test_a_model_that_cannot_be_loaded_is_named() -> None:

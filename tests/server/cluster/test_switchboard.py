@@ -46,3 +46,11 @@ def test_a_caller_without_the_key_is_refused(board: Switchboard) -> None:
     caller = call(number)
     assert board.answer(number, 5) is not None
     caller.close()
+
+
+def test_a_caller_that_is_expected_no_more_is_hung_up_on(board: Switchboard) -> None:
+    """Its engine has ended meanwhile. It must end too, since it holds cores of the cluster."""
+    number = board.expect()
+    board.forget(number)
+    with pytest.raises(OSError):
+        call(number).close()

@@ -122,3 +122,21 @@ def test_a_job_without_a_seed_gets_one_that_stays() -> None:
     assert seed is not None
     assert seed != flight(seed=None).submit.params.seed
     assert [one.board(engine, call).params.seed for engine, call in (("a", 7), ("b", -1))] == [seed] * 2
+
+
+def test_an_answer_that_has_ended_without_a_token_does_not_begin_again() -> None:
+    one = flight(n=2, max_tokens=0)
+    one.board("a", 7)
+    assert not one.has_begun
+    one.take("a", said([], end=True))
+    assert one.has_begun
+    one.lose("a")
+    assert [answer.ended for answer in one.board("b", -1).said] == [True, False]
+
+
+def test_each_prompt_goes_on_with_its_own_answers() -> None:
+    one = Flight[str](Submit(7, [[1], [2, 3]], SamplingParams(n=2, seed=0), RequestOptions()))
+    one.board("a", 7)
+    for index in range(4):
+        one.take("a", said([65 + index], index=index))
+    assert one.texts == [[1, 65], [1, 66], [2, 3, 67], [2, 3, 68]]

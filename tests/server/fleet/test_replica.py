@@ -126,3 +126,14 @@ def test_an_engine_that_was_stopped_is_not_heard_or_started_any_more(make: Calla
         assert (len(world.heard), world.replica.state, world.engine.starts) == (heard, EngineState.STOPPED, 0)
 
     run(test)
+
+
+def test_an_engine_that_is_started_again_has_its_whole_time_to_load(make: Callable[..., World]) -> None:
+    async def test() -> None:
+        world = make(restart_delay=0.0)
+        world.now += 1000
+        await world.tell(None)
+        await until(lambda: world.engine.starts == 1)
+        assert world.replica.started_at == world.now
+
+    run(test)

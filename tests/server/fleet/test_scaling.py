@@ -298,6 +298,16 @@ def test_what_cannot_be_is_refused(body: dict[str, object], status: int) -> None
     run(test)
 
 
+def test_an_engine_is_drained_once() -> None:
+    async def test() -> None:
+        server, client = app(Bounds(1, 3))
+        async with server.lifespan(), client:
+            replies = [await client.post("/replicas", json={"drain": 0}) for _ in range(2)]
+            assert [reply.status_code for reply in replies] == [200, 404]
+
+    run(test)
+
+
 def test_the_number_of_engines_is_for_operators(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     usual, operator = add_key(file, "usual"), add_key(file, "operator", operator=True)
