@@ -338,3 +338,21 @@ def test_an_answer_that_catches_up_is_interrupted_once_its_other_engine_is_lost(
         found.append((request.num_output, request.interrupted))
     assert found == [(2, False), (2, True), (3, True)]
     one._act(Cancel(0))
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_worker_that_keeps_what_drafters_learn_has_time_to_save_it(
+    saves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, wanted, events = SimpleQueue[Any](), threading.Event(), list[Any]()
+    if saves:
+        wanted.set()
+    monkeypatch.setattr(worker, "os", SimpleNamespace(_exit=lambda code: events.append(("end", code))))
+    clock = SimpleNamespace(sleep=lambda seconds: events.append((seconds, inbox.get_nowait())))
+    monkeypatch.setattr(worker, "time", clock)
+    ours, theirs = process.multiprocessing.Pipe()
+    with ours, theirs:
+        ours.send(None)
+        worker._listen(theirs, inbox, wanted)
+    assert events == [*([(worker.LAST_SAVE, None)] if saves else []), ("end", 0)]
+    assert inbox.empty()
