@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hmac
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from soothsay import handshake
-from soothsay.handshake import CALLERS, NAME, NONCE, Caller, CallerGate, call
+from soothsay.handshake import ALIVE, CALLERS, NAME, NONCE, Caller, CallerGate, call
 
 KEY = b"k" * NONCE
 MINE, OTHER = b"m" * NAME, b"o" * NAME
@@ -155,6 +157,19 @@ def test_each_handshake_has_nonces_of_its_own() -> None:
     assert told[0][:NONCE] != told[1][:NONCE]
     with gate() as (port, _), connect(port) as first, connect(port) as second:
         assert receive(first, NONCE) != receive(second, NONCE)
+
+
+def test_both_sides_notice_that_the_other_machine_is_gone() -> None:
+    served: SimpleQueue[Connection] = SimpleQueue()
+    with gate() as (port, passed):
+        threading.Thread(target=lambda: served.put(passed.get(timeout=10).answer()), daemon=True).start()
+        with call("127.0.0.1", port, KEY) as caller, served.get(timeout=10) as server:
+            for end in (caller, server):
+                with socket.socket(fileno=os.dup(end.fileno())) as same:
+                    assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                    for name, value in ALIVE.items():
+                        if (option := getattr(socket, name, None)) is not None:
+                            assert same.getsockopt(socket.IPPROTO_TCP, option) == value
 
 
 def drip(sock: socket.socket) -> None:

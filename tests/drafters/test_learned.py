@@ -360,6 +360,19 @@ class TestSharedDirectories:
         (learned,) = small.learned()
         assert learned.state(ANN)["tokens"].tolist()[-len(newest) :] == newest
 
+    def test_of_too_many_files_the_newest_are_read(
+        self, sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for text in TEXTS:
+            taught(sibyl, "suffix", text, LearnedFiles(tmp_path))
+        newest, _ = tmp_path.iterdir()
+        os.utime(newest, (2**31, 2**31))
+        monkeypatch.setattr(files, "MAX_PARTS", 1)
+        fresh = build_drafter("suffix", sibyl.engine.target)
+        LearnedFiles(tmp_path).recall(fresh, ANN)
+        (learned,) = fresh.learned()
+        assert learned.state(ANN)["tokens"].tolist() == read_tokens(newest)
+
     def test_files_that_changed_meanwhile_stay(self, sibyl: LLM, tmp_path: Path) -> None:
         first, second = LearnedFiles(tmp_path), LearnedFiles(tmp_path)
         drafter = taught(sibyl, "suffix", TEXTS[0], first)

@@ -126,6 +126,15 @@ def test_grants_are_kept(tmp_path: Path) -> None:
     assert (plain.priority, plain.trace, plain.operator, plain.running) == (0, False, False, None)
 
 
+def test_no_key_is_added_that_would_make_the_file_unreadable(tmp_path: Path) -> None:
+    entries = [{**ENTRY, "name": f"{n}", "sha256": f"{n:064x}"} for n in range(MAX_KEYS - 1)]
+    file = written(tmp_path / "keys.json", {"keys": entries})
+    add_key(file, "last")
+    with pytest.raises(KeyFileError, match="more are not possible"):
+        add_key(file, "beyond")
+    assert len(read_keys(file)) == MAX_KEYS
+
+
 def test_changes_at_the_same_time_are_all_made(tmp_path: Path) -> None:
     file, secrets = tmp_path / "keys.json", list[str]()
     for number in range(20):
@@ -194,6 +203,18 @@ def test_a_key_keeps_its_account_and_a_name_does_not(tmp_path: Path) -> None:
     assert other is not None
     assert other is not account
     assert other.tokens.wait() == 0
+
+
+def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
+    """As `cp -p` and `rsync -t` leave it. A key that was revoked must not stay valid."""
+    file, other = tmp_path / "keys.json", tmp_path / "other.json"
+    old, new = add_key(file, "alice"), add_key(other, "alice")
+    ring, about = KeyRing(file), file.stat()
+    os.utime(other, ns=(about.st_atime_ns, about.st_mtime_ns))
+    other.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+    assert ring.find(old) is None
+    assert ring.find(new) is not None
 
 
 BREAK: dict[str, Callable[[Path], object]] = {
