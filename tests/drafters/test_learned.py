@@ -373,6 +373,26 @@ class TestSharedDirectories:
         (learned,) = fresh.learned()
         assert learned.state(ANN)["tokens"].tolist() == read_tokens(newest)
 
+    def test_a_file_that_cannot_be_written_keeps_no_other_from_it(
+        self, sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drafter = build_drafter("suffix", sibyl.engine.target)
+        for tenant in (ANN, BOB):
+            answer(sibyl, drafter, tenant)
+        failed = list[Path]()
+
+        def write(path: Path, *rest: Any) -> int:
+            if not failed:
+                failed.append(path)
+                raise DrafterError("the disk is full")
+            return write_learned(path, *rest)
+
+        monkeypatch.setattr(files, "write_learned", write)
+        with pytest.raises(DrafterError, match="disk is full"):
+            LearnedFiles(tmp_path).save([drafter])
+        (written,) = tmp_path.iterdir()
+        assert BOB.digest.hex() in written.name
+
     def test_files_that_changed_meanwhile_stay(self, sibyl: LLM, tmp_path: Path) -> None:
         first, second = LearnedFiles(tmp_path), LearnedFiles(tmp_path)
         drafter = taught(sibyl, "suffix", TEXTS[0], first)

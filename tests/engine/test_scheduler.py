@@ -636,6 +636,14 @@ class TestSharedPrefixes:
             serving.step()
         assert last in serving.scheduler.running, "its turn comes when the others have been looked up"
 
+    def test_a_block_that_is_not_full_yet_is_not_compared(self) -> None:
+        """Its digest would stay, and stand for what the memory happened to hold."""
+        serving = Serving(16)
+        short, long = serving.add(PREFIX[:6]), serving.add(PREFIX)
+        assert long.num_common_blocks(short, 3) == 1
+        short.emit(PREFIX[6:8])
+        assert short.digest(1) == long.digest(1)
+
     def test_nobody_waits_for_a_block_that_ends_with_his_last_token(self) -> None:
         serving = Serving(32)
         a, b = serving.add([*PREFIX[:4], 1]), serving.add(PREFIX[:4])

@@ -170,6 +170,13 @@ def test_the_first_starts_measure_a_small_model_again(
     assert known_or_measured(model, 512).seconds == again.seconds
 
 
+def test_of_many_measurements_the_newest_count() -> None:
+    """As after a version that kept more of them."""
+    many = [[[float(number)]] for number in range(1, KEPT_MEASUREMENTS + 3)]
+    read = parse_measurements({"rows": [1], "contexts": [64], "measured": many})
+    assert [times.seconds for times in read] == many[-KEPT_MEASUREMENTS:]
+
+
 def test_what_others_disturbed_is_not_kept(
     tiny: Make, cache: Path, others: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
