@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -280,6 +281,14 @@ def test_the_oldest_files_make_room(
     assert "notes.txt" in kept
 
 
+def test_files_that_were_set_aside_are_removed_too(tmp_path: Path) -> None:
+    """They hold what users wrote."""
+    for name in ("one.learned", "two.unusable", "notes.txt"):
+        (tmp_path / name).touch()
+    LearnedFiles(tmp_path).clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_one_file_a_tenant_and_no_more_tenants_than_drafters_keep(
     sibyl: LLM, keeping: LearnedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +401,14 @@ class TestSharedDirectories:
             LearnedFiles(tmp_path).save([drafter])
         (written,) = tmp_path.iterdir()
         assert BOB.digest.hex() in written.name
+
+    def test_forks_write_files_of_their_own(self, sibyl: LLM, tmp_path: Path) -> None:
+        drafter = build_drafter("suffix", sibyl.engine.target)
+        answer(sibyl, drafter)
+        loaded = LearnedFiles(tmp_path)
+        for fork in (copy.copy(loaded), copy.copy(loaded)):  # of the process that has loaded the model
+            fork.save([drafter])
+        assert len({*tmp_path.iterdir()}) == 2
 
     def test_files_that_changed_meanwhile_stay(self, sibyl: LLM, tmp_path: Path) -> None:
         first, second = LearnedFiles(tmp_path), LearnedFiles(tmp_path)
