@@ -402,6 +402,19 @@ class TestSharedDirectories:
         (written,) = tmp_path.iterdir()
         assert BOB.digest.hex() in written.name
 
+    def test_models_and_drafters_that_differ_keep_files_of_their_own(
+        self, sibyl: LLM, tmp_path: Path
+    ) -> None:
+        kept, specs = LearnedFiles(tmp_path), ("ngram(order=3)", "ngram(order=4)")
+        for spec in specs:
+            taught(sibyl, spec, TEXTS[0], kept)
+        for spec in specs:
+            fresh = build_drafter(spec, sibyl.engine.target)
+            kept.recall(fresh, ANN)
+            (learned,) = fresh.learned()
+            assert [*learned.tenants()] == [ANN]
+        assert [path.suffix for path in tmp_path.iterdir()] == [".learned"] * 2
+
     def test_forks_write_files_of_their_own(self, sibyl: LLM, tmp_path: Path) -> None:
         drafter = build_drafter("suffix", sibyl.engine.target)
         answer(sibyl, drafter)
