@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from soothsay.engine.guard import Guard
 
 FORK = """
 import os, sys, warnings
@@ -52,3 +55,32 @@ def test_a_forked_child_is_told_to_load_the_model_itself() -> None:
         assert "load it in the child" in line
         assert '"spawn"' in line
     assert lines[-1] == "the parent goes on"
+
+
+def test_all_threads_that_wait_for_a_lock_are_told_when_it_closes() -> None:
+    checked, told = threading.Semaphore(0), list[str]()
+
+    class Watched(Guard):
+        def check(self) -> None:
+            super().check()
+            checked.release()
+
+    def enter(guard: Guard) -> None:
+        try:
+            with guard:
+                pass
+        except RuntimeError as error:
+            told.append(str(error))
+
+    guard = Watched()
+    threads = [threading.Thread(target=enter, args=(guard,), daemon=True) for _ in range(2)]
+    with guard:
+        for thread in threads:
+            thread.start()
+        for _ in ("this thread", *threads):
+            assert checked.acquire(timeout=10)
+        guard.closed = True
+    for thread in threads:
+        thread.join(10)
+    assert len(told) == 2
+    assert all("closed" in one for one in told)
