@@ -13,7 +13,7 @@ from fleets import MODEL, NUMERICS
 
 from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.load import EngineLoad
-from soothsay.core.numerics import Numerics
+from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.server.api_errors import ApiError
@@ -255,19 +255,21 @@ def test_a_job_that_its_successor_refuses_stays_and_moves_later() -> None:
 @pytest.mark.parametrize("loads_with", [NUMERICS, OTHER])
 def test_a_job_waits_for_its_numeric_mode_while_an_engine_loads(loads_with: Numerics) -> None:
     world = World(3)
-    for engine in world.engines[1:]:
-        engine.numerics = OTHER
     world.only(0)
     job = world.submit()
     world.say(job, [1])
+    for engine in world.engines:
+        engine.draining = False
+    world.engines[1].numerics = OTHER
+    world.engines[2].numerics, world.engines[2].state = UNKNOWN, EngineState.STARTING
     world.die(0)
-    world.engines[2].state = EngineState.STARTING
-    world.load(2)
-    assert (world.holders(job), world.failed) == ([], {}), "engine 0 may have the mode again"
-    world.engines[0].numerics = loads_with
+    world.engines[0].numerics = OTHER
     world.load(0)
+    assert (world.holders(job), world.failed) == ([], {}), "engine 2 may have its mode"
+    world.engines[2].numerics = loads_with
+    world.load(2)
     if loads_with == NUMERICS:
-        assert world.holders(job) == [0]
+        assert world.holders(job) == [2]
     else:
         assert [*world.failed] == [job]
 
