@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 
@@ -117,3 +119,12 @@ def test_a_dear_request_alone_goes_on_and_owes_little_later() -> None:
         pace.follow(both[1:], 0.1)
         held_back += 1
     assert held_back <= MAX_DEBT / 0.1 + 1
+
+
+def test_requests_that_have_gone_leave_the_line() -> None:
+    pace, running = MaskPace(), requests(1.0, 0.0)
+    pace.follow(running, 0.001)
+    gone = weakref.ref(running.pop(0))
+    pace.select(running)
+    gc.collect()
+    assert gone() is None

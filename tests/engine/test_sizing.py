@@ -11,10 +11,11 @@ import torch
 
 from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
+from soothsay.core.states import StatePool
 from soothsay.engine import sizing
 from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
 from soothsay.model.transformer import Transformer
-from soothsay.states_config import ConvolutionConfig, journal_bytes, state_bytes
+from soothsay.states_config import ConvolutionConfig, StateSpaceConfig, journal_bytes, state_bytes
 
 SHAPES = [(2, 64)] * 4
 LAYER = kv_bytes(SHAPES[:1], torch.float32)
@@ -75,3 +76,16 @@ def test_engines_share_the_memory_for_states() -> None:
     for engines in (1, 2):
         made = complete_config(EngineConfig(max_requests=1 << 20, engines=engines), model(states=states))
         assert made.max_requests == share // engines // one
+
+
+def test_snapshots_take_no_more_than_the_share_of_states() -> None:
+    states = ConvolutionConfig(layers=(0, 1), channels=4096, taps=4)
+    made = complete_config(EngineConfig(max_requests=1 << 20, max_tree=1), model(states=states))
+    assert made.snapshot_bytes == int(64_000 * LAYER / MEMORY_SHARE * STATE_SHARE)
+
+
+def test_states_and_journals_take_the_bytes_that_are_counted() -> None:
+    config = StateSpaceConfig((0, 2), heads=3, head_size=2, groups=1, state_size=2, taps=2)
+    layers = StatePool(config, 1, 0, 5, torch.float32, torch.device("cpu")).layers.values()
+    assert sum(own.matrices.nbytes + own.inputs.nbytes for own in layers) == state_bytes(config, 4)
+    assert sum(own.journal.nbytes + own.gates.nbytes for own in layers) == 5 * journal_bytes(config, 4)

@@ -405,3 +405,10 @@ def test_the_load_of_all_engines() -> None:
     world = World(2)
     world.engines[0].load, world.engines[1].load = EngineLoad(3, 1, 0.5), EngineLoad(2, 0, 0.1)
     assert world.jobs.load == EngineLoad(5, 1, 0.3)
+
+
+def test_the_load_of_an_engine_that_has_died_is_told_at_once() -> None:
+    world = World(2)
+    world.engines[1].load = EngineLoad(2, 1, 0.5)
+    world.die(0)
+    assert world.told[-1].load == EngineLoad(2, 1, 0.25)
