@@ -58,6 +58,9 @@ BOUNDED: dict[str, Tokenizer] = {
     "composed and compatible": byte_level(
         normalizers.Sequence([normalizers.NFKC(), normalizers.Prepend("x")])
     ),
+    "composed and replaced": byte_level(
+        normalizers.Sequence([normalizers.NFC(), normalizers.Replace("\u1f8d\u1f8d\u1f8d", "b")])
+    ),
     "cut": byte_level(cutter=pre_tokenizers.Split(Regex("a+"), "isolated")),
     "replaced": byte_level(normalizers.Replace("aaa", "b")),
     "replaced by two": byte_level(normalizers.Replace("aaa", "bc")),
@@ -96,13 +99,14 @@ def test_tokenizers_that_may_drop_characters_have_no_bound(tokenizer: Tokenizer)
     assert not bound.exceeds("a" * 1_000_000, 1)
 
 
-def test_a_token_that_takes_the_spaces_beside_it() -> None:
+@pytest.mark.parametrize(("left", "right"), [(True, True), (True, False), (False, True)])
+def test_a_token_that_takes_the_spaces_beside_it(left: bool, right: bool) -> None:
     tokenizer = byte_level()
-    tokenizer.backend.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
-    text = " " * 5000 + "<mask>" + "\n" * 5000 + "<mask>"
-    count = len(tokenizer.encode(text))
+    tokenizer.backend.add_tokens([AddedToken("<mask>", lstrip=left, rstrip=right)])
+    text = " " * 5000 * left + "<mask>" + "\n" * 5000 * right
+    count = len(tokenizer.encode(text * 2))
     assert count == 2
-    assert not TextBound(tokenizer).exceeds(text, count)
+    assert not TextBound(tokenizer).exceeds(text * 2, count)
     assert TextBound(tokenizer).exceeds("x" * 5000, 10)
 
 
