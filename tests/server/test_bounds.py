@@ -10,7 +10,7 @@ from serving import Running
 
 from soothsay.core.params import SamplingParams
 from soothsay.server.api_errors import ApiError
-from soothsay.server.parameters import sampling_params, truncated
+from soothsay.server.parameters import MAX_SESSION, request_options, sampling_params, truncated
 from soothsay.server.prompt_ids import MAX_READ, MAX_SCORES, check_totals
 from soothsay.server.protocol import CompletionRequest
 from soothsay.server.server_config import ServerConfig
@@ -57,6 +57,12 @@ def test_numbers_outside_of_openai_s_ranges_need_the_operator_s_word(name: str, 
 )
 def test_both_ends_are_allowed(name: str, value: Any) -> None:
     sampling_params(body(**{name: value}), ServerConfig(name="m"), {})
+
+
+def test_the_name_of_a_session_is_cut() -> None:
+    for field in ("prompt_cache_key", "user"):
+        assert request_options(body(**{field: "é" * 1_000_000})).session == "é" * MAX_SESSION
+    assert request_options(body()).session == ""
 
 
 @pytest.mark.parametrize("name", ["temperature", "presence_penalty", "repetition_penalty"])
