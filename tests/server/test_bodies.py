@@ -111,6 +111,7 @@ def reading(
     *,
     lost: bool = False,
     work: Callable[[CompletionRequest], Any] = same,
+    content_type: bytes = b"application/json",
 ) -> Any:
     """Read a body that comes in parts. `lost`: the client disconnects after them."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
@@ -120,7 +121,7 @@ def reading(
     async def receive() -> Any:
         return next(queue)
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", content_type)]}
     return reader.read(Request(scope, receive), CompletionRequest, work)
 
 
@@ -168,6 +169,26 @@ def test_large_bodies_wait_for_each_other_and_not_small_ones() -> None:
         return now[1], small
 
     assert asyncio.run(run()) == (1, "small")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "is_json"),
+    [
+        (b"application/json; charset=utf-8", True),
+        (b"Application/JSON ;x", True),
+        (b"text/plain; application/json", False),  # pages of other sites may send these unasked
+        (b"application/json, text/plain", False),
+        (b"", False),
+    ],
+)
+def test_only_what_says_that_it_is_json_is_read(content_type: bytes, is_json: bool) -> None:
+    read = reading(BodyReader(1 << 30), [SHORT], content_type=content_type)
+    if is_json:
+        assert asyncio.run(read).prompt == "Hi"
+        return
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read)
+    assert refused.value.status == 415
 
 
 def test_a_body_is_dropped_before_its_answer() -> None:
