@@ -199,6 +199,15 @@ def test_what_a_busy_machine_may_be_to_blame_for_is_not_kept(
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
+def test_a_trial_that_is_given_up_ends_its_process(busy: list[bytes | BaseException]) -> None:
+    async def run() -> None:
+        busy.append(asyncio.CancelledError())
+        with pytest.raises(asyncio.CancelledError):
+            await GrammarChecker(None, 0).check(Grammar("slow"), A)  # type: ignore[arg-type]
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_a_problem_of_the_grammar_is_kept(busy: list[bytes | BaseException]) -> None:
     async def run() -> None:
         checker = GrammarChecker(None, 0)  # type: ignore[arg-type]
