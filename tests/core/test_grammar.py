@@ -25,7 +25,7 @@ from soothsay import LLM, DraftTree, Grammar, RequestError, SamplingParams, Toke
 from soothsay.core import constraint as module
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.constraint import Constraint, Grammars
-from soothsay.core.grammar import MAX_SOURCE, bounded_json
+from soothsay.core.grammar import MAX_RULES, MAX_SOURCE, bounded_json
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.tenant import Tenant
@@ -620,6 +620,7 @@ class TestRefused:
             (lambda: Grammar.regex("\ud800"), "half a character"),
             (lambda: Grammar.regex(5), "must be text"),  # type: ignore[arg-type]
             (lambda: Grammar.lark("a" * MAX_SOURCE), "make it shorter"),
+            (lambda: Grammar.lark("start: a\n" + '\t a: "b"\n' * MAX_RULES), "has 1001 rules"),
             (lambda: "yes|no", "make one, such as"),
         ],
     )
