@@ -116,6 +116,10 @@ CRAFTED: dict[str, tuple[bytes, str]] = {
         header(tensor("t", [31], 8), b"0" * 199, entries=0, tensors=1),
         r"Q8_0 has shape \[31\]",
     ),
+    "rows that are whole blocks together only": (
+        header(tensor("t", [16, 2], 8), b"0" * 199, entries=0, tensors=1),
+        r"Q8_0 has shape \[2, 16\]",
+    ),
     "alignment 0": (header(text("general.alignment") + struct.pack("<II", U32, 0)), "alignment is 0"),
     "alignment 3": (header(text("general.alignment") + struct.pack("<II", U32, 3)), "alignment is 3"),
     "alignment of a text": (header(text("general.alignment") + struct.pack("<I", STRING) + text("x")), "'x'"),
