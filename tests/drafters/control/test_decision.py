@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -23,7 +24,13 @@ from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
-from soothsay.drafters.control.forecast import NOTHING, Forecast, Reliability, SharedForecast
+from soothsay.drafters.control.forecast import (
+    NOTHING,
+    Forecast,
+    Reliability,
+    SharedForecast,
+    start_gains,
+)
 from soothsay.drafters.control.polling import SignalPolling
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.request_state import RequestState
@@ -121,6 +128,15 @@ def test_first_gains_change_less_the_more_drafts_they_are_known_from() -> None:
     assert moved == pytest.approx([2 / 3, 2 / 11, 2 / 35])
 
 
+def test_no_node_of_a_new_drafter_is_forecast_to_gain_more_than_a_token() -> None:
+    for most in (0.5, 3.0, 20.0):
+        gains = start_gains(400, most)
+        assert gains[0] == 0
+        assert max(b - a for a, b in pairwise(gains)) <= 1 + 1e-9
+        assert gains[-1] == pytest.approx(most)
+    assert start_gains(3, 0.0) == [0.0, 0.0, 0.0]
+
+
 def test_a_level_has_a_price_of_its_own() -> None:
     class Levelwise(Scripted, LevelwiseDrafter):
         pass
@@ -178,6 +194,17 @@ def test_the_rate_begins_anew_with_another_batch_size_or_other_requests_only() -
     assert told == [(True, True), (True, True), (False, False), (True, True), (False, True)]
 
 
+def test_the_rate_is_that_of_the_whole_step() -> None:
+    now = [0.0]
+    costs = CostModel(1, lambda: FLAT, lambda: now[0])
+    costs.begin_step()
+    for now[0] in (4.0, 10.0):
+        costs.end_decision(1)
+    verdict = Verdict([], [5, 6, 7, 8, 9])
+    costs.end_step([Observation(asking(), 0, 1, (), DraftTree(0), None, verdict)])
+    assert costs.rate == 0.5
+
+
 def test_a_level_costs_what_it_adds_to_a_draft() -> None:
     """Each draft takes 0.5 seconds and 0.1 a level. Only one level more or less tells the two apart."""
     share = LevelShare()
@@ -192,6 +219,14 @@ def test_a_level_costs_what_it_adds_to_a_draft() -> None:
     assert share.usual(1) == pytest.approx(0.6 / 0.7, rel=0.1)
     share.record(2, 50.0)  # the machine was busy elsewhere
     assert share() == pytest.approx(0.1 / 0.7, rel=0.1)
+
+
+def test_levels_cost_no_more_than_the_whole_draft() -> None:
+    share = LevelShare()
+    share.record(2, 1.0)
+    for step in range(200):
+        share.record(1 + step % 3, (0.01, 1.0, 1.8)[step % 3])
+    assert share() == 1 / share.levels
 
 
 def test_a_drafter_with_a_fixed_cost_drafts_deeper() -> None:
@@ -212,6 +247,26 @@ def test_a_drafter_with_a_fixed_cost_drafts_deeper() -> None:
     assert prices is not None
     assert controller.costs.level_price(0, 1, prices) == pytest.approx(prices.of_seconds(0.1), rel=0.15)
     assert controller.costs.price_per_request(0, prices) == pytest.approx(prices.of_seconds(0.75), rel=0.15)
+
+
+def test_levels_are_grown_for_the_request_that_gains_most() -> None:
+    told: list[tuple[float, list[float]]] = []
+
+    class Levelwise(Scripted, LevelwiseDrafter):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            prices = auto.costs.prices
+            assert prices is not None
+            price = auto.costs.level_price(0, len(requests), prices)
+            forecasts = [auto.states[request].forecasts[0] for request in requests]
+            told.append((self.min_level_gain, [own.least_claimed(price, prices) for own in forecasts]))
+            return super().propose(requests)
+
+    world = World(FLAT)
+    part = Levelwise(world, lambda request: 0.9 if request.seed else 0.6, cost=0.5)
+    auto = Controller(TARGET, [part], deepcopy(FLAT), world.clock)
+    run(world, auto, 2, 40)
+    assert all(gain == min(own) for gain, own in told)
+    assert any(min(own) < max(own) for _, own in told)
 
 
 def test_a_level_is_grown_where_it_is_expected_to_pay() -> None:
@@ -256,6 +311,23 @@ def test_nodes_are_within_the_limits_of_their_request(request_: Request, chosen:
     assert (selected[request_].tokens if request_ in selected else None) == chosen
 
 
+def test_the_best_nodes_of_all_requests_come_first() -> None:
+    doubtful, sure = asking(), asking()
+    dear = Prices(1.0, [1.0 + 0.3 * k for k in range(16)], [0.3 * k for k in range(16)])
+    drafts = {doubtful: [rated(1, 2, 3, probability=0.3)], sure: [rated(7)]}
+    selected = select_nodes(drafts, dear, drafting=0.0, batch=2)
+    assert {request: tree.tokens for request, tree in selected.items()} == {sure: [0, 7]}
+
+
+def test_a_node_is_right_once_at_most() -> None:
+    """A request's drafts were right twice as often as those of others."""
+    state = RequestState(asking(), [0], [forecast([0.5, 0.9], reliability=2.0)])
+    tree = DraftTree(0)
+    tree.extend([1, 2, 3], -0.4)
+    draft, _ = state.rate_draft(0, tree, PRICES)
+    assert draft.probabilities[:3] == [1.0, 1.0, pytest.approx(0.9, abs=0.1)]
+
+
 @pytest.mark.parametrize("first", [0.01, 0.9])
 def test_a_node_of_two_drafts_has_the_higher_probability(first: float) -> None:
     request = asking()
@@ -269,7 +341,11 @@ def test_prices_stay_while_the_situation_does() -> None:
     costs.set_batch([request])
     prices = costs.set_prices(1, [request])
     assert costs.set_prices(2, [request]) is prices
-    for change in (lambda: request.emit([1] * 70), lambda: setattr(request, "max_nodes", 9)):
+    for change in (
+        lambda: request.emit([1] * 70),
+        lambda: setattr(request, "max_nodes", 9),
+        lambda: setattr(costs, "rows", 9),
+    ):
         change()
         changed = costs.set_prices(2, [request])
         assert changed is not prices
@@ -417,8 +493,8 @@ class OneReader:
         self.costs.batch = len(gains)
         for requests, seconds in ((1, 0.0), (1, 0.06), (2, 0.2)):
             self.costs.drafting[0].record(requests, seconds)
-        backlog = Backlog(part, slice(0, 1), world.clock, lambda: 0.0)
-        self.policy = AskingPolicy([part], self.costs, [backlog])
+        self.backlog = Backlog(part, slice(0, 1), world.clock, lambda: 0.0)
+        self.policy = AskingPolicy([part], self.costs, [self.backlog])
 
     def asked(self) -> list[int]:
         this = self.policy.begin_round(64, self.states, self.prices)
@@ -451,6 +527,64 @@ def test_a_drafter_retires_if_its_next_probe_comes_after_the_end(step: int, reti
     assert schedule.retired is retired
 
 
+def test_a_drafter_with_much_to_read_is_probed_less() -> None:
+    for tokens, asked in ((0.0, [0]), (1.0, [])):
+        one = OneReader(0.05)
+        (schedule,) = one.schedules
+        schedule.interval = schedule.next_step = 64
+        one.backlog.catch_up_seconds = lambda _, taken=tokens: taken  # type: ignore[method-assign]
+        assert one.asked() == asked
+        assert schedule.interval == (128 if tokens else 64)
+
+
+@pytest.mark.parametrize(("unread", "retired"), [(0, False), (2000, True)])
+def test_a_prompt_that_will_be_unread_counts_before_a_drafter_is_kept(unread: int, retired: bool) -> None:
+    one = OneReader(0.01)
+    one.backlog.reading_seconds = lambda tokens: tokens / 1000  # type: ignore[method-assign]
+    one.schedules[0].interval = one.schedules[0].next_step = 16
+    one.policy.retire_drafters(0, one.states[0], one.prices, unread)
+    assert one.schedules[0].retired is retired
+
+
+def test_the_alternative_to_a_drafter_pays_for_the_drafter_that_it_needs() -> None:
+    prices = Prices(1.0, [0.01] * 4, [0.0] * 4)
+    world = World(FLAT)
+    parts = [Scripted(world, lambda _: 0.0, cost=0.0) for _ in range(2)]
+    costs = CostModel(2, lambda: FLAT, world.clock)
+    for _ in range(2):
+        costs.drafting[1].record(1, 0.2)
+    backlogs = [Backlog(part, slice(0, 0), world.clock, lambda: 0.0) for part in parts]
+    policy = AskingPolicy(parts, costs, backlogs)
+    state = RequestState(asking(), [0, 0], [forecast([0.1]), forecast([0.5])])
+    this = policy.begin_round(1, [state], prices)
+    assert this.order == [0, 1]
+    for held, net in ((NOTHING, 0.3), (NOTHING._replace(net=0.4), 0.4)):
+        assert policy.alternatives(this, 0, [held])[0].net == pytest.approx(net)
+        assert policy.alternatives(this, 1, [held]) == [held]
+
+
+def test_the_time_of_a_draft_is_that_of_the_requests_asked_for() -> None:
+    world = World(FLAT)
+    part = Scripted(world, lambda _: 0.9, cost=1.0)
+    auto = Controller(TARGET, [part], deepcopy(FLAT), world.clock)
+    requests = [asking(), asking(max_nodes=1)]
+    for _ in range(3):
+        trees = auto.propose(requests)
+        world.now += 10.0
+        auto.observe(
+            [
+                Observation(request, len(request.tokens) - 1, 1, (), tree, None, Verdict([], [5]))
+                for request, tree in zip(requests, trees, strict=True)
+            ]
+        )
+        for request in requests:
+            request.emit([5])
+            request.cached = len(request.tokens) - 1
+    assert part.asked == 3
+    cost = auto.costs.drafting[0]
+    assert cost(2) == 2 * cost(1) > 0
+
+
 def test_a_batch_of_another_size_ends_pauses() -> None:
     world = World(FLAT)
     part = Scripted(world, lambda _: 0.3, cost=50.0)
@@ -481,3 +615,45 @@ def test_a_signal_that_promises_a_gain_ends_a_pause(gain: float) -> None:
     SignalPolling([part], costs, lambda: 0.0, lambda *_: known).poll(5, [state])
     assert state.signals == [1]
     assert state.is_active(5) is (gain > 0)
+
+
+class Looking(Scripted, SignalingDrafter):
+    """Notes the requests that are polled. Each takes a second."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.polled: list[Request] = []
+
+    def signal(self, request: Request) -> int:
+        self.world.now += 1.0
+        self.polled.append(request)
+        return 1
+
+
+def test_reading_the_first_signals_is_no_time_of_deciding() -> None:
+    world = World(FLAT)
+    part, costs = Looking(world, lambda _: 0.0, 0.0), CostModel(1, lambda: FLAT, world.clock)
+    polling = SignalPolling([part], costs, world.clock, lambda *_: forecast([0.5]))
+    for step in range(1, 4):
+        state = RequestState(asking(), [0], [forecast([0.5])])
+        costs.begin_step()
+        costs.set_batch([state.request])
+        polling.poll(step, [state])
+        costs.record_proposing(0, 0.0, 0.0)
+        costs.end_decision(1)
+        assert state.was_polled
+    assert costs.deciding(1) == 0
+
+
+def test_polling_active_requests_says_nothing_about_paused_ones() -> None:
+    world = World(FLAT)
+    part, costs = Looking(world, lambda _: 0.0, 0.0), CostModel(1, lambda: FLAT, world.clock)
+    polling = SignalPolling([part], costs, world.clock, lambda *_: forecast([0.5]))
+    active, paused = (RequestState(asking(), [1], [forecast([0.5])]) for _ in range(2))
+    active.was_polled = paused.was_polled = True
+    paused.paused_until = 1000
+    costs.batch, costs.rate = 1, 0.1  # polling takes 0.2 tokens: less than it is taken to bring at first
+    for step in range(1, 100):
+        polling.poll(step, [active])
+    polling.poll(101, [active, paused])
+    assert part.polled[-2:] == [active.request, paused.request]
