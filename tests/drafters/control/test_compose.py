@@ -194,6 +194,33 @@ def test_a_cascade_tells_good_matches_from_bad_ones() -> None:
         assert rate > 1.03 * run(world, alone, 1, 300)[0]
 
 
+def test_a_cascade_forgets_how_good_its_parts_were() -> None:
+    world = World(FLAT)
+    parts = [Scripted(world, lambda _: 0.05, 0.1), Scripted(world, lambda _: 0.6, 0.1)]
+    cascade, asked = Cascade(TARGET, parts), []
+    run(world, cascade, 1, 100)
+    for forget in (lambda: None, cascade.reset):
+        forget()
+        calls = parts[1].calls
+        run(world, cascade, 1, 1)
+        asked.append(parts[1].calls - calls)
+    assert asked == [1, 0], "at first, the first part's scores are believed"
+
+
+def test_all_parts_learn_from_what_waits() -> None:
+    class Studious(Taps):
+        pieces = 3
+
+        def study(self) -> bool:
+            self.pieces -= 1
+            return self.pieces > 0
+
+    parts = [Studious(), Studious()]
+    one = Merged(TARGET, parts)
+    assert [one.study() for _ in range(3)] == [True, True, False]
+    assert [part.pieces for part in parts] == [0, 0]
+
+
 def test_a_part_that_was_trained_for_another_model_is_reported() -> None:
     world = World(FLAT)
     parts = [Scripted(world, lambda _: 0.9, 0.1), Scripted(world, lambda _: 0.0, 0.1)]
