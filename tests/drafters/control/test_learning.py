@@ -204,6 +204,20 @@ def test_no_draft_is_deeper_than_the_request_can_use(sibyl: LLM) -> None:
     assert max(tree.depths) == request.max_depth == 3
 
 
+def test_tokens_that_nobody_knows_may_be_drawn_too(sibyl: LLM) -> None:
+    """Each of thirty tokens came once, and some are looked at. They are not all that may come."""
+    drafter = Learning(learning_target(sibyl), Saying([]))
+    for token in range(100, 130):
+        drafter.experiences[EVERYBODY].counts.read([1, 2], [token])
+    certain = []
+    for seed in range(20):
+        request = Request([1, 2], SAMPLED, seed=seed, limit=9, drafter=drafter)
+        request.max_nodes = 16
+        (tree,) = drafter.propose([request])
+        certain.append(sum(math.exp(tree.scores[node]) for node in tree.children[0].values()))
+    assert 0.5 < sum(certain) / len(certain) < 0.85
+
+
 class TestWhatIsLearned:
     ANYONE = Tenant()
 
@@ -257,6 +271,13 @@ class TestWhatIsLearned:
         state = drafter.state(self.ANYONE)
         assert all(np.array_equal(array, state[name]) for name, array in whole.state().items())
 
+    def test_an_answer_that_has_not_ended_teaches_nothing(self, drafter: Learning) -> None:
+        request = Request([1, 2, 3], GREEDY, seed=0, limit=20, drafter=drafter)
+        request.emit([4, 5, 6])
+        drafter.release(request)
+        assert not drafter.study()
+        assert not [*drafter.tenants()]
+
     def test_reset_forgets(self, sibyl: LLM, drafter: Learning) -> None:
         first = answered(sibyl, drafter, PROMPTS[0], GREEDY, self.ANYONE)
         drafter.reset()
@@ -287,23 +308,23 @@ class TestWhatIsLearned:
         assert joined.trust[False].rate(Opinion(2, 3)) == parts[1].trust[False].rate(Opinion(2, 3))
 
     @pytest.mark.parametrize(
-        ("name", "value"),
+        "changes",
         [
-            ("right", np.ones((2, BINS, BINS))),
-            ("seen", np.full((2, BINS, BINS), np.nan)),
-            ("seen", np.zeros((2, BINS, BINS))),
-            ("seen", np.ones((2, BINS, BINS - 1))),
-            ("right", np.full((2, BINS, BINS), 1e300)),
-            ("right", np.zeros((2, BINS, BINS), np.float32)),
-            ("contexts", np.zeros((3, ORDER), np.int32)),
+            {"right": np.full((2, BINS, BINS), 2.0), "seen": np.ones((2, BINS, BINS))},
+            {"right": np.full((2, BINS, BINS), 1e300)},
+            {"right": np.full((2, BINS, BINS), -1.0)},
+            {"right": np.zeros((2, BINS, BINS)), "seen": np.full((2, BINS, BINS), 0.5)},
+            {"right": np.zeros((2, BINS, BINS)), "seen": np.full((2, BINS, BINS), 2 * FADE)},
+            {"right": np.zeros((2, BINS, BINS), np.float32)},
+            {"seen": np.full((2, BINS, BINS), np.nan)},
+            {"seen": np.ones((2, BINS, BINS - 1))},
+            {"contexts": np.zeros((3, ORDER), np.int32)},
         ],
+        ids=range(9),
     )
-    def test_lies_are_refused(self, drafter: Learning, name: str, value: Any) -> None:
-        state = dict(Experience(10).state())
-        if name == "right":
-            state["seen"] = np.full((2, BINS, BINS), 0.5)
+    def test_lies_are_refused(self, drafter: Learning, changes: dict[str, Any]) -> None:
         with pytest.raises(DrafterError, match="damaged"):
-            drafter.restore(self.ANYONE, {**state, name: value})
+            drafter.restore(self.ANYONE, {**Experience(10).state(), **changes})
 
 
 def test_auto_learns_without_a_trained_drafter_too(sibyl: LLM) -> None:
