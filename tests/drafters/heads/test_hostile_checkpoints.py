@@ -112,14 +112,20 @@ def test_promised_heads_are_counted(target: Target, tmp_path: Path) -> None:
 # pickles
 
 
-def zipped(file: Path, program: bytes, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+def zipped(
+    file: Path,
+    program: bytes,
+    compression: int = zipfile.ZIP_STORED,
+    name: str = "data.pkl",
+    **entries: bytes,
+) -> Path:
     """A file as torch.save writes it, with any program."""
     with zipfile.ZipFile(file, "w", compression) as archive:
-        archive.writestr("archive/data.pkl", program)
+        archive.writestr(f"archive/{name}", program)
         archive.writestr("archive/version", b"3\n")
         archive.writestr("archive/byteorder", b"little")
-        for name, content in entries.items():
-            archive.writestr(f"archive/{name}", content)
+        for entry, content in entries.items():
+            archive.writestr(f"archive/{entry}", content)
     return file
 
 
@@ -192,6 +198,15 @@ def old(file: Path, program: bytes) -> None:
     """A file as PyTorch before 1.6 wrote it."""
     start = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
     file.write_bytes(b"".join([*start, program, pickle.dumps(["0"], 2), struct.pack("<q", 2**40), b"0" * 64]))
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "DATA.PKL", "data.Pkl"])
+def test_a_program_is_checked_in_any_spelling_of_its_name(name: str, tmp_path: Path) -> None:
+    """PyTorch finds all of them."""
+    plain = zipped(tmp_path / "plain.bin", b"\x80\x02}.", name=name)
+    assert torch.load(plain, weights_only=True) == unpickled(plain) == {}
+    with pytest.raises(ModelError, match="holds more than tensors"):
+        unpickled(zipped(tmp_path / "x.bin", call("builtins", "bytearray", integer(9) + b"\x85"), name=name))
 
 
 def test_pickles_that_ask_for_memory() -> None:
