@@ -310,6 +310,18 @@ def test_a_client_that_waits_keeps_its_place_and_leaves_nothing() -> None:
     assert not connections._by_address, "as many addresses come as there are"
 
 
+def test_a_reply_that_was_sent_counts_no_more() -> None:
+    connections: Any = Connections(ServerConfig("x", max_unread=10))
+    served, other = Client(), Client()
+    for client in (served, other):
+        connections.add(client)
+    with connections.sending(served, 8):
+        pass
+    served.now = other.now = 5.0
+    with connections.sending(other, 8):
+        assert served.is_open
+
+
 def test_the_limit_of_files_limits_connections(caplog: pytest.LogCaptureFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(list(Path("/dev/fd").iterdir()))
