@@ -76,7 +76,13 @@ def site(**limits: Any) -> Iterator[Site]:
     async def stream(_: Request) -> Response:
         return StreamingResponse(endless())
 
-    app = Starlette(routes=[Route("/small", small), Route("/large", large), Route("/stream", stream)])
+    async def patient(http: Request) -> Response:
+        while not await http.is_disconnected():
+            await asyncio.sleep(0.005)
+        return Response()
+
+    pages = {"/small": small, "/large": large, "/stream": stream, "/patient": patient}
+    app = Starlette(routes=[Route(path, page) for path, page in pages.items()])
     config = ServerConfig(name="x", **{"client_timeout": 60.0, **limits})
     server: Any = SimpleNamespace(app=app, config=config, loop=SimpleNamespace(give_up=lambda: None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -208,6 +214,16 @@ def test_a_connection_that_has_ended_is_freed_at_once() -> None:
             where.wait_until(lambda: gone() is None)
         finally:
             gc.enable()
+
+
+def test_probes_of_a_half_closed_connection_end_with_it() -> None:
+    with site() as where:
+        with connected(where, get("/patient")) as client:
+            client.shutdown(socket.SHUT_WR)
+            where.wait_until(lambda: any(one._probing for one in where.open))
+            (one,) = where.open
+        where.wait_until(lambda: not where.open)
+        where.wait_until(lambda: one._probing.cancelled())
 
 
 def test_the_next_request_waits_until_a_reply_was_read() -> None:
