@@ -150,6 +150,7 @@ def framed(header: object, body: bytes = b"", size: int | None = None) -> bytes:
         framed(["run", {}, [["float32", [-1, -1]]]], b"\0" * 4),
         framed(["run", {}, [["float32", [True]]]], b"\0" * 4),
         framed(["run", {}, [["float32", [1 << 62]]]], b"\0" * 4),
+        framed(["run", {}, [["float32", [0, 1 << 62, 1 << 62]]]]),
         framed(["run", {}, [["float32", [0]]] * (MAX_TENSORS + 1)]),
         framed(b'["run", {}, []]' + b" " * MAX_HEADER),
         framed(b"[" * 50_000),

@@ -79,7 +79,7 @@ def _tensors(data: bytearray, begin: int, shapes: Sequence[tuple[str, Sequence[i
     """The tensors of a frame, which share its memory."""
     tensors = []
     for name, shape in shapes:
-        if len(shape) > 3 or not all(type(size) is int and size >= 0 for size in shape):
+        if len(shape) > 3 or not all(type(size) is int and 0 <= size <= MAX_FRAME for size in shape):
             raise ValueError(f"a tensor of the shape {shape}")
         dtype, count = DTYPES[name], math.prod(shape)
         if count == 0:
