@@ -239,6 +239,12 @@ def test_another_numeric_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         piped()
 
 
+def test_a_host_that_cannot_be_a_name() -> None:
+    for host in ("a..b", 64 * "a"):
+        with pytest.raises(ModelError, match=f"no stage answers at {host}:80"):
+            StageAddress(host, 80, KEY).open()
+
+
 def test_callers_need_the_key(tmp_path: Path) -> None:
     address = stage_here()
     with pytest.raises(ModelError, match="no stage answers"):

@@ -50,7 +50,7 @@ class StageAddress:
         place = f"{self.host}:{self.port}"
         try:
             return RemoteStage(call(self.host, self.port, self.key), place)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
             raise ModelError(
                 f"no stage answers at {place}: {error}. Start 'soothsay stage' there, with the same key; one "
                 "that serves another engine does not answer"
