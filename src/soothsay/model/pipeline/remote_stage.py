@@ -102,7 +102,6 @@ class RemoteStage:
             "pool": None if cache is None else self._pools[cache],
             "layers": list(layers),
             "taps": [tap for tap in taps if tap in layers],
-            "block_size": 1 if cache is None else cache.block_size,
         }
         tensors = [written_rows(batch.requests), x, *([] if embeddings is None else [embeddings])]
         with self._lock:

@@ -94,8 +94,8 @@ class ServedStage:
     def _run(self, frame: Frame) -> Frame:
         fields, (plan, x, *more) = frame.fields, frame.tensors
         pool = None if fields["pool"] is None else self._pools[fields["pool"]]
-        block_size = fields["block_size"] if pool is None else pool.block_size
-        batch = self._stage.pack(read_rows(plan, _num_blocks(pool)), block_size)
+        rows = read_rows(plan, None if pool is None else _num_blocks(pool))
+        batch = self._stage.pack(rows, 1 if pool is None else pool.block_size)
         own, size = self._stage.layers, self._stage.config.stream_size
         if x.dtype != torch.float32 or x.shape != (len(batch.tokens), size):
             raise FrameError(f"hidden states of the shape {list(x.shape)} for {len(batch.tokens)} rows")
@@ -106,7 +106,7 @@ class ServedStage:
 
     def _commit(self, frame: Frame) -> None:
         pool, (plan,) = self._pools[frame.fields["pool"]], frame.tensors
-        self._stage.commit(pool, read_moves(plan, pool.num_slots // pool.block_size))
+        self._stage.commit(pool, read_moves(plan, _num_blocks(pool)))
 
     def _copy(self, frame: Frame) -> None:
         fields = frame.fields
@@ -119,8 +119,8 @@ class ServedStage:
         self._pools.pop(frame.fields["pool"], None)
 
 
-def _num_blocks(pool: KVPool | None) -> int | None:
-    return None if pool is None else pool.num_slots // pool.block_size
+def _num_blocks(pool: KVPool) -> int:
+    return pool.num_slots // pool.block_size
 
 
 def _load(frame: Frame) -> tuple[ServedStage, Frame]:
