@@ -51,9 +51,7 @@ class NativeLook:
     @staticmethod
     def fit(layers: LookLayers) -> bool:
         """Whether the library's call computes each layer."""
-        return all(
-            isinstance(one := getattr(layers, name), NativeLinear) and one.bias is None for name in LAYERS
-        )
+        return all(isinstance(getattr(layers, name), NativeLinear) for name in LAYERS)
 
     def __call__(self, features: Tensor, embedded: Tensor) -> Looked:
         """See `FusedLook`."""
