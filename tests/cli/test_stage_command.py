@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from soothsay import LLM, SamplingParams
 from soothsay.cli.app import app
+from soothsay.model.pipeline import stage_process
 
 
 @pytest.fixture
@@ -65,13 +66,23 @@ def test_a_server_whose_layers_run_in_another_process(tmp_path: Path, key: Path)
     assert "Traceback" not in printed
 
 
+def test_addresses(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, int]] = []
+    monkeypatch.setattr(stage_process, "listen", lambda host, port, *_: found.append((host, port)))
+    for text in ("[::1]:65535", "here:0"):
+        assert run("stage", text, "--key", str(key)).exit_code == 0
+    assert found == [("::1", 65535), ("here", 0)]
+    for text in ("here:65536", "here:-1", "here:", ":80", "here"):
+        assert f"'{text}' is not HOST:PORT" in run("stage", text, "--key", str(key)).stderr
+    assert len(found) == 2
+
+
 def test_refusals(tmp_path: Path, key: Path) -> None:
     short = tmp_path / "short"
     short.write_text("abc")
     assert "needs --stage-key FILE" in run("serve", "sibyl", "--stage", "127.0.0.1:1").stderr
     two = run("serve", "sibyl", "--stage", "127.0.0.1:1", "--stage-key", str(key), "--replicas", "2")
     assert "--stage serves one engine" in two.stderr
-    assert "'here' is not HOST:PORT" in run("stage", "here", "--key", str(key)).stderr
     assert "at least" in run("stage", "127.0.0.1:0", "--key", str(short)).stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -6,11 +6,13 @@ import gc
 import os
 import re
 import signal
+import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import pytest
@@ -22,17 +24,19 @@ from test_guarantee import GREEDY, MIXED, SAMPLED, all_same, plain, preempt_ofte
 
 from soothsay import LLM, DrafterError, ModelError, SamplingParams
 from soothsay.core.batch import Rows
-from soothsay.core.cache import Move
+from soothsay.core.cache import KVPool, Move
 from soothsay.errors import StageError
 from soothsay.handshake import call
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.pass_measuring import measure_passes
-from soothsay.model.pipeline import remote_stage
-from soothsay.model.pipeline.frames import Frame, send
+from soothsay.model.pipeline import pipeline, remote_stage, stage_process
+from soothsay.model.pipeline.frames import Frame, receive, send
 from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key
+from soothsay.model.pipeline.plans import read_moves
 from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.model.pipeline.splitting import split_layers
-from soothsay.model.pipeline.stage_process import ServedStage
+from soothsay.model.pipeline.stage_process import ServedStage, serve_engine
+from soothsay.model.stage import PoolSize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 
@@ -125,7 +129,7 @@ def test_processes_of_this_machine_end_with_the_model() -> None:
     llm = LLM("sibyl", dtype="float32", drafter="suffix", stages=2, kv_tokens=2048)
     same(llm.generate(prompts()[1], MIXED[1]), plain()[1])
     pid = process_of(llm)
-    os.kill(pid, 0)
+    assert os.getsid(pid) == pid, "a signal of the terminal does not reach it"
     del llm
     gc.collect()
     with pytest.raises(ProcessLookupError):
@@ -239,10 +243,56 @@ def test_another_numeric_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         piped()
 
 
+def test_stages_are_told_what_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is of this process's folder, and a stage may be in another one."""
+    told = dict[str, object]()
+
+    def load(self: RemoteStage, layers: range, **options: object) -> None:
+        told.update(options)
+        raise ModelError("that is all")
+
+    monkeypatch.setattr(RemoteStage, "load", load)
+    model = open_checkpoint("sibyl").path
+    monkeypatch.chdir(model.parent)
+    with pytest.raises(ModelError, match="that is all"):
+        load_pipeline(f"./{model.name}", [stage_here()], "bfloat16", "portable", 77)
+    assert told == {
+        "model": str(model),
+        "dtype": "bfloat16",
+        "kernels": "portable",
+        "max_context": 77,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def test_the_memory_of_a_stage_is_what_its_layers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, free = stage_process.load_stage, [2 << 40]
+
+    def load_and_take_memory(*args: object) -> object:
+        free[0] = 1 << 40
+        return load(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage_process, "load_stage", load_and_take_memory)
+    monkeypatch.setattr(stage_process, "available_memory", lambda: free[0])
+    (stage,) = load_pipeline("sibyl", [stage_here()]).rest
+    assert stage.memory == 1 << 40
+    stage.close()
+
+
 def test_a_host_that_cannot_be_a_name() -> None:
     for host in ("a..b", 64 * "a"):
         with pytest.raises(ModelError, match=f"no stage answers at {host}:80"):
             StageAddress(host, 80, KEY).open()
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), socket.gaierror(-2, "unknown")])
+def test_a_stage_that_cannot_be_reached_is_named(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> object:
+        raise error
+
+    monkeypatch.setattr(pipeline, "call", fail)
+    with pytest.raises(ModelError, match="no stage answers at there:80"):
+        StageAddress("there", 80, KEY).open()
 
 
 def test_callers_need_the_key(tmp_path: Path) -> None:
@@ -302,6 +352,9 @@ def test_layers_of_another_stage_are_refused(llm: LLM) -> None:
     for layers in ([first], [first, last], [last + 1], []):
         with pytest.raises(RuntimeError, match=r"layers \[.*\] of range"):
             stage.run(torch.zeros(4, size), batch, None, layers, [], None)
+    for shape in ((5, size), (3, size), (4, size + 1)):
+        with pytest.raises(RuntimeError, match=r"hidden states of the shape .* for 4 rows"):
+            stage.run(torch.zeros(shape), batch, None, [last], [], None)
     assert stage.run(torch.zeros(4, size), batch, None, [last], [], None)
 
 
@@ -313,6 +366,43 @@ def test_a_stage_that_has_said_what_is_no_frame_is_not_heard_any_more() -> None:
     for _ in range(2):
         with pytest.raises(StageError, match="is lost"):
             stage.wait("m")
+
+
+def test_an_engine_that_does_not_wait_for_its_answer_ends_only_its_own_service() -> None:
+    ours, theirs = Pipe()
+    send(ours, Frame("load"))
+    ours.close()
+    serve_engine(theirs)  # the answer cannot be sent
+    assert theirs.closed
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_stage, "GRACE", 0.01)
+    process = Popen(["sleep", "1000"])
+    RemoteStage(Pipe()[0], "here", process).close()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_pools_have_numbers_of_their_own_and_moves_go_together() -> None:
+    """No two pools have a number, though one is gone. A request without news stands beside one with some."""
+    ours, theirs = Pipe()
+    stage, size = RemoteStage(ours, "here"), PoolSize(2, 4)
+    pools = [KVPool([(2, 8)], 2, 4, torch.float32, torch.device("cpu")) for _ in range(3)]
+    for pool in pools[:2]:
+        stage.follow(pool, size)
+    del pool, pools[0]
+    stage.follow(pools[1], size)
+    in_place, moved = Move(np.array([0]), [2], 2), Move(np.array([1]), [3], 2)
+    stage.commit(pools[0], [in_place])
+    stage.commit(pools[0], [in_place, moved])
+    frames = list[Frame]()
+    while theirs.poll():
+        frames.append(receive(theirs))
+    assert [frame.kind for frame in frames] == ["pool", "pool", "free", "pool", "commit"]
+    first, kept, gone, last, committed = (frame.fields["pool"] for frame in frames)
+    assert (gone, committed) == (first, kept)
+    assert len({first, kept, last}) == 3
+    assert [[*move.sources] for move in read_moves(frames[-1].tensors[0], 2)] == [[2], [3]]
 
 
 def test_a_stage_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from soothsay import handshake
-from soothsay.handshake import NONCE, call
+from soothsay.handshake import NONCE, Caller, call
 from soothsay.model.pipeline import stage_process
 from soothsay.model.pipeline.stage_process import MAX_WAITING, listen
 
@@ -93,3 +93,21 @@ def test_engines_that_have_given_up_take_no_room(monkeypatch: pytest.MonkeyPatch
         assert len(waiting) > 2 * MAX_WAITING
         monkeypatch.setattr(handshake, "PATIENCE", 10.0)
         first.send_bytes(LEAVE)
+
+
+def test_an_engine_that_is_gone_when_its_turn_comes_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, errors = Caller.answer, [ConnectionResetError()]
+
+    def fail_once(caller: Caller) -> Connection:
+        if errors:
+            caller.socket.close()
+            raise errors.pop()
+        return answer(caller)
+
+    monkeypatch.setattr(Caller, "answer", fail_once)
+    with stage(monkeypatch) as port:
+        with pytest.raises(OSError):
+            call("127.0.0.1", port, KEY)
+        with call("127.0.0.1", port, KEY) as second:
+            assert answers(second)
+            second.send_bytes(LEAVE)
