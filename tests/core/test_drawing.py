@@ -126,15 +126,20 @@ def test_the_mass_before_a_place(kernels: Kernels, width: int) -> None:
     torch.testing.assert_close(before, expected.float(), rtol=0, atol=1e-4)
 
 
-def test_values_of_a_race_may_be_off(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by as much as allowed, the best ones down and the next ones up."""
+@pytest.mark.parametrize("contenders", [CONTENDERS, 2])
+def test_values_of_a_race_may_be_off(
+    kernels: Kernels, contenders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by as much as allowed, the best one down and the others up. So the best may be no contender."""
     race, share = kernels.race, 0.02
     monkeypatch.setattr("soothsay.core.drawing.DOUBT", share)
+    monkeypatch.setattr("soothsay.core.drawing.CONTENDERS", contenders)
 
     def rough(*args: Any) -> tuple[Tensor, Tensor]:
-        values, tokens = race(*args)
-        values = values - torch.tensor([share, -share]).repeat(8) * values.abs().clamp(min=1)
-        order = values.argsort(descending=True)
+        *rows, count = args
+        values, tokens = race(*rows, 16)
+        values = values - torch.tensor([share, *[-share] * 15]) * values.abs().clamp(min=1)
+        order = values.argsort(descending=True)[:, :count]
         return values.gather(1, order), tokens.gather(1, order)
 
     monkeypatch.setattr(kernels, "race", rough)

@@ -70,7 +70,8 @@ def scores_of_all_paths(seed: int, kept: int) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize(
-    ("kept", "depth", "nodes"), [(TOKENS, 3, 20), (5, 3, 12), (TOKENS, 2, 60), (TOKENS, 9, 2)]
+    ("kept", "depth", "nodes"),
+    [(TOKENS, 3, 20), (5, 3, 12), (TOKENS, 2, 60), (TOKENS, 9, 2), (TOKENS, 9, 60)],
 )
 def test_the_best_paths_by_enumeration(kernels: Kernels, kept: int, depth: int, nodes: int) -> None:
     for seed in range(3):

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 CHANCE = 1e-5  # a correct law fails one test in so many
 NO_DRAFTER = NoDrafter(Target(None, None, None, 0))  # type: ignore[arg-type]
 PROMPT, OUTPUT, ENDS = [1, 2, 2, 3], [3, 4, 4, 4, 5, 7], [0, 6]
-BAD = [(9,), (7, 8), (4, 5, 7, 2), (5, 3), (2, 3, 4, 4, 4, 5, 7, 1)]
+BAD = [(9,), (7, 8), (4, 5, 7, 2), (5, 3), (3, 3, 4, 4, 4, 5, 7, 1)]
 """Bad sequences of requests with `bad_words`. After OUTPUT: 9, 8 and 2. The last begins in the prompt."""
 
 
@@ -64,6 +64,7 @@ CASES = {
     "top_k -1": Case(params(top_k=-1), SMALL),
     "top_p": Case(params(top_p=0.7), SMALL),
     "tiny top_p": Case(params(top_p=1e-6), SMALL),
+    "top_p that is just reached": Case(params(top_p=0.5), np.where(np.isin(range(12), (1, 8)), 3.0, -200.0)),
     "top_p of what top_k keeps": Case(params(temperature=2.0, top_k=6, top_p=0.8), SMALL),
     "min_p": Case(params(temperature=1.5, min_p=0.1), SMALL),
     "min_p 1": Case(params(min_p=1.0), SMALL),
@@ -221,6 +222,17 @@ def test_the_large_cases_are_what_their_names_say() -> None:
         assert (TIES[law(CASES[name]) == last][:, None] == TIES[law(CASES[name]) == 0]).any()
 
 
+@pytest.mark.parametrize("asked", [params(), params(top_p=0.7), params(top_k=9, min_p=0.01)])
+def test_columns_may_stand_for_some_tokens(asked: SamplingParams) -> None:
+    """A drafter with few outputs has the noise of their tokens, as if the others were impossible."""
+    ids = torch.tensor([2, 3, 5, 40, 41, 99, 150, 151, 152, 153, 154, 199])
+    nodes = [at_root(request_of(asked, seed)) for seed in range(8)]
+    logits = rows_of(SMALL, 8).contiguous()
+    all_of_them = torch.full((8, 200), -math.inf).index_copy(1, ids, logits)
+    expected = perturb(all_of_them, nodes, FASTEST)[:, ids]
+    torch.testing.assert_close(perturb(logits, nodes, FASTEST, ids), expected)
+
+
 def test_at_temperature_0_the_scores_are_the_adjusted_logits() -> None:
     logits = torch.from_numpy(SMALL).float()[None]
     for asked in (params(temperature=0), params(temperature=0, top_p=0.1, top_k=2, min_p=0.5)):
@@ -318,7 +330,8 @@ def test_noise_reaches_far_into_its_tail() -> None:
         assert abs((values > level).sum() - expected) < 5 * math.sqrt(expected)
 
 
-def test_noise_is_finite_and_fine_at_both_of_its_ends() -> None:
+@pytest.mark.parametrize("kernels", [FASTEST, STOCK], ids=["fastest", "stock"])
+def test_noise_is_finite_and_fine_at_both_of_its_ends(kernels: Kernels) -> None:
     """Tokens whose hashes are the smallest and the largest there are, found by running the hash backwards."""
     keys, words = torch.tensor([[123, 456]]), 1 << 32
 
@@ -333,7 +346,7 @@ def test_noise_is_finite_and_fine_at_both_of_its_ends() -> None:
         return (unmix(unmix(x) - 456 & words - 1) - 123) * pow(0x9E3779B1, -1, words) % words
 
     hashes = [0, 1, 2, words // 2, words - 1]
-    values = gumbel(keys, torch.tensor([[token(x) for x in hashes]]), FASTEST)[0].double()
+    values = gumbel(keys, torch.tensor([[token(x) for x in hashes]]), kernels)[0].double()
     expected = stats.gumbel_r.isf((np.array(hashes) + 0.5) / words)
     assert values[:4].numpy() == pytest.approx(expected[:4], abs=1e-5)
     assert -3.2 < values[4] < -2.7, "as small as float32 allows"

@@ -21,7 +21,7 @@ import torch
 from kernels import FASTEST
 from verifying import match, run
 
-from soothsay import LLM, DraftTree, Observation, RequestError, SamplingParams
+from soothsay import LLM, DraftTree, ModelError, Observation, RequestError, SamplingParams
 from soothsay.core import verify
 from soothsay.core.request import Request
 from soothsay.core.sampling import Keyed, Nodes, perturb
@@ -292,6 +292,35 @@ def test_guesses_that_were_not_drawn_are_accepted_as_often_as_the_target_says_th
         assert both == pytest.approx(p(())[3] * p((3,))[2])
 
 
+@pytest.mark.parametrize("name", LAWFUL)
+def test_guesses_that_were_not_drawn_stand_beside_those_that_were(name: str) -> None:
+    """With a child for each token, one of them is accepted."""
+    p, q = random_law(6, 4), random_law(7, 4)
+    law = emitted(name, Plan(((0,),), extra=((0,), (1,), (2,), (3,))), p, q)
+    assert {len(said) for said, chance in law.items() if chance > 1e-9} == {2}
+
+
+@pytest.mark.parametrize("name", LAWFUL)
+def test_a_guess_that_neither_law_allows_is_never_accepted(name: str) -> None:
+    p, tree = np.array([0.5, 0.0, 0.3, 0.2]), DraftTree(0)
+    add_draws(tree, 0, np.array([1.0, 0.0, 0.0, 0.0]), [1], replaced=False)
+    verify = VERIFIERS[name].verify
+    for chance, verdict in outcomes(lambda chance: verified(verify, tree, lambda said: p, chance)):
+        assert isinstance(verdict, Verdict)
+        assert not (verdict.path and chance > 0)
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if name != "match"])
+def test_scores_that_are_no_numbers_are_an_error(name: str) -> None:
+    tree = DraftTree(0)
+    tree.extend([1, 2])
+    with pytest.raises(ModelError, match="not finite"):
+        run(
+            VERIFIERS[name].verify(tree, Keyed(0)),
+            lambda nodes: Evidence([0] * len(nodes), torch.full((len(nodes), 4), math.nan)),
+        )
+
+
 class TestTheLawIsLostIf:
     """Mistakes that the tests above detect: each test makes one, and the distribution must change."""
 
@@ -429,6 +458,8 @@ class TestTypicalAcceptance:
         assert paths == {(2, 1, 3)}
         paths = {tuple(v.tokens[:-1]) for _, v in self.verdicts(p, (1, 2), (1, 1), (0,))}
         assert paths == {(1, 1)}
+        paths = {tuple(v.tokens[:-1]) for _, v in self.verdicts(p, (2, 0), (0, 1))}
+        assert paths == {(0, 1)}, "the likeliest as a whole"
 
     def test_an_unlikely_guess_is_refused_where_the_target_is_sure(self) -> None:
         def p(said: Said) -> Floats:

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay import DraftTree
+from soothsay import DraftTree, SamplingParams, Target
+from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.paths import FlatPaths
+from soothsay.core.request import Request
+from soothsay.drafters.base import NoDrafter
+from soothsay.drafters.trees.context import TokenKV
 from soothsay.model.load import best_kernels
 from soothsay.model.transformer import Transformer
 
@@ -91,3 +95,18 @@ def test_both_layouts_of_paths_agree_on_what_is_seen(seed: int) -> None:
             assert seen == [slot(offset) for offset in expected.pop(int(flat.rows[at]))]
     assert not expected
     assert batch.positions.tolist() == [start, root, *(root + d for d in tree.depths[1:])]
+
+
+def test_the_last_token_of_a_known_prompt_is_computed_again(tiny: Make) -> None:
+    """The drafter needs its logits, though the block that it fills is noted."""
+    model, text = tiny(0), [*range(20, 20 + 2 * BLOCK)]
+    target = Target(model, None, EngineConfig(max_context=200, block_size=BLOCK, max_rows=16), 8)
+    kv, computed = TokenKV(target, model.new_cache(8, BLOCK)), []
+    for _ in range(2):
+        request = Request(
+            text, SamplingParams(), seed=0, limit=200, drafter=NoDrafter(target), block_size=BLOCK
+        )
+        request.blocks, request.max_nodes = [5, 2], 4
+        (one,) = kv.catch_up({request: DraftTree(text[-1])})
+        computed.append(one.rows[0].tokens.tolist())
+    assert computed == [text, text[-1:]]
