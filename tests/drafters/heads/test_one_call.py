@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from soothsay import LLM, SamplingParams
+from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.eagle import Eagle3
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.model.native import draft
 from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.kernels import load_native
 
@@ -96,10 +98,12 @@ def test_trees_of_any_shape(shape: tuple[int, int, int], llm: LLM) -> None:
 
 def test_cosines_are_asked_for_up_to_the_deepest_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = NativeDraft._turns
+    monkeypatch.setattr(draft, "POSITIONS", 1)  # tables grow
 
-    def no_more_than_asked_for(draft: NativeDraft, count: int) -> tuple[Tensor, ...]:
-        parts = tuple(part.clone() for part in turns(draft, count))
+    def no_more_than_asked_for(own: NativeDraft, count: int) -> tuple[Tensor, ...]:
+        parts = tuple(part.clone() for part in turns(own, count))
         for part in parts:
+            assert len(part) >= count
             part[count:] = torch.nan
         return parts
 
@@ -149,6 +153,32 @@ def test_what_changes_logits_is_drafted_level_by_level(llm: LLM, monkeypatch: py
     assert [result.token_ids for result in results] == plain
     assert {request.params.presence_penalty for request in grown} == {0.5}
     assert all(result.stats.drafted > 10 for result in results)
+
+
+def test_small_trees_of_a_drafter_that_is_sure() -> None:
+    """No more nodes are computed than are verified, however deep the best path is."""
+    llm = LLM(
+        "sibyl", dtype="int8", drafter="none", kv_tokens=2048, max_tree=8, block_size=4, prefix_caching=False
+    )
+    check_equal(llm, partial(Eagle3, llm.engine.target, depth=9, width=6, branch=7), PARAMS["greedy"])
+
+
+def test_a_tree_that_its_blocks_have_no_room_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, refused = NativeDraft.__call__, []
+
+    def with_a_node_too_many_first(own: NativeDraft, drafting: Drafting) -> list[Grown | None]:
+        (one,) = drafting.requests
+        assert one.rows.table is not None
+        room = len(one.rows.table) * drafting.block_size - one.rows.start - len(one.rows.tokens)
+        with pytest.raises(IndexError, match="fewer KV blocks") as error:
+            call(own, replace(drafting, requests=[replace(one, nodes=room + 2)]))
+        refused.append(error)
+        return call(own, drafting)
+
+    monkeypatch.setattr(NativeDraft, "__call__", with_a_node_too_many_first)
+    params = replace(PARAMS["an answer that ends"], ignore_eos=True)
+    llm.generate(PROMPTS[0], params, drafter=Eagle3(llm.engine.target))
+    assert refused
 
 
 def test_stock_operations_have_no_such_call() -> None:

@@ -29,12 +29,20 @@ def test_rows_choose_the_same_experts(kernels: NativeKernels, name: str, dtype: 
     c = ROUTINGS[name]
     scores = torch.randn(200, c.count).to(dtype)
     scores[50:100] = scores[50:100].round()  # many are equal: the first wins
-    correction = torch.randn(c.count) if c.corrected else None
+    correction = torch.randn(c.count) - 2 if c.corrected else None  # most sums are below 0
     shares, chosen = kernels.route(scores, c, correction)
     expected, numbers = route(scores, c, correction)
     assert torch.equal(chosen, numbers)
     torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-7)
     assert not torch.equal(chosen.sort(-1).values, chosen)
+
+
+def test_scores_that_are_apart_in_memory(kernels: NativeKernels) -> None:
+    scores = torch.randn(30, 2 * SOFTMAX.count)[:, ::2]
+    for found, expected in zip(
+        kernels.route(scores, SOFTMAX, None), kernels.route(scores.contiguous(), SOFTMAX, None), strict=True
+    ):
+        assert torch.equal(found, expected)
 
 
 def test_scores_that_are_no_numbers_choose_experts_that_exist(kernels: NativeKernels) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import TINY
 from torch import Tensor
 
-from soothsay.config import ExpertsConfig, RopeConfig
+from soothsay.config import ExpertsConfig, LatentConfig, RopeConfig
 from soothsay.core.integer_keys import read_values, row_size
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
@@ -107,6 +108,22 @@ def test_gated(kernels: NativeKernels, dtype: torch.dtype, activation: str) -> N
     result = kernels.gated(gate_up, activation)
     close(result, STOCK.gated(gate_up, activation))
     assert torch.equal(kernels.gated(gate_up[3:4], activation)[0], result[3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_that_are_a_part_of_a_wider_product(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    x, wide = torch.randn(70, 96), torch.randn(70, 3 * 96).to(dtype)
+    before = x.clone()
+    for gates in (wide[:, 96:192], wide[:, :96].contiguous()):
+        close(kernels.open(x, gates), STOCK.open(x, gates))
+    assert torch.equal(x, before)
+
+
+def test_rows_that_buffers_have_room_for() -> None:
+    for size, fits in ((1024, True), (1056, False)):
+        assert NativeKernels.fit(replace(TINY, head_dim=size)) is fits
+        latent = LatentConfig(rank=size - 64, rotated=64, plain=32, value=32)
+        assert NativeKernels.fit(replace(TINY, head_dim=32, latent=latent)) is fits
 
 
 def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transformer]) -> None:

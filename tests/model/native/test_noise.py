@@ -62,3 +62,15 @@ def test_a_race_finds_the_best_of_all_scores(kernels: NativeKernels, width: int,
         values, tokens = kernels.race(x, factors, keys, count)
         torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(scores.gather(1, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_are_apart_in_memory(kernels: NativeKernels) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 400, generator=generator)[:, ::2]
+    keys = torch.randint(0, 1 << 32, (6, 4), generator=generator)[:, ::2]
+    tokens, factors = torch.arange(400)[None, ::2], torch.ones(6)
+    assert torch.equal(kernels.uniform(keys, tokens), uniform(keys, tokens))
+    values, places = kernels.race(x, factors, keys, 3)
+    expected = kernels.race(x.contiguous(), factors, keys.contiguous(), 3)
+    assert torch.equal(values, expected[0])
+    assert torch.equal(places, expected[1])

@@ -51,6 +51,11 @@ def test_weights_of_different_kinds(kernels: NativeKernels) -> None:
     assert torch.equal(found.floats(rows), dequantized(both, torch.float32)[rows])
 
 
+def test_numbers_of_rows_that_are_apart_in_memory(kernels: NativeKernels) -> None:
+    found = table(kernels, random_weight(130, 32, 8, None, zeros=False))
+    assert torch.equal(found.floats(ROWS.repeat_interleave(3)[::3]), found.floats(ROWS))
+
+
 def test_rows_that_do_not_exist_are_no_numbers(kernels: NativeKernels) -> None:
     found = table(kernels, random_weight(70, 32, 8, None, zeros=False)).floats(torch.tensor([69, 70, -1]))
     assert found.isnan().all(1).tolist() == [False, True, True]

@@ -113,6 +113,14 @@ def test_like_stock_operations(
     close(rule.run(kernels, within, None), rule.run(STOCK, within, None))
 
 
+def test_gates_of_another_type(kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig) -> None:
+    """They may come from a layer that stock operations multiply."""
+    rule, plan = Rule(config, torch.bfloat16), Strands((Strand(0, 20, 0, ()),))
+    rows, gates = rule.rows[:20], rule.gates[:20]
+    found = rule.apply(kernels, rows, gates.float(), None, plan)
+    assert torch.equal(found, rule.apply(kernels, rows, gates, None, plan))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 7, 64, 100])
 def test_chunks_of_a_prompt(
