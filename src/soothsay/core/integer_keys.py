@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from soothsay.core.functions import total
+
 SCALE = 2
 """Elements of a key's scale."""
 
@@ -39,7 +41,7 @@ def kv_bytes(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> int:
 
 def integers(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows `[..., d]` float32 as integers `[..., d]` int16, and their scales `[..., 1]` float32."""
-    norm = x.square().sum(-1, keepdim=True).sqrt()
+    norm = total(x.square()).sqrt()
     inverse = torch.where(norm > LEAST_NORM, torch.full_like(norm, NORM) / norm, 0.0)
     return (x * inverse).round().to(torch.int16), norm / NORM
 

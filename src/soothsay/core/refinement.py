@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from soothsay.core.functions import silu
 from soothsay.core.tree import DraftTree
 
 LEAST = 0.004
@@ -80,7 +80,7 @@ def grow(
             below.append((c.places[0], c.values[0].clone()))
         else:
             above = states[tree.parents[node]] @ r.carry.float()
-            states.append(F.silu(c.read[level] + r.tokens[places[node]].float() + above))
+            states.append(silu(c.read[level] + r.tokens[places[node]].float() + above))
             rows, log_probs = _refined(r, c, level, places[node], states[-1])
             below.append((rows, tree.scores[node] + log_probs))
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.constraint import Constraint
+from soothsay.core.functions import log_total
 from soothsay.core.noise import SamplingKernels, gumbel, noise_key
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
 from soothsay.core.tree import DraftTree
@@ -232,10 +233,8 @@ def nucleus(
     few = width <= NUCLEUS_WIDTH  # `largest` is for few
     values, tokens = kernels.largest(logits, width) if few else logits.topk(width, dim=-1)  # [R, width]
     values = values.masked_fill(torch.arange(width, device=device) >= top_k, -math.inf)
-    total = torch.where(
-        top_k <= width, values.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True)
-    )
-    probs = (values - total).exp()
+    whole = torch.where(top_k <= width, log_total(values), log_total(logits))
+    probs = (values - whole).exp()
     reached = probs.cumsum(-1)
     values = values.masked_fill(reached - probs >= top_p, -math.inf)
     in_sight = (top_k == vocab) & (reached[:, -1:] >= top_p)  # with a larger top_k, the total is unknown

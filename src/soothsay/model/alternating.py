@@ -78,9 +78,7 @@ class Alternate(nn.Module):
     def _routed(self, x: Tensor, matrix: Vector) -> Tensor:
         """A matrix `[out, parts]` times what the router makes of `x`, `[N, out]`, summed in order."""
         normed = self.kernels.norm(x.contiguous(), self.router_norm, cast(torch.dtype, self.router.dtype))
-        scores = cast(Tensor, self.router(normed)).float()
-        # whole vectors for each row: odd numbers would be computed in another way
-        scores = torch.tanh(scores.repeat(1, 32))[:, : self.parts]
+        scores = torch.tanh(cast(Tensor, self.router(normed)).float())
         total = scores[:, :1] * matrix.value[:, 0]
         for part in range(1, self.parts):
             total = total + scores[:, part, None] * matrix.value[:, part]

@@ -16,9 +16,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.token_rule import State, run_rows
@@ -58,17 +58,17 @@ def _token(
     """One token's output `[H_v * d_v]` float32, and the state after it."""
     c, x = weights.config, qkvz.float()
     window = torch.cat([state.inputs, x[None, : c.channels]])
-    q, k, v = torch.split(F.silu((window * weights.taps).sum(0)), [c.keys, c.keys, c.values])
+    q, k, v = torch.split(silu((window * weights.taps).sum(0)), [c.keys, c.keys, c.values])
     q = _shared(_unit(q.view(c.key_heads, c.key_size)), c) * c.key_size**-0.5
     k = _shared(_unit(k.view(c.key_heads, c.key_size)), c)
     b, a = gates.float().chunk(2)
-    decay = torch.exp(-weights.log_rates.exp() * F.softplus(a + weights.offsets))[:, None]  # [H_v, 1]
+    decay = torch.exp(-weights.log_rates.exp() * softplus(a + weights.offsets))[:, None]  # [H_v, 1]
     old = state.matrices
-    delta = torch.sigmoid(b)[:, None] * (v.view(c.value_heads, -1) - decay * (old * k[..., None]).sum(1))
+    delta = sigmoid(b)[:, None] * (v.view(c.value_heads, -1) - decay * (old * k[..., None]).sum(1))
     read = decay * (old * q[..., None]).sum(1) + (k * q).sum(1, keepdim=True) * delta  # [H_v, d_v]
-    out = F.rms_norm(read, weights.scale.shape, weights.scale, weights.eps)
+    out = rms_norm(read, weights.scale, weights.eps)
     if len(x) > c.channels:
-        out = out * F.silu(x[c.channels :]).view(c.value_heads, -1)
+        out = out * silu(x[c.channels :]).view(c.value_heads, -1)
     new = old * decay[..., None] + k[..., None] * delta[:, None]
     return out.flatten(), State(new, window[1:])
 
@@ -80,4 +80,4 @@ def _shared(x: Tensor, c: DeltaConfig) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
+    return x * torch.rsqrt(total(x * x) + EPS)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
+from soothsay.core.functions import sigmoid
 from soothsay.model.kernels import SQUARED_RELU, FusedExperts, Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers, RMSNorm, Vector
@@ -147,9 +148,7 @@ class Experts(nn.Module):
             return out
         if self.shared_gate is None:
             return cast(Tensor, out + self.shared(x))
-        # a whole vector of equal numbers for each row: an odd one out would be computed in another way
-        gate = torch.sigmoid(cast(Tensor, self.shared_gate(x)).float().repeat(1, 32))[:, :1]
-        return cast(Tensor, out + gate * self.shared(x))
+        return cast(Tensor, out + sigmoid(self.shared_gate(x).float()) * self.shared(x))
 
     @property
     def mixes_shared(self) -> bool:

@@ -20,6 +20,7 @@ from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
 from soothsay.core.drafting import Drafting, Grown
+from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu, total
 from soothsay.core.integer_keys import written
 from soothsay.core.refinement import Candidates, Looked, Refinement, grow
 from soothsay.core.states import LayerStates
@@ -30,14 +31,11 @@ from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import Rope, rotate
-from soothsay.model.routing import route, sigmoid
+from soothsay.model.routing import route
 from soothsay.model.state_space import StateSpace, state_space
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+"""Those of gated feed-forward layers, of float32."""
 
 
 CLIPPED = "clipped_swiglu"
@@ -48,9 +46,9 @@ SQUARED_RELU = "relu2"
 
 
 def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """The gated activation of gpt-oss: both parts are bounded, and up is one more. Rounded once."""
-    dtype, gate, up = gate.dtype, gate.float().clamp(max=7.0), up.float().clamp(-7.0, 7.0)
-    return (gate * sigmoid(1.702 * gate) * (up + 1)).to(dtype)
+    """The gated activation of gpt-oss: both parts are bounded, and up is one more."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * sigmoid(1.702 * gate) * (up + 1)
 
 
 class Norm(Protocol):
@@ -151,7 +149,7 @@ class Kernels(noise.SamplingKernels):
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
         if norm.centred:
             return F.layer_norm(x, norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
-        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps).to(dtype)
+        return rms_norm(x, norm.weight, norm.eps).to(dtype)
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
         """`x + delta`, or `x + norm(delta)`: `[N, size]` float32."""
@@ -222,7 +220,7 @@ class Kernels(noise.SamplingKernels):
 
     def open(self, x: Tensor, gates: Tensor) -> Tensor:
         """`x` times the sigmoid of `gates`: `[N, size]` float32."""
-        return x * torch.sigmoid(gates.float())
+        return x * sigmoid(gates.float())
 
     def delta_rule(
         self,
@@ -291,8 +289,9 @@ class Kernels(noise.SamplingKernels):
         """
         if activation == SQUARED_RELU:
             return F.relu(gate_up).square()
-        gate, up = gate_up.chunk(2, dim=-1)
-        return clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        out = clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
+        return out.to(gate_up.dtype)
 
     def route(
         self,
@@ -371,7 +370,7 @@ class Kernels(noise.SamplingKernels):
         """See `SamplingKernels`."""
         values, places = x.topk(min(count, x.shape[1]), dim=-1)
         if factors is not None:
-            values = values * factors[:, None] - (x * factors[:, None]).logsumexp(-1, keepdim=True)
+            values = (x * factors[:, None]).log_softmax(-1).gather(1, places)
         return values, places
 
     def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -386,7 +385,7 @@ class Kernels(noise.SamplingKernels):
         own = x.gather(1, places[:, None])
         first = torch.arange(x.shape[1], device=x.device) < places[:, None]
         p = (x.masked_fill(x < floors[:, None], -torch.inf) * factors[:, None]).softmax(-1)
-        return (p * ((x > own) | (x == own) & first)).sum(-1)
+        return total(p * ((x > own) | (x == own) & first))[:, 0]
 
 
 class StockKernels(Kernels):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from soothsay.config import ExpertsConfig
+from soothsay.core.functions import sigmoid, total
 
 
 def route(
@@ -27,20 +28,15 @@ def route(
     worth = weights if correction is None else weights + correction
     if c.groups > 1:  # a group is worth as much as its best experts
         groups = worth.view(len(worth), c.groups, -1)
-        best = groups.topk(c.group_best).values.sum(-1)
+        best = total(groups.topk(c.group_best).values)[..., 0]
         kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, _best(best, c.groups_chosen), True)
         worth = groups.masked_fill(~kept[..., None], -torch.inf).flatten(1)
     chosen = _best(worth, c.chosen)
     weights = weights.gather(1, chosen)
     if c.normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / (total(weights) + 1e-20)
     weights = weights * c.scale
     return weights if scales is None else weights * scales[chosen], chosen
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """The sigmoid, as the softmax of a number and 0: torch's own has other bits at the end of a tensor."""
-    return torch.stack([x, torch.zeros_like(x)], -1).softmax(-1)[..., 0]
 
 
 def _best(x: Tensor, count: int) -> Tensor:

@@ -15,9 +15,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.core.functions import rms_norm, silu, softplus
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.token_rule import State, run_rows
@@ -65,18 +65,18 @@ def _token(
     """
     c, row = weights.config, xbcz.float()
     window = torch.cat([state.inputs, row[None, : c.channels]])
-    mixed = F.silu((window * weights.taps).sum(0) + weights.bias)
+    mixed = silu((window * weights.taps).sum(0) + weights.bias)
     x, b, read = torch.split(mixed, [c.size, c.groups * c.state_size, c.groups * c.state_size])
     x = x.view(c.heads, 1, c.head_size)
     b, read = (each.view(c.groups, c.state_size, 1).repeat_interleave(c.group, 0) for each in (b, read))
-    step = F.softplus(steps.float() + weights.offsets)
+    step = softplus(steps.float() + weights.offsets)
     decay = torch.exp(-weights.log_rates.exp() * step)
     new = torch.mul(state.matrices, decay[:, None, None], out=free)  # [H, d_state, d_x]
     new.addcmul_(step[:, None, None] * x, b)
     out = torch.mul(new, read, out=products).sum(1)
     out = (out + weights.skips[:, None] * x[:, 0]).flatten()
     if len(row) > c.channels:
-        out = _finished(out, F.silu(row[c.channels :]), weights)
+        out = _finished(out, silu(row[c.channels :]), weights)
     return out, State(new, window[1:])
 
 
@@ -86,5 +86,5 @@ def _finished(out: Tensor, gates: Tensor, weights: StateSpace) -> Tensor:
     if weights.scale is None:
         return out * gates
     out = (out if c.norm_first else out * gates).view(c.groups, -1)
-    out = F.rms_norm(out, out.shape[1:], None, weights.eps).flatten() * weights.scale
+    out = rms_norm(out, weights.scale.view(out.shape), weights.eps).flatten()
     return out * gates if c.norm_first else out

@@ -1,0 +1,60 @@
+"""Functions whose bits depend on each number, or on each row, alone.
+
+PyTorch has sigmoid, silu, gelu and softplus in two forms: for vectors, and for what does not fill one or is
+not adjacent. Their last bits differ, so those of a row depend on other rows, strides and threads. oneDNN has
+a third gelu. Threads share the sum of a single long row. The functions here use operations that have one form,
+which docs/guarantee.md lists.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 4096
+"""Numbers that are summed at once. PyTorch splits sums of 32768 numbers and more."""
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """`1 / (1 + e^-x)`."""
+    return 1 / (torch.exp(-x) + 1)
+
+
+def silu(x: Tensor) -> Tensor:
+    """`x sigmoid(x)`."""
+    return x / (torch.exp(-x) + 1)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`x` times the share of a normal distribution below it (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+    return x * 0.5 * (torch.erf(x * math.sqrt(0.5)) + 1)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """`gelu`, approximated by a hyperbolic tangent."""
+    return x * 0.5 * (torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))) + 1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """`log(1 + e^x)`."""
+    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum of each row: `[..., n] -> [..., 1]`."""
+    while x.shape[-1] > PIECE:
+        x = F.pad(x, (0, -x.shape[-1] % PIECE)).view(*x.shape[:-1], -1, PIECE).sum(-1)
+    return x.contiguous().sum(-1, keepdim=True)
+
+
+def log_total(x: Tensor) -> Tensor:
+    """The logarithm of each row's sum of `e^x`: `[..., n] -> [..., 1]`."""
+    return x.amax(-1, keepdim=True) - x.log_softmax(-1).amax(-1, keepdim=True)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / rms(x) * weight`: `[..., n]` float32."""
+    return x * torch.rsqrt(total(x.square()) / x.shape[-1] + eps) * weight

@@ -1,0 +1,254 @@
+"""Each operation of a pass: bits of a row alone and among others, by strides, addresses and threads.
+
+Strided rows are for stock operations that get them. The others take adjacent rows, as `Kernels` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernels import FASTEST, STOCK
+from row_bits import assert_row_bits
+from torch import Tensor
+
+from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.integer_keys import row_size
+from soothsay.core.params import SamplingParams
+from soothsay.core.sampling import perturb_rows
+from soothsay.core.strand import WITHIN, Strand
+from soothsay.core.strands import Strands
+from soothsay.core.tree import DraftTree
+from soothsay.engine.verification import best_logprobs
+from soothsay.model.delta_rule import Recurrence
+from soothsay.model.feed_forward import moments
+from soothsay.model.kernels import Kernels
+from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
+from soothsay.model.norm import Multipliers, RMSNorm
+from soothsay.model.quantized import Quantized
+from soothsay.model.rope import QueryGrowth, Rope
+from soothsay.model.state_space import StateSpace
+from soothsay.model.transformer import finished_logits
+from soothsay.states_config import DeltaConfig, StateSpaceConfig
+
+DTYPES = (torch.float32, torch.bfloat16)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")
+each_kernels = pytest.mark.parametrize("kernels", {STOCK, FASTEST}, ids=lambda kernels: kernels.name)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+Run = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def norm(size: int, **options: Any) -> RMSNorm:
+    made = RMSNorm(size, 1e-6, **options).requires_grad_(False)
+    made.weight.data = torch.rand(size) + 0.5
+    return made
+
+
+@each_dtype
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", [75, 144, 1000])
+def test_activations(activation: str, size: int, dtype: torch.dtype) -> None:
+    rows = (torch.randn(64, 2 * size) * 3).to(dtype)
+    assert_row_bits(lambda x: STOCK.gated(x, activation), rows)
+
+
+@each_dtype
+@pytest.mark.parametrize("activation", NATIVE_ACTIVATIONS)
+def test_native_activations(activation: str, dtype: torch.dtype) -> None:
+    rows = (torch.randn(64, 2 * 528) * 3).to(dtype)
+    assert_row_bits(lambda x: FASTEST.gated(x, activation), rows, strided=False)
+
+
+@each_dtype
+@each_kernels
+@pytest.mark.parametrize("size", [80, 976])
+def test_sums_and_norms(kernels: Kernels, size: int, dtype: torch.dtype) -> None:
+    first, second, centred = norm(size), norm(size), norm(size, centred=True)
+
+    def run(x: Tensor) -> Tensor:
+        total, normed = kernels.add_norm(x, x.to(dtype), second, first, dtype)
+        parts = kernels.norm(x, first, dtype), kernels.norm(x, centred, dtype), kernels.add(x, x, None)
+        return torch.cat([total, normed.float(), *(part.float() for part in parts)], -1)
+
+    assert_row_bits(run, torch.randn(64, size) * 3, strided=kernels is STOCK)
+
+
+@each_dtype
+@each_kernels
+@pytest.mark.parametrize("kept", [None, torch.int16], ids=str)
+def test_heads_that_are_normed_turned_and_kept(
+    kernels: Kernels, dtype: torch.dtype, kept: torch.dtype | None
+) -> None:
+    """Queries, and the rows of the pool."""
+    rope, norms, kept = Rope(RopeConfig(), 32), (norm(32), norm(32)), kept or dtype
+
+    def run(x: Tensor) -> Tensor:
+        positions = (x[:, 0].float().abs() * 1000).long()
+        growth = QueryGrowth(QueryGrowthConfig(0.3, 100), 4000)(positions)
+        cos, sin = rope(positions)
+        pool = torch.zeros(4, len(x), row_size(32, kept), dtype=kept)
+        heads = x.reshape(len(x), 7, 32)
+        q = kernels.rotate_store(heads, norms, (cos, sin), 0.3, pool, torch.arange(len(x)), norms[0])
+        pooled = pool.view(torch.uint8).transpose(0, 1).flatten(1)
+        return torch.cat([(q * growth).flatten(1), cos[:, 0], sin[:, 0], pooled.float()], -1)
+
+    assert_row_bits(run, torch.randn(64, 7 * 32).to(dtype), strided=kernels is STOCK)
+
+
+@each_kernels
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int16], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "capped", "sinks"])
+def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
+    """Rows are requests with contexts of different lengths."""
+    if dtype is torch.int16 and not kernels.integer_keys:
+        kernels = STOCK
+    block, heads, group, d = 8, 2, 3, 32
+    options = {"plain": {}, "capped": {"softcap": 2.0}, "sinks": {"sinks": torch.randn(heads * group)}}[kind]
+    lengths, tables = (
+        np.random.default_rng(0).integers(1, 300, 64),
+        np.random.default_rng(1).permutation(2560),
+    )
+    kv = torch.randn(2 * heads, 2560 * block, row_size(d, dtype))
+    if dtype is torch.int16:
+        kv = torch.zeros(kv.shape, dtype=dtype)
+        kv[...] = torch.randint(-3000, 3000, kv.shape)
+        kv[:heads, :, d:] = torch.tensor([1e-4]).view(torch.int16)
+        kv[heads:] = torch.randn(heads, *kv.shape[1:]).bfloat16().view(torch.int16)
+    kv = kv if dtype is torch.int16 else kv.to(dtype)
+
+    def run(x: Tensor) -> Tensor:
+        numbers = (x[:, 0] * 64).long().tolist()
+        requests = [
+            Rows(np.array([1]), int(lengths[n]), tables[40 * n : 40 * n + 40], DraftTree(1)) for n in numbers
+        ]
+        batch = Batch.pack(requests, block_size=block, group=group, lay_out=kernels.lay_out)
+        return kernels.attend(x.view(len(x), heads * group, d), kv, batch, **options)
+
+    rows = torch.randn(64, heads * group * d)
+    rows[:, 0] = torch.arange(64) / 64  # the request's number
+    assert_row_bits(run, rows, strided=kernels is STOCK)
+
+
+@each_kernels
+@pytest.mark.parametrize(
+    "options", [{}, {"sigmoid": True, "groups": 4, "groups_chosen": 2, "corrected": True}]
+)
+def test_routes_of_experts(kernels: Kernels, options: dict[str, Any]) -> None:
+    c = ExpertsConfig(16, 7, 32, layers=(0,), **options)
+    correction = torch.randn(16) if c.corrected else None
+    assert_row_bits(lambda x: torch.cat(kernels.route(x, c, correction), -1), torch.randn(64, 16) * 3)
+
+
+@each_kernels
+def test_gates(kernels: Kernels) -> None:
+    def run(x: Tensor) -> Tensor:
+        return kernels.open(x[:, :80].contiguous(), x[:, 80:].bfloat16())
+
+    assert_row_bits(run, torch.randn(64, 160))
+
+
+def random_integers(out: int, size: int, bits: int) -> Quantized:
+    values = torch.randint(0, 2**bits, (out, size), dtype=torch.uint8)
+    return Quantized(bits, values, torch.rand(out, size // 32) / 100)
+
+
+LAYERS: dict[str, Callable[[Kernels], Any]] = {
+    "float32": lambda kernels: kernels.linear(torch.randn(101, 80), torch.randn(101), torch.float32),
+    "bfloat16": lambda kernels: kernels.linear(torch.randn(101, 80).bfloat16(), None, torch.bfloat16),
+    "odd sizes": lambda kernels: kernels.linear(torch.randn(3, 80), None, torch.float32),
+    "int8": lambda kernels: kernels.linear(random_integers(96, 160, 8), None, torch.float32),
+    "int4": lambda kernels: kernels.linear(random_integers(96, 160, 4), torch.randn(96), torch.bfloat16),
+}
+
+
+@each_kernels
+@pytest.mark.parametrize("name", LAYERS)
+def test_linear_layers(kernels: Kernels, name: str) -> None:
+    layer = LAYERS[name](kernels)
+    assert_row_bits(layer, torch.randn(64, 160 if name.startswith("int") else 80))
+
+
+SPACE = StateSpaceConfig((0,), heads=4, head_size=48, groups=2, state_size=32, taps=4)
+RULE = DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4)
+
+
+@each_kernels
+@pytest.mark.parametrize("rule", [StateSpace(SPACE, 1e-3), Recurrence(RULE, 1e-3)], ids=["space", "delta"])
+def test_rules_of_states(kernels: Kernels, rule: StateSpace | Recurrence) -> None:
+    c = rule.config
+    width = c.channels + (c.size if isinstance(c, StateSpaceConfig) else c.values)
+    rule.requires_grad_(False)
+
+    def run(x: Tensor) -> Tensor:
+        strands = Strands(tuple(Strand(i, 1, 0, (), slot=WITHIN) for i in range(len(x))))
+        rows, gates = x[:, :width], x[:, width:]
+        if isinstance(rule, StateSpace):
+            return kernels.state_space(rows, gates, rule, None, strands)
+        return kernels.delta_rule(rows, gates, rule, None, strands)
+
+    assert_row_bits(run, torch.randn(8, width + c.gates))
+
+
+@each_kernels
+def test_convolutions(kernels: Kernels) -> None:
+    taps = torch.randn(3, 80)
+
+    def run(x: Tensor) -> Tensor:
+        return kernels.convolve(
+            x, taps, None, Strands(tuple(Strand(i, 1, 0, (), slot=WITHIN) for i in range(len(x))))
+        )
+
+    assert_row_bits(run, torch.randn(64, 80))
+
+
+LOGITS: dict[str, tuple[int, Run]] = {
+    "softcap": (1003, lambda x: finished_logits(x, 0.7, 6.0)),
+    "moments": (1003, lambda x: torch.cat(moments(x), -1)),
+    "multipliers": (1003, Multipliers((0.3, 1.7), (3, 1000))),
+    "log-probabilities": (40001, lambda x: best_logprobs(x, [5] * len(x), 4)[2]),
+    **{
+        f"{name}, {width} tokens": (width, lambda x, params=params: sampled(x, params))
+        for width in (1003, 40001)
+        for name, params in {
+            "all": SamplingParams(temperature=0.7),
+            "top-p": SamplingParams(temperature=1.3, top_p=0.9, min_p=1e-5),
+            "top-k": SamplingParams(temperature=1.3, top_k=300, top_p=0.9),
+        }.items()
+    },
+}
+
+
+def sampled(x: Tensor, params: SamplingParams) -> Tensor:
+    keys = (x[:, :2].abs() * 1e6).long()
+    return perturb_rows(x, [params] * len(x), keys, STOCK)
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits_and_what_is_drawn_from_them(name: str) -> None:
+    width, run = LOGITS[name]
+    assert_row_bits(run, torch.randn(20 if width < 2000 else 3, width) * 2)
+
+
+@each_kernels
+@pytest.mark.parametrize("width", [1008, 40001])
+def test_operations_of_sampling(kernels: Kernels, width: int) -> None:
+    def run(x: Tensor) -> Tensor:
+        factors, places = torch.full((len(x),), 0.7), torch.full((len(x),), 3)
+        floors = x.new_full((len(x),), -2.0)
+        x = x.clone()
+        x[:, 3] = 1.0
+        values, tokens = kernels.largest(x, 5, factors)
+        mass = kernels.mass_before(x, factors, x.amax(-1), floors, places)[:, None]
+        raced = kernels.race(x, factors, (x[:, :2].abs() * 1e6).long(), 4)
+        return torch.cat([values, tokens, mass, *raced], -1)
+
+    assert_row_bits(run, torch.randn(20 if width < 2000 else 3, width))
