@@ -314,6 +314,10 @@ BLOCKS: dict[str, dict[str, Any]] = {  # one of each kind of computation that th
     "queries that grow": {"query_growth": QueryGrowthConfig(0.3, 16)},
     "chunks": {"windows": (-9, None), "qk_unit_norm": True},
     "parallel blocks": {"parallel": True, "centred_norms": True},
+    **{
+        activation: {"activation": activation, "intermediate_size": 75}
+        for activation in ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")
+    },
 }
 
 

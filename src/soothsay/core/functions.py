@@ -2,8 +2,8 @@
 
 PyTorch has sigmoid, silu, gelu and softplus in two forms: for vectors, and for what does not fill one or is
 not adjacent. Their last bits differ, so those of a row depend on other rows, strides and threads. oneDNN has
-a third gelu. Threads share the sum of a single long row. The functions here use operations that have one form,
-which docs/guarantee.md lists.
+a third gelu. Threads share the sum of a single long row. The functions here use operations that have one
+form, which docs/guarantee.md lists.
 """
 
 from __future__ import annotations
