@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from row_bits import assert_row_bits
 
-from soothsay.model.linear import Packed, padded_rows
+from soothsay.model.linear import Dense, InBlocks, Packed, padded_rows, stock_linear
 
 
 def test_few_numbers_of_rows_run() -> None:
@@ -31,3 +32,25 @@ def test_bits_do_not_depend_on_the_padding(outputs: int, inputs: int, dtype: tor
     assert every.dtype is dtype
     for rows in (1, 2, 3, 5, 7, 12, 16, 17, 23, 24, 63, 65, 100, 255, 257):
         assert torch.equal(layer(x[:rows]), every[:rows])
+
+
+@pytest.mark.parametrize("machine", ["without oneDNN", "not measured"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_that_may_depend_on_rows_have_one_shape(
+    machine: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if machine == "without oneDNN":
+        monkeypatch.setattr(Packed, "available", lambda: False)
+    else:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    torch.manual_seed(0)
+    weight, bias = torch.randn(101, 75).to(dtype), torch.randn(101).to(dtype)
+    layer, sizes = stock_linear(weight, bias, dtype), set[int]()
+    assert isinstance(layer, InBlocks)
+    assert layer.dtype == dtype
+    layer.layer.register_forward_pre_hook(lambda module, inputs: sizes.add(len(inputs[0])))
+    rows = torch.randn(64, 75)
+    assert_row_bits(layer, rows)
+    assert sizes == {InBlocks.ROWS}
+    torch.testing.assert_close(layer(rows), Dense(weight, bias)(rows), rtol=2e-2, atol=1e-1)
+    assert layer(rows[:0]).shape == (0, 101)

@@ -95,6 +95,29 @@ class Packed(nn.Module):
         return out[:rows].to(self.dtype)
 
 
+def keeps_bits() -> bool:
+    """Whether bits of oneDNN's float32 products were found not to depend on the number of rows here."""
+    return Packed.available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+class InBlocks(nn.Module):
+    """A layer that runs `ROWS` rows at a time, the last ones padded, so that all products have one shape.
+
+    For products whose bits may depend on the number of rows.
+    """
+
+    ROWS = 16
+
+    def __init__(self, layer: Dense | Packed):
+        super().__init__()
+        self.layer, self.name, self.dtype = layer, layer.name, layer.dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[M, in] -> [M, out]`."""
+        blocks = F.pad(x, (0, 0, 0, -len(x) % self.ROWS)).split(self.ROWS)
+        return torch.cat([self.layer(block) for block in blocks])[: len(x)]
+
+
 class Integer(nn.Module):
     """Integer weights times activations that are quantized to 8 bits for each row and group of inputs.
 
@@ -167,11 +190,12 @@ def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def stock_linear(weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-    """The fastest layer in stock operations; on a CPU, a row-invariant one if possible."""
+    """The fastest layer in stock operations; on a CPU, a row-invariant one."""
     if isinstance(weight, Tensor):
-        if weight.device.type == "cpu" and Packed.available():
-            return Packed(weight, bias)
-        return Dense(weight, bias)
+        if weight.device.type != "cpu":
+            return Dense(weight, bias)
+        layer = Packed(weight, bias) if Packed.available() else Dense(weight, bias)
+        return layer if keeps_bits() else InBlocks(layer)
     if isinstance(weight, Mixed):
         return Parts([stock_linear(part, own, dtype) for part, own in weight.with_biases(bias)])
     return Integer(weight.rows(0, weight.shape[0]), bias, dtype)
