@@ -72,7 +72,7 @@ def _token(
     step = softplus(steps.float() + weights.offsets)
     decay = torch.exp(-weights.log_rates.exp() * step)
     new = torch.mul(state.matrices, decay[:, None, None], out=free)  # [H, d_state, d_x]
-    new.addcmul_(step[:, None, None] * x, b)
+    new += torch.mul(step[:, None, None] * x, b, out=products)
     out = torch.mul(new, read, out=products).sum(1)
     out = (out + weights.skips[:, None] * x[:, 0]).flatten()
     if len(row) > c.channels:
