@@ -114,7 +114,7 @@ class InBlocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
-        blocks = F.pad(x, (0, 0, 0, -len(x) % self.ROWS)).split(self.ROWS)
+        blocks = torch.split(F.pad(x, (0, 0, 0, -len(x) % self.ROWS)), self.ROWS)
         return torch.cat([self.layer(block) for block in blocks])[: len(x)]
 
 

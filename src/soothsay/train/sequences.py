@@ -179,6 +179,13 @@ class TrainingKernels(StockKernels):
             out = _attend_to_levels(q, k, v, own, batch.anchors)
         return out.transpose(1, 2).reshape(b * t, -1)
 
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `Kernels`. PyTorch's own SiLU takes half of the time."""
+        if activation != "silu":
+            return super().gated(gate_up, activation)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
     def delta_rule(
         self,
         qkvz: Tensor,
