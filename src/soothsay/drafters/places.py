@@ -71,7 +71,7 @@ def drafter_directory(method: str, model: str, target: Target, *, shipped: bool 
             f"no model is named for {method}, and the target has no directory to look in: write "
             f"{method}(model=...)"
         )
-    if method == "mtp" and target.path is not None and target.path.suffix == ".gguf":
+    if method == "mtp" and target.path is not None and target.path.is_file():
         return target.path
     if method == "mtp" and (drafters.parent / "config.json").is_file():
         return drafters.parent

@@ -40,7 +40,7 @@ def download(name: str, kind: str = "") -> Path:
             wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
             directory = Path(snapshot_download(name, allow_patterns=wanted))
             names = [] if has_safetensors(directory) else _files(name)
-            if not any(file.endswith(".gguf") for file in names):
+            if not any(file.lower().endswith(".gguf") for file in names):
                 if any(fnmatch(file, PICKLED) for file in names):
                     return Path(snapshot_download(name, allow_patterns=[*wanted, PICKLED]))
                 return directory

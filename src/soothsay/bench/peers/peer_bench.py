@@ -108,7 +108,7 @@ class PeerBench:
                 f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
             )
         self.checkpoint = open_checkpoint(plan.model)
-        self.is_file = self.checkpoint.path.suffix == ".gguf"
+        self.is_file = self.checkpoint.path.is_file()
         self._check_kind()
         config, tokenizer = parse_model_config(self.checkpoint.config), self.checkpoint.tokenizer()
         text = tokenizer.encode(f"{QUESTION} {PASSAGE}") if tokenizer else range(1, config.vocab_size)

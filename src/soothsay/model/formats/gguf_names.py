@@ -1,5 +1,7 @@
 """What names of GGUF files say: the type of most weights, and which part of a model a file is.
 
+Only the first bytes say whether a file is one: names may lack the suffix, as in Ollama's folders.
+
 `gemma-3-1b.Q4_K_M.gguf` is a whole model, and `qwen3-Q8_0-00002-of-00003.gguf` the second of three parts.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from soothsay.errors import ModelError
 
@@ -20,12 +22,23 @@ MAX_LISTED = 50
 MAX_PARTS = 1000
 """Limit of parts of a model. The largest models have about 50."""
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-_PATTERN = "{}-{:05d}-of-{:05d}.gguf"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+_PATTERN = "{}-{:05d}-of-{:05d}{}"
 _TYPE = re.compile(
     r"(?<![A-Z0-9])(?:UD-)?(?:(?:I|T)?Q\d+(?:_\w+)?|MXFP4(?:_\w+)?|BF16|FP?16|FP?32)(?![A-Z0-9_])",
     re.IGNORECASE,
 )
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def part_names(name: str) -> tuple[str, ...]:
@@ -38,8 +51,8 @@ def part_names(name: str) -> tuple[str, ...]:
     part = _part(name)
     if part is None:
         return (name,)
-    stem, _, count = part
-    return tuple(_PATTERN.format(stem, number, count) for number in range(1, count + 1))
+    stem, _, count, suffix = part
+    return tuple(_PATTERN.format(stem, number, count, suffix) for number in range(1, count + 1))
 
 
 def weight_type(name: str) -> str:
@@ -86,21 +99,21 @@ def choose(names: Iterable[str], wanted: str, place: str, *, usual: bool) -> tup
 
 
 def _is_model(name: str) -> bool:
-    """Whether a file is a model, and not its encoder of images or the statistics it was quantized with."""
+    """Whether a name is a model's, not that of its encoder of images or of the statistics for quantizing."""
     lower = PurePosixPath(name).name.lower()
-    if not name.endswith(".gguf") or "mmproj" in lower:
+    if not lower.endswith(".gguf") or "mmproj" in lower:
         return False
     return "imatrix" not in lower or weight_type(name) != ""
 
 
-def _part(name: str) -> tuple[str, int, int] | None:
-    """The stem of a part's name, its number, and the number of parts. None for another name."""
+def _part(name: str) -> tuple[str, int, int, str] | None:
+    """The stem of a part's name, its number, the number of parts, and the suffix. None for another name."""
     matched = _PART.fullmatch(name)
     if matched is None or not 1 <= int(matched[2]) <= int(matched[3]) <= MAX_PARTS:
         return None
-    return matched[1], int(matched[2]), int(matched[3])
+    return matched[1], int(matched[2]), int(matched[3]), matched[4]
 
 
 def _first(name: str) -> str:
     part = _part(name)
-    return name if part is None else _PATTERN.format(part[0], 1, part[2])
+    return name if part is None else _PATTERN.format(part[0], 1, *part[2:])

@@ -15,6 +15,7 @@ from soothsay.drafters.heads.checkpoints.gguf_modules import GGUFModules
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
 from soothsay.model.families.fields import checked_fields
+from soothsay.model.formats.gguf_names import is_gguf
 from soothsay.model.formats.pickles import unpickled
 from soothsay.model.formats.stacked_experts import Slice, unstacked
 
@@ -46,7 +47,7 @@ class DrafterFiles:
         self._experts: dict[str, Slice] = {}
         self._mapped: dict[str, Any] = {}  # tensor -> the safetensors file it is in
         self._pickled: dict[str, Tensor] = {}
-        self._in_gguf = GGUFModules(path) if path.suffix == ".gguf" and path.is_file() else None
+        self._in_gguf = GGUFModules(path) if is_gguf(path) else None
         if self._in_gguf is not None:
             self.config = self._in_gguf.config
             return
