@@ -33,5 +33,5 @@ def random_blocks(kind: str, rows: int, size: int, seed: int = 0, deviation: flo
             data[:, place : place + 2] = numbers.astype(np.float16).view(np.uint8).reshape(-1, 2)
         factor = deviation / dequantize(data, GGMLQuantizationType[kind]).std()
     if kind == "MXFP4":
-        data[:, 0] += round(np.log2(factor))
+        data[:, 0] = data[:, 0].astype(int) + round(np.log2(factor))
     return torch.from_numpy(data).view(rows, -1)

@@ -349,11 +349,11 @@ def test_integers_of_which_a_part_is_missing(tmp_path: Path) -> None:
     assert_refused(tmp_path, "model.layers.0.mlp.down_proj.weight")
 
 
-def test_projections_of_which_some_are_quantized(tmp_path: Path) -> None:
+def test_a_projection_with_scales_and_without_integers(tmp_path: Path) -> None:
     tensors = load_file(quantized(tmp_path) / "model.safetensors")
     tensors["model.layers.0.self_attn.q_proj.weight_scale"] = torch.ones(128, 1)
     save_file(tensors, tmp_path / "model.safetensors")
-    assert_refused(tmp_path, "q_proj", "some are quantized")
+    assert_refused(tmp_path, "q_proj [128, 512]", "by config.json it should be")
 
 
 def test_too_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

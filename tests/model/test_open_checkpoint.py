@@ -69,6 +69,36 @@ class TestFolders:
         assert open_checkpoint(tmp_path / "a:Q8_0").path == file
         assert open_checkpoint(f"{tmp_path}/a:Q8_0:f16").path == file
 
+    @pytest.mark.parametrize("name", ["A.GGUF", "a", "sha256-0123abcd", "a.bin", "a.Gguf"])
+    def test_a_file_is_known_by_its_first_bytes(self, tmp_path: Path, name: str) -> None:
+        (file,) = write_gguf(tmp_path / "a.gguf")
+        file.rename(tmp_path / name)
+        for model in (tmp_path / name, str(tmp_path / name)):
+            assert isinstance(open_checkpoint(model), GGUFCheckpoint)
+        (tmp_path / "other").write_bytes(b"GGML" + bytes(100))
+        with pytest.raises(ModelError, match="other is neither a directory nor a GGUF file"):
+            open_checkpoint(tmp_path / "other")
+
+    def test_capital_letters(self, tmp_path: Path) -> None:
+        """In a folder, by type, and in parts."""
+        for file in write_gguf(tmp_path / "a-Q8_0.gguf", in_part=7):
+            file.rename(file.with_suffix(".GGUF"))
+        for model in (tmp_path, f"{tmp_path}:q8_0", tmp_path / "a-Q8_0-00002-of-00003.GGUF"):
+            assert [file.name[-15:] for file in open_checkpoint(model).files] == [
+                f"{i}-of-00003.GGUF" for i in (1, 2, 3)
+            ]
+
+    @pytest.mark.parametrize("beside", [(), ("config.json",)])
+    def test_an_adapter(self, tmp_path: Path, beside: tuple[str, ...]) -> None:
+        for name in beside:
+            shutil.copy(open_checkpoint("sibyl").path / name, tmp_path)
+        (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+        (tmp_path / "adapter_model.safetensors").touch()
+        with pytest.raises(ModelError, match=r"holds an adapter \(LoRA\).*merge it into org/base once"):
+            open_checkpoint(tmp_path)
+        write_safetensors(tmp_path)  # a whole model with an adapter beside it
+        assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)
+
     def test_no_model(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"config\.json is missing"):
             open_checkpoint(tmp_path)

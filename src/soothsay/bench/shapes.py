@@ -130,7 +130,11 @@ class RandomCheckpoint:
 
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(2 * count for _, count in self.stored())
+        return 2 * self.most_weights()
+
+    def most_weights(self) -> int:
+        """Number of weights in all tensors."""
+        return sum(count for _, count in self.stored())
 
     def sampling_defaults(self) -> dict[str, float]:
         """There are none."""

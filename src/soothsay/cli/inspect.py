@@ -258,7 +258,7 @@ def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: in
     yield "runs here", f"{mode.name}; linear layers {probe.name}"
     yield "kernels", kernels.name
     embeddings = table_bytes(names, mode)
-    weights = decimal(weight_bytes(model, mode))
+    weights = decimal(weight_bytes(model, mode, names=names))
     yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
     yield from _kv_cache(model.config, mode, kernels, context, requests)
 

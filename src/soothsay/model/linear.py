@@ -157,14 +157,9 @@ class Integer(nn.Module):
 class Parts(nn.Module):
     """Layers with the same inputs, whose outputs stand beside each other."""
 
-    def __init__(self, parts: Sequence[nn.Module]):
+    def __init__(self, parts: Sequence[nn.Module], dtype: torch.dtype):
         super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of the output."""
-        return cast(torch.dtype, self.parts[0].dtype)
+        self.parts, self.dtype = nn.ModuleList(parts), dtype
 
     @property
     def name(self) -> str:
@@ -173,7 +168,7 @@ class Parts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
-        return torch.cat([part(x) for part in self.parts], -1)
+        return torch.cat([part(x).to(self.dtype) for part in self.parts], -1)
 
 
 def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -197,5 +192,5 @@ def stock_linear(weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dt
         layer = Packed(weight, bias) if Packed.available() else Dense(weight, bias)
         return layer if keeps_bits() else InBlocks(layer)
     if isinstance(weight, Mixed):
-        return Parts([stock_linear(part, own, dtype) for part, own in weight.with_biases(bias)])
+        return Parts([stock_linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
     return Integer(weight.rows(0, weight.shape[0]), bias, dtype)

@@ -17,7 +17,7 @@ from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.convolution_layer import Taps
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
-from soothsay.model.formats.gguf_blocks import GGUFFormat
+from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense
@@ -76,7 +76,7 @@ def load_model(
     kernels = kernels or best_kernels(config, device)
     with torch.device("meta"):
         model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
-    if not config.tie_embeddings:
+    if not config.tie_embeddings and mode.format_of(names.all, *names.of("head")) is None:
         names.require("head")
     _load_modules(model, names, mode, device, tokens=tokens)
     embedding, head = model.embedding, model.head
@@ -134,7 +134,7 @@ def _load_modules(
 ) -> None:
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
-        check_memory(model, mode, names.checkpoint, prefix)
+        check_memory(model, mode, names, prefix)
     with WeightSource(names, mode, None if tokens is None else {"head": tokens}) as source:
         for name, module in list(model.named_modules()):
             if name.startswith(prefix):
@@ -150,24 +150,31 @@ def for_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
     return replace(config, rope=replace(config.rope, context=max_context))
 
 
-def weight_bytes(model: Transformer, mode: NumericMode, prefix: str = "") -> int:
-    """Memory in bytes that a model's linear layers whose names begin with `prefix` will take once loaded."""
+def weight_bytes(
+    model: Transformer, mode: NumericMode, prefix: str = "", names: TensorNames | None = None
+) -> int:
+    """Memory in bytes that a model's linear layers whose names begin with `prefix` will take once loaded.
+
+    Without `names` of a checkpoint's tensors, layers are taken to be stored as they usually are.
+    """
+
+    def held(module: str) -> WeightFormat | None:
+        if names is None:
+            return mode.usual_format(module)
+        formats = [mode.format_of(names.all, part) for part in names.of(module)]
+        return formats[0] if all(formats) else None
+
     own = [(name, m) for name, m in model.named_modules() if isinstance(m, Dense) and name.startswith(prefix)]
-    if mode.keeps_integers and isinstance(mode.stored, GGUFFormat):  # which are of several types
-        is_whole = not prefix and len(model.blocks) == model.config.num_layers
-        weights = sum(m.weight.numel() for _, m in own)
-        share = 1.0 if is_whole else weights / model.config.num_parameters
-        return int(mode.stored.num_bytes * share)
-    return sum(mode.bytes_of(name, m) for name, m in own)
+    return sum(mode.bytes_of(name, m, held(name)) for name, m in own)
 
 
-def _loading_bytes(model: Transformer, mode: NumericMode, prefix: str) -> int:
+def _loading_bytes(model: Transformer, mode: NumericMode, prefix: str, names: TensorNames) -> int:
     """Memory in bytes that loading takes at most: a sixteenth more than the weights, and what is dequantized.
 
     Plain weights are read from mapped files. A dequantized table stays in memory; a layer does, in float32,
     until its weight is packed.
     """
-    needed = weight_bytes(model, mode, prefix) * 17 // 16
+    needed = weight_bytes(model, mode, prefix, names) * 17 // 16
     if mode.stored is None or mode.keeps_integers:
         return needed
     modules = [(name, m) for name, m in model.named_modules() if name.startswith(prefix)]
@@ -183,16 +190,16 @@ def table_bytes(names: TensorNames, mode: NumericMode) -> int:
         return source.read(names.require("embedding")[0]).nbytes if blocks is None else blocks.data.nbytes
 
 
-def check_memory(model: Transformer, mode: NumericMode, checkpoint: Checkpoint, prefix: str = "") -> None:
+def check_memory(model: Transformer, mode: NumericMode, names: TensorNames, prefix: str = "") -> None:
     """Raises `ModelError` if the weights of modules do not fit into memory. `prefix`: see `weight_bytes`."""
-    needed, free = _loading_bytes(model, mode, prefix), available_memory()
+    needed, free = _loading_bytes(model, mode, prefix, names), available_memory()
     if needed > free:
         modes = {name: NumericMode(mode.dtype, bits) for name, bits in BITS.items()}
         smaller = {name: weight_bytes(model, other, prefix) for name, other in modes.items()}
         fits = [f"dtype={name!r} takes {size / 1e9:.1f} GB" for name, size in smaller.items() if size < free]
         advice = "; ".join(fits) if fits and mode.stored is None else "free some, or take a smaller model"
         raise ModelError(
-            f"{checkpoint.path} needs {needed / 1e9:.1f} GB of memory in {mode.name}; "
+            f"{names.checkpoint.path} needs {needed / 1e9:.1f} GB of memory in {mode.name}; "
             f"{free / 1e9:.1f} GB are free of {usable_memory().whole}: {advice}"
         )
 
@@ -219,8 +226,7 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
     """Load the weights of the module called `name`, if it has its own."""
     dtype = source.mode.dtype
     if isinstance(module, PerHead):
-        weight = source.weight(name, module.weight)
-        plain = weight if isinstance(weight, Tensor) else dequantized(weight, dtype)
+        plain = dequantized(source.weight(name, module.weight), dtype)
         model.set_submodule(name, module.packed(plain, model.kernels))
     elif isinstance(module, Dense):
         weight = source.weight(name, module.weight)

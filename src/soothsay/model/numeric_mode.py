@@ -15,11 +15,12 @@ from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.fp8 import FP8
+from soothsay.model.formats.gguf_blocks import GGUFFormat
 from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, multiplies_bfloat16
-from soothsay.model.quantized import Integers, coarser, dequantized, round_to_nearest
+from soothsay.model.quantized import QuantizedRows, coarser, dequantized, round_to_nearest
 from soothsay.model.tensor_names import TensorNames
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,7 +40,7 @@ class NumericMode:
     """The number formats of a model's linear layers."""
 
     dtype: torch.dtype  # of activations and plain weights
-    bits: int | None = None  # to which plain weights are rounded; None: they stay plain
+    bits: int | None = None  # to which a user has plain weights rounded; None: they stay plain
     stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
     keeps_integers: bool = False  # whether weights in integers stay so, or become plain
     coarse: bool = False  # for drafting: integers of more than `bits` are rounded again, the head's too
@@ -47,7 +48,7 @@ class NumericMode:
     @property
     def stored_bits(self) -> int | None:
         """Bits of the loaded weights; None: they are plain."""
-        return 8 if self.keeps_integers and self.bits is None else self.bits
+        return self.bits or (self.stored.bits if self.stored is not None and self.keeps_integers else None)
 
     def kv_dtype(self, config: ModelConfig, kernels: Kernels) -> torch.dtype:
         """Element type of a model's KV pool.
@@ -62,27 +63,39 @@ class NumericMode:
     def name(self) -> str:
         """A description for people."""
         dtype = str(self.dtype).removeprefix("torch.")
-        if self.keeps_integers and isinstance(self.stored, MXFP4):
-            beside = "plain" if self.bits is None else f"int{self.bits}"
-            return f"{self.stored.name} beside {beside} weights, int8 activations, {dtype} between"
-        if self.bits is not None:
-            return f"int{self.bits} weights, int8 activations, {dtype} between"
-        if self.keeps_integers and self.stored is not None:
-            return f"{self.stored.name} weights, int8 activations, {dtype} between"
-        return dtype
+        if self.stored_bits is None:
+            return dtype
+        kept = f"{self.stored.name} beside " if self.stored is not None and self.keeps_integers else ""
+        rest = "plain" if self.bits is None else f"int{self.bits}"
+        return f"{kept}{rest} weights, int8 activations, {dtype} between"
 
-    def bits_of(self, module: str) -> int | None:
-        """Bits of a linear layer's integers; None: plain, as some stay. A head that is not coarse has 8."""
-        if self.bits is None or module.endswith(STAY_PLAIN):
+    def format_of(self, names: frozenset[str], module: str) -> WeightFormat | None:
+        """The format in which a checkpoint with tensors `names` stores `module`; None: it is plain."""
+        return self.stored if self.stored is not None and self.stored.holds(names, module) else None
+
+    def usual_format(self, module: str) -> WeightFormat | None:
+        """The format in which checkpoints usually store the layer we call `module`; None: it is plain."""
+        if isinstance(self.stored, MXFP4):
+            return self.stored if ".experts." in module else None
+        is_plain = module == "head" or module.endswith(STAY_PLAIN)
+        return None if is_plain and not isinstance(self.stored, GGUFFormat) else self.stored
+
+    def bits_of(self, module: str, held: WeightFormat | None = None) -> int | None:
+        """Bits of a linear layer whose weight was floats, plain or `held` in a format; None: it stays plain.
+
+        A head that is not coarse has 8.
+        """
+        bits = self.bits or (held.bits if held is not None and self.keeps_integers else None)
+        if bits is None or module.endswith(STAY_PLAIN):
             return None
-        return 8 if module == "head" and not self.coarse else self.bits
+        return 8 if module == "head" and not self.coarse else bits
 
-    def bytes_of(self, module: str, linear: Dense) -> int:
-        """Memory of a linear layer's weights in bytes, scales included."""
+    def bytes_of(self, module: str, linear: Dense, held: WeightFormat | None) -> int:
+        """Memory of a linear layer's weights in bytes, scales included. `held`: see `bits_of`."""
         out, size = linear.weight.shape
-        bits = self.bits_of(module)
-        if self.keeps_integers and isinstance(self.stored, MXFP4) and ".experts." in module:
-            bits = 4
+        if isinstance(held, GGUFFormat) and self.keeps_integers:
+            return int(out * size * held.bytes_each)
+        bits = self.bits_of(module, held)
         if bits is None:
             return out * size * self.dtype.itemsize
         return out * size * bits // 8 + out * size // (group_size(size) or size) * 2
@@ -92,9 +105,11 @@ class NumericMode:
         is_exact = module == "head" or (module.endswith(".attention.qkv") and kv_dtype != self.dtype)
         return torch.float32 if is_exact else self.dtype
 
-    def convert(self, module: str, weight: Tensor | Integers) -> Tensor | Integers:
-        """A weight in the format of its layer."""
-        bits = self.bits_of(module)
+    def convert(
+        self, module: str, weight: Tensor | QuantizedRows, held: WeightFormat | None = None
+    ) -> Tensor | QuantizedRows:
+        """A part of a layer's weight as the layer computes with it. `held`: see `bits_of`."""
+        bits = self.bits_of(module, held)
         if not isinstance(weight, Tensor):
             if not self.keeps_integers:
                 return dequantized(weight, self.dtype)
@@ -111,6 +126,15 @@ def group_size(size: int) -> int | None:
     return next((group for group in GROUP_SIZES if size % group == 0), None)
 
 
+def check_bits(stored: WeightFormat, dtype: str, path: Path) -> None:
+    """Raises `ModelError` if `dtype` asks for integers of fewer bits than a checkpoint's own have."""
+    if BITS[dtype] < stored.bits and not isinstance(stored, FP8):
+        raise ModelError(
+            f"{path} is stored as {stored.name}, which cannot become {dtype} without further loss; leave "
+            "dtype at auto, or quantize the model that it was made from"
+        )
+
+
 def numeric_mode(
     names: TensorNames,
     dtype: DType = "auto",
@@ -119,6 +143,7 @@ def numeric_mode(
 ) -> NumericMode:
     """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`.
 
+    A checkpoint's weights in integers stay so, and those that are plain do, unless `dtype` asks for integers.
     With `coarse`, weights in integers may have any `dtype` of integers: see `NumericMode.coarse`.
     """
     on_cpu = torch.device(device).type == "cpu"
@@ -141,13 +166,8 @@ def numeric_mode(
             stacklevel=3,
         )
     coarse = coarse and bits is not None
-    if stored is not None:
-        if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8) and not coarse:
-            raise ModelError(
-                f"{names.checkpoint.path} is stored as {stored.name}, which cannot become {dtype} without "
-                "further loss; leave dtype at auto, or quantize the model that it was made from"
-            )
-        bits = stored.bits if bits is None else bits  # with MXFP4, of the layers that are stored plain
+    if stored is not None and bits is not None and not coarse:
+        check_bits(stored, dtype, names.checkpoint.path)
     if bits is not None or stored is not None:
         if not on_cpu:
             raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
@@ -183,7 +203,6 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
     if stored is None:
         halved = torch.bfloat16 if fast and bits is not None else plain
         return NumericMode(halved, bits)
-    if bits not in (None, stored.bits) and not isinstance(stored, MXFP4 | FP8):
-        raise ModelError(f"{path}: weights in {stored.name} cannot become {dtype} without further loss")
-    bits = stored.bits if bits is None else bits
+    if bits is not None:
+        check_bits(stored, dtype, path)
     return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)

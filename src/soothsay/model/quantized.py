@@ -208,18 +208,18 @@ class Reordered:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Weights of different kinds, one below the other."""
+    """Weights of different kinds, one below the other: integers, and plain ones."""
 
-    parts: tuple[QuantizedRows, ...]
+    parts: tuple[QuantizedRows | Tensor, ...]
 
     @property
     def shape(self) -> torch.Size:
         """`[out, in]`."""
         return torch.Size([sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]])
 
-    def with_biases(self, bias: Tensor | None) -> list[tuple[QuantizedRows, Tensor | None]]:
+    def with_biases(self, bias: Tensor | None) -> list[tuple[QuantizedRows | Tensor, Tensor | None]]:
         """The parts, each with its part of a bias `[out]`."""
-        made: list[tuple[QuantizedRows, Tensor | None]] = []
+        made: list[tuple[QuantizedRows | Tensor, Tensor | None]] = []
         first = 0
         for part in self.parts:
             made.append((part, None if bias is None else bias[first : first + part.shape[0]]))
@@ -228,7 +228,7 @@ class Mixed:
 
 
 Integers = QuantizedRows | Mixed
-"""A weight in integers."""
+"""A weight in integers, or in parts of which some are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,19 +254,23 @@ class Coarser:
         return round_to_nearest(self.weight.rows(begin, end).dequantize(), self.bits, self.group_size)
 
 
-def joined(parts: Sequence[QuantizedRows]) -> Integers:
-    """Weights one below the other, in order."""
-    runs = [list(run) for _, run in groupby(parts, lambda part: part.kind)]
-    made = tuple(run[0] if len(run) == 1 else Joined(tuple(run)) for run in runs)
+def joined(parts: Sequence[QuantizedRows | Tensor]) -> Tensor | Integers:
+    """Weights one below the other, in order. Plain ones have one dtype."""
+    kinds = groupby(parts, lambda part: "plain" if isinstance(part, Tensor) else part.kind)
+    made = tuple(_of_one_kind([*run]) for _, run in kinds)
     return made[0] if len(made) == 1 else Mixed(made)
 
 
-def coarser(weight: Integers, bits: int, group_size: int | None) -> Integers:
-    """A weight whose parts of more than `bits` are rounded again, in groups of inputs; None: all in one."""
-    parts = weight.parts if isinstance(weight, Mixed) else (weight,)
-    fine = [part.rows(0, 1).bits > bits for part in parts]
-    made = [Coarser(part, bits, group_size) if f else part for part, f in zip(parts, fine, strict=True)]
-    return joined(made)
+def _of_one_kind(parts: Sequence[QuantizedRows | Tensor]) -> QuantizedRows | Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    integers = tuple(part for part in parts if not isinstance(part, Tensor))
+    return Joined(integers) if integers else torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
+def coarser(weight: QuantizedRows, bits: int, group_size: int | None) -> QuantizedRows:
+    """A weight that is rounded again, in groups of inputs, if it has more than `bits`. None: all in one."""
+    return Coarser(weight, bits, group_size) if weight.rows(0, 1).bits > bits else weight
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -288,8 +292,10 @@ def slabs(weight: Tensor | QuantizedRows, multiple: int = 1) -> list[tuple[int, 
     return [(begin, min(begin + each, out)) for begin in range(0, out, each)]
 
 
-def dequantized(weight: Integers, dtype: torch.dtype) -> Tensor:
+def dequantized(weight: Tensor | Integers, dtype: torch.dtype) -> Tensor:
     """The whole weight in a float dtype."""
+    if isinstance(weight, Tensor):
+        return weight.to(dtype)
     if isinstance(weight, Mixed):
         return torch.cat([dequantized(part, dtype) for part in weight.parts])
     out = torch.empty(weight.shape, dtype=dtype)

@@ -263,7 +263,8 @@ class TensorNames:
         """The innermost `lm_head` among those beside the decoder and around it."""
         parts = self.prefix.split(".")[:-1]
         places = [".".join([*parts[:depth], "lm_head"]) for depth in range(len(parts), 0, -1)]
-        return next((place for place in places if f"{place}.weight" in self.all), "lm_head")
+        held = {name.rpartition(".")[0] for name in self.all if "lm_head." in name}  # plain, or in integers
+        return next((place for place in places if place in held), "lm_head")
 
     def _in_block(self, module: str, layer: int) -> list[str]:
         names, c = {**BLOCK_NAMES, **self._own}, self.config

@@ -9,9 +9,12 @@ from collections.abc import Collection
 from soothsay.model.tensor_names import TensorNames
 
 MEANINGLESS = re.compile(
-    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|[kv]_scale|[a-z]+put_scale"
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|[kvq]_(scale|zero_point)|"
+    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)"
 )
-"""Ends of names of tensors that repeat the configuration, or serve number formats that are not used here."""
+"""Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
+
+Formats of integers store zero points and the order of groups in symmetric and ordered files, too."""
 
 KEYS = re.compile(r"(self_attn\.|attn_)[kv]_(proj|norm)")
 """Tensors of keys and values, which published files also have in layers that read those of other layers."""
@@ -39,6 +42,9 @@ def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> 
         and not MEANINGLESS.search(name, found.end())
         and not (names.config.shares_kv(int(found[1])) and KEYS.search(name, found.end()))
     ]
+    with names.checkpoint.open() as read:  # GPTQ's writers give each of their layers a bias, of zeros
+        added = {name for name in left if re.sub(r"\.bias$", ".qweight", name) in names.all - {name}}
+        left = [name for name in left if name not in added or read(name).any()]
     if left:
         more = f" and {len(left) - MAX_NAMES:,} more" if len(left) > MAX_NAMES else ""
         warnings.warn(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,12 +12,11 @@ from torch import Tensor
 from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.heap import return_freed_memory
-from soothsay.model.formats.fp8 import FP8
 from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.head_order import delta_order, latent_order, norm_order, qkv_order
 from soothsay.model.numeric_mode import NumericMode
-from soothsay.model.quantized import Integers, Quantized, QuantizedRows, Reordered, joined
+from soothsay.model.quantized import Integers, QuantizedRows, Reordered, joined
 from soothsay.model.tensor_names import TensorNames
 
 MAPPED = 2**25
@@ -75,42 +73,33 @@ class WeightSource:
         return whole if order is None else whole[order]
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
-        """The weight of a linear layer, in the layer's format."""
-        stored, parts = self.mode.stored, self.names.of(module)
-        quantized = [stored is not None and stored.holds(self.names.all, part) for part in parts]
-        if stored is None or isinstance(stored, FP8) or not any(quantized):
-            plain = self.names.require(module)
-            tensors = [
-                self.read(name) if stored is None or not held else cast(Tensor, self._stored(stored, part))
-                for name, part, held in zip(plain, parts, quantized, strict=True)
-            ]
-            self._check(plain, tensors, expected)
-            orders = self._orders(module, tensors)
-            if orders is not None:
-                tensors = [tensor[order] for tensor, order in zip(tensors, orders, strict=True)]
-            return _joined([self.mode.convert(module, tensor) for tensor in tensors])
-        if not all(quantized):
-            raise ModelError(
-                f"{self.names.checkpoint.path}: of {', '.join(parts)}, some are quantized and some are "
-                "not, but they are multiplied as one; load it with another engine, or quantize the original"
-            )
-        weights = [cast(QuantizedRows, self._stored(stored, part)) for part in parts]
-        self._check(parts, weights, expected)
-        orders = self._orders(module, weights)
+        """The weight of a linear layer. Parts that are stored in different ways stay so."""
+        names = self.names.of(module)
+        held = [self.mode.format_of(self.names.all, name) for name in names]
+        parts = [self._part(name, own) for name, own in zip(names, held, strict=True)]
+        labels = [name if own else f"{name}.weight" for name, own in zip(names, held, strict=True)]
+        self._check(labels, parts, expected)
+        orders = self._orders(module, parts)
         if orders is not None:
-            weights = [Reordered(*part) for part in zip(weights, orders, strict=True)]
-        return self.mode.convert(module, joined(weights))
+            parts = [
+                part[order] if isinstance(part, Tensor) else Reordered(part, order)
+                for part, order in zip(parts, orders, strict=True)
+            ]
+        return joined([self.mode.convert(module, *part) for part in zip(parts, held, strict=True)])
 
-    def _stored(self, stored: WeightFormat, part: str) -> QuantizedRows | Tensor:
-        """A weight that is stored in a format of its own. Raises `ModelError` if tensors do not make one."""
-        for name in stored.tensors(part):
+    def _part(self, part: str, held: WeightFormat | None) -> QuantizedRows | Tensor:
+        """A weight, `held` in a format or plain. Raises `ModelError` if its tensors do not make one."""
+        if held is None:
+            self.names.check(f"{part}.weight")
+            return self.read(f"{part}.weight")
+        for name in held.tensors(part):
             self.names.check(name)
             self.used.add(name)
         try:
-            return stored.read(self.read, part)
+            return held.read(self.read, part)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # of torch, for odd shapes, dtypes
             raise ModelError(
-                f"{self.names.checkpoint.path}: {part}: the tensors do not make a weight of {stored.name} "
+                f"{self.names.checkpoint.path}: {part}: the tensors do not make a weight of {held.name} "
                 f"({error}); the file is damaged, or config.json belongs to another model"
             ) from error
 
@@ -133,10 +122,11 @@ class WeightSource:
 
     def blocks(self, module: str) -> BlockRows | None:
         """The rows of a table in blocks, if they stay so."""
-        stored, (name,) = self.mode.stored, self.names.of(module)
-        if not self.mode.keeps_integers or stored is None or not stored.holds(self.names.all, name):
+        (name,) = self.names.of(module)
+        held = self.mode.format_of(self.names.all, name)
+        if held is None or not self.mode.keeps_integers:
             return None
-        rows = stored.read(self.read, name)
+        rows = held.read(self.read, name)
         return rows if isinstance(rows, BlockRows) else None
 
     def _check(self, names: list[str], parts: Sequence[Tensor | QuantizedRows], expected: Tensor) -> None:
@@ -162,14 +152,6 @@ def row_order(module: str, config: ModelConfig) -> Tensor | None:
         return None
     heads = config.num_heads if module.endswith("q_norm") else config.num_kv_heads
     return norm_order(config, heads if config.qk_norm_over_heads else 1)
-
-
-def _joined(parts: Sequence[Tensor | Integers]) -> Tensor | Integers:
-    """Plain or rounded weights, joined along their rows."""
-    plain = [part for part in parts if isinstance(part, Tensor)]
-    if plain:
-        return plain[0] if len(plain) == 1 else torch.cat(plain)
-    return joined([part for part in parts if isinstance(part, Quantized)])
 
 
 def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Tensor) -> str:

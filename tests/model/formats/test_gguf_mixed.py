@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import torch
 import transformers
 from blocks import HALVES, random_blocks
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from soothsay import LLM, ModelError, SamplingParams
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.embedding import IntegerEmbedding
 from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.kernels import StockKernels
@@ -36,10 +37,15 @@ MATRICES = {
 }
 
 
-def write_mixed(path: Path, arch: str, *, tied: bool = False) -> transformers.PreTrainedModel:
+FLOATS = ("F16", "BF16", "F32")
+
+
+def write_mixed(
+    path: Path, arch: str, *, tied: bool = False, kinds: Sequence[str] = (*HALVES,), inner: int = INNER
+) -> transformers.PreTrainedModel:
     """Write a random model, each matrix of another type. Returns transformers' model of the same weights.
 
-    If it is `tied`, the file has no output head.
+    If it is `tied`, the file has no output head. `inner` is what its metadata say of feed-forward parts.
     """
     settings = dict(
         **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "rms_norm_eps": 1e-5},
@@ -52,17 +58,21 @@ def write_mixed(path: Path, arch: str, *, tied: bool = False) -> transformers.Pr
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    kinds, seeds = cycle(HALVES), iter(range(1000))
+    kind_of_next, seeds = cycle(kinds), iter(range(1000))
     torch.manual_seed(0)
 
     def add(stored: str, name: str, out: int, size: int, heads: int = 0) -> None:
-        kind = next(kinds)
-        data = random_blocks(kind, out, size, next(seeds), size**-0.5).numpy()
+        kind, seed = next(kind_of_next), next(seeds)
+        if kind in FLOATS:
+            floats = np.random.default_rng(seed).normal(0, size**-0.5, (out, size)).astype(np.float32)
+            data = quantize(floats, GGMLQuantizationType[kind])
+        else:
+            data = random_blocks(kind, out, size, seed, size**-0.5).numpy()
         writer.add_tensor(f"{stored}.weight", data, raw_dtype=GGMLQuantizationType[kind])
         weight = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
         if heads:  # the file has the halves of a head interleaved
@@ -94,12 +104,17 @@ def write_mixed(path: Path, arch: str, *, tied: bool = False) -> transformers.Pr
     return model
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2"])
+WITH_FLOATS = ("Q4_K", "Q8_0", "F16", "Q6_K", "BF16", "F32", "Q4_K", "F16", "Q5_K", "Q4_0", "F16")
+"""Types in turn, so that queries, keys and values, and gates and up, mix floats and blocks in all orders."""
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "llama with floats", "qwen2 with floats"])
 def mixed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, transformers.PreTrainedModel]:
-    path = tmp_path_factory.mktemp(request.param) / "mixed.gguf"
-    return path, write_mixed(path, request.param)
+    arch, _, more = request.param.partition(" ")
+    path = tmp_path_factory.mktemp(arch) / "mixed.gguf"
+    return path, write_mixed(path, arch, kinds=WITH_FLOATS if more else (*HALVES,))
 
 
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(VOCAB, size=60)]
@@ -158,8 +173,8 @@ def test_weights_stay_the_integers_that_they_are(mixed: tuple[Path, transformers
     )
     embedding = model.embedding.table.data.nbytes
     assert held < 1.3 * (checkpoint.num_bytes() - embedding)
-    mode = numeric_mode(TensorNames(model.config, checkpoint))
-    assert weight_bytes(model, mode) <= checkpoint.num_bytes()
+    names = TensorNames(model.config, checkpoint)
+    assert weight_bytes(model, numeric_mode(names), names=names) <= checkpoint.num_bytes()
 
 
 def test_what_is_dequantized_needs_memory_while_it_is_loaded(
@@ -223,3 +238,21 @@ def test_a_model_that_is_served_is_not_rounded_again(
 ) -> None:
     with pytest.raises(ModelError, match="cannot become int4 without further loss"):
         load_model(open_checkpoint(mixed[0]), "int4")
+
+
+@pytest.mark.parametrize("kind", [*HALVES, *FLOATS])
+def test_a_file_of_one_type_holds_what_it_promises_and_no_more(kind: str, tmp_path: Path) -> None:
+    """Also one of two bits a weight, as most of a Q2_K file is."""
+    write_mixed(tmp_path / "whole.gguf", "llama", kinds=[kind])
+    checkpoint = open_checkpoint(tmp_path / "whole.gguf")
+    assert (
+        read_model_config(checkpoint).num_parameters == checkpoint.most_weights() - (2 * LAYERS + 1) * HIDDEN
+    )
+    write_mixed(tmp_path / "less.gguf", "llama", kinds=[kind], inner=INNER + 16)
+    with pytest.raises(ModelError, match=r"promises .* weights, and files of .* bytes hold at most"):
+        read_model_config(open_checkpoint(tmp_path / "less.gguf"))
+
+
+def test_a_file_of_two_bits_answers(tmp_path: Path) -> None:
+    expected = expected_log_probs(write_mixed(tmp_path / "q2.gguf", "llama", kinds=["Q2_K", "Q3_K"]))
+    assert (log_probs(LLM(tmp_path / "q2.gguf", drafter="none")) - expected).abs().max() < 0.3

@@ -208,9 +208,9 @@ class GGUFFormat:
 
     types: Mapping[str, str]  # by the tensor's name
     open: Callable[[str], BlockRows]  # the tensor of this name
-    num_bytes: int  # of all blocks
+    bytes_each: float  # of a weight, on average
 
-    bits: None = None
+    bits: int = 8
 
     @property
     def name(self) -> str:

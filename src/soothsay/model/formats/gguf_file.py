@@ -113,11 +113,16 @@ class GGUFCheckpoint:
             return None
         types = {name: tensor.kind for name, tensor in blocks.items()}
         size = sum(tensor.size for tensor in blocks.values())
-        return GGUFFormat(types, lambda name: blocks[name].blocks(map_file), size)
+        each = size / sum(math.prod(tensor.shape) for tensor in blocks.values())
+        return GGUFFormat(types, lambda name: blocks[name].blocks(map_file), each)
 
     def num_bytes(self) -> int:
         """Size of all parts in bytes."""
         return sum(file.stat().st_size for file in self.files)
+
+    def most_weights(self) -> int:
+        """See `Checkpoint`."""
+        return sum(count for _, count in self.stored())
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer inside the file, if any."""

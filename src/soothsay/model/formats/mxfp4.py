@@ -34,7 +34,7 @@ class MXFP4:
     `scales` `[out, groups]` uint8.
     """
 
-    bits: None = None
+    bits: int = 4
     name: str = "MXFP4 experts"
 
     @classmethod

@@ -34,8 +34,11 @@ class WeightFormat(Protocol):
         """Bits, group size and origin of the format, for people."""
 
     @property
-    def bits(self) -> int | None:
-        """Bits to which weights that are stored plain are rounded, 4 or 8; None: they stay plain."""
+    def bits(self) -> int:
+        """4 or 8: the fewest bits to which the other weights of such a checkpoint may be rounded.
+
+        Floats that the format itself has (FP8) are rounded to these when they are loaded as integers.
+        """
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """Whether a checkpoint with tensors `names` stores `module` quantized. If not, it has a `.weight`."""

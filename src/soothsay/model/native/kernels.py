@@ -19,6 +19,7 @@ from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm, RecurrentLayers
+from soothsay.model.linear import Parts
 from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.draft import NativeDraft
@@ -33,7 +34,7 @@ from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.state_space import StateSpaceWeights
 from soothsay.model.native.states import Convolution, States
-from soothsay.model.quantized import Integers
+from soothsay.model.quantized import Integers, Mixed
 from soothsay.model.state_space import StateSpace
 
 LANES = 16
@@ -293,6 +294,8 @@ class NativeKernels(NativeSampling, Kernels):
         """See `Kernels`."""
         if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
             return NativeLinear(self, weight, bias, dtype)
+        if isinstance(weight, Mixed):  # each part as fast as it can be
+            return Parts([self.linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
         return super().linear(weight, bias, dtype)
 
     def fuse(self, blocks: Sequence[nn.Module]) -> NativeBlocks | None:

@@ -82,10 +82,11 @@ class NativeLinear(nn.Module):
     @staticmethod
     def fit(weight: Tensor | Integers, *, bfloat16: bool) -> bool:
         """Whether the library multiplies this weight. `bfloat16`: whether it has that product."""
+        if isinstance(weight, Mixed):
+            return all(NativeLinear.fit(part, bfloat16=bfloat16) for part in weight.parts)
         if isinstance(weight, Tensor):
             return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
-        parts = weight.parts if isinstance(weight, Mixed) else (weight,)
-        return all(_fits(part.rows(0, 1)) for part in parts)
+        return _fits(weight.rows(0, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
