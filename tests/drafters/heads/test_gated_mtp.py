@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from families import array, load
-from mtp_targets import GLM, QWEN, TARGETS, full_layer, save_with_mtp
+from families import array, load, write_config
+from mtp_targets import GLM, QWEN, TARGETS, full_layer, one_by_one, save_with_mtp
+from safetensors.torch import save_file
 from torch import Tensor
 
 from soothsay import LLM, SamplingParams
@@ -51,6 +52,42 @@ def test_the_module_computes_what_transformers_does(name: str, stacked: bool, tm
     out = layer(x, position_embeddings=rope, attention_mask=mask)
     expected = normed(out[0], last_norm)
     assert (ours - expected).abs().max() < 1e-4
+
+
+SPECULATORS = {
+    "mtp.fc": "input_proj",
+    "mtp.pre_fc_norm_embedding": "token_layernorm",
+    "mtp.pre_fc_norm_hidden": "hidden_layernorm",
+    "mtp.norm": "final_layernorm",
+}
+"""Parts of a module, as vLLM's speculators names them in `mtp_layers.0`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked"), [(name, stacked) for name in TARGETS[:3] for stacked in (False, True)]
+)
+def test_speculators_layout_of_the_same_module(name: str, stacked: bool, tmp_path: Path) -> None:
+    """The same weights, whether its experts are stacked as in the package's own files or not."""
+    oracle, module = save_with_mtp(tmp_path, name)
+    target = Target(load(tmp_path), None, EngineConfig(max_context=256), 16, tmp_path)
+    expected, _ = find_head(MTPHead, "", target)
+    held = {}
+    for full, tensor in module.items() if stacked else one_by_one(module):
+        stem, _, suffix = full.rpartition(".")
+        own = f"{SPECULATORS[stem]}.{suffix}" if stem in SPECULATORS else full.removeprefix("mtp.layers.0.")
+        held[f"mtp_layers.0.{own}"] = tensor.contiguous()
+    (tmp_path / "mtp").mkdir()
+    save_file(held, tmp_path / "mtp" / "model.safetensors")
+    config = {
+        "speculators_model_type": "mtp",
+        "speculators_config": {"algorithm": "mtp", "verifier": {"name_or_path": None, "architectures": []}},
+        "transformer_layer_config": oracle.config.to_dict(),
+    }
+    write_config(tmp_path / "mtp", config)
+    found, _ = find_head(MTPHead, tmp_path / "mtp", target)
+    assert found.config.block == expected.config.block
+    for key, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value), key
 
 
 @pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")

@@ -52,8 +52,7 @@ STACKINGS = {
     "qwen3_vl_moe_text": Stacking(interleaved=False, transposed=None),
     "gemma4_text": Stacking(interleaved=False, transposed=False),
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _QWEN3_5),
-    "qwen3_5_moe": _QWEN3_5,
-    "qwen3_5_moe_text": _QWEN3_5,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
 }
 """By `model_type`."""
 
@@ -89,8 +88,8 @@ def unstacked(
 
     Raises `ModelError` if there are too many experts.
     """
-    text = config.get("text_config")
-    raw = text if isinstance(text, Mapping) else config
+    parts = (config.get(key) for key in ("text_config", "transformer_layer_config"))
+    raw = next((part for part in parts if isinstance(part, Mapping)), config)
     stacking = STACKINGS.get(str(raw.get("model_type")))
     if stacking is None:
         return {}

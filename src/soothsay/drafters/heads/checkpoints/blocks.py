@@ -58,7 +58,13 @@ def block_config(
         return stored(names, ours + parameter)[0] in files.names
 
     family = raw.get("model_type") if raw.get("model_type") in PLAIN else "llama"
-    config = {**raw, "model_type": family, "num_hidden_layers": layers, "layer_types": None}
+    config = {
+        **raw,
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "layer_types": None,
+        "is_causal": None,
+    }
     prefix = stored(names, ours + "attention.qkv.weight")[0].removesuffix("self_attn.q_proj.weight")
     if has_experts(files, raw, prefix):
         config |= expert_settings(raw, layers)

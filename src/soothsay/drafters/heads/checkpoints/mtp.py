@@ -19,6 +19,7 @@ from soothsay.drafters.heads.checkpoints.names import Names, block_names, split
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.errors import DrafterError
+from soothsay.model.families.table import FAMILIES
 
 OURS = ("projection", "embedding_norm", "hidden_norm", "norm")
 
@@ -94,7 +95,9 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
     raw: Mapping[str, Any] = files.config
     raw = raw.get("transformer_layer_config") or raw.get("text_config") or raw
     for number in numbers:
-        check_block(files, raw, layout.block.format(number), gated=layout is QWEN, experts=True)
+        check_block(
+            files, raw, layout.block.format(number), gated=layout in (QWEN, SPECULATORS), experts=True
+        )
     names = dict(layout.names(numbers))
     for step, number in enumerate(numbers):
         names |= expert_names(files, raw, f"steps.{step}.block.", layout.block.format(number))
@@ -106,6 +109,7 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
     if layout is QWEN and any(re.match(r"mtp\.layers\.[1-9]", name) for name in files.names):
         raise refusal(files, "it has several MTP layers after one projection")
     ours: Mapping[str, Any] = files.config.get("soothsay") or {}
+    family = FAMILIES.get(str(raw.get("model_type")))
     config = MTPConfig(
         block,
         fit.config.num_layers,
@@ -122,7 +126,7 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
         names,
         scope=f"(?:{scope})",
         ignored=layout.ignored,
-        zero_centred=layout.zero_centred,
+        zero_centred=layout.zero_centred or (family is not None and family.zero_centred_norms),
         gated=block if block.gated_attention or block.experts else None,
     )
 
