@@ -42,6 +42,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.families.text_defaults import SIZES as SIZES_OF_TEXTS
 from soothsay.model.feed_forward import Experts, SquaredReLU
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
@@ -878,6 +879,61 @@ def test_kimi_is_read_as_deepseek() -> None:
 def test_weights_are_counted_from_the_configuration(pairs: Pairs, name: str) -> None:
     matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
     assert pairs(name).model.config.num_parameters == sum(matrices)
+
+
+@torch.no_grad()
+def test_gemma_4_of_more_than_ten_layers(tmp_path: Path) -> None:
+    """transformers writes the numbers of layers in `per_layer_config` with leading zeros."""
+    kinds = ["sliding_attention", "full_attention"] * 6
+    oracle = random_oracle("gemma4_keys_are_values", num_hidden_layers=12, layer_types=kinds)
+    oracle.save_pretrained(tmp_path)
+    assert "05" in read_config(tmp_path)["per_layer_config"]
+    logits = run(load(tmp_path), [Rows(array(range(30)), 0)])[0][0]
+    assert (logits - oracle(torch.arange(30)[None], use_cache=False).logits[0]).abs().max() < 5e-4
+    config, own = read_config(tmp_path), read_config(tmp_path)["per_layer_config"]
+    for odd in ({**own, "5": {}}, {**own, "x": {}}, {**own, "05": 1}, [own], {**own, "0" * 5000: {}}):
+        with pytest.raises(ModelError, match="per_layer_config is not a mapping"):
+            parse_model_config({**config, "per_layer_config": odd})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        (
+            "gemma3",
+            {"use_bidirectional_attention": True},
+            "attention True makes an encoder",
+        ),
+        (
+            "gemma4",
+            {"use_bidirectional_attention": "all"},
+            "attention 'all' makes an encoder",
+        ),
+        ("qwen3", {"is_causal": False}, "is_causal False makes an encoder"),
+        ("qwen2", {"architectures": ["Qwen2ForSequenceClassification"]}, "judges texts, and writes none"),
+        ("llama1", {"architectures": ["LlamaForTokenClassification"]}, "judges texts"),
+    ],
+)
+def test_models_that_write_no_text(name: str, change: dict[str, Any], named: str) -> None:
+    config = random_oracle(name).config.to_dict()
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({"model_type": "wrapper", "text_config": {**config, **change}})
+    for usual in ({"use_bidirectional_attention": "vision"}, {"use_bidirectional_attention": False}):
+        parse_model_config({**config, **usual})
+
+
+@pytest.mark.parametrize("name", SIZES_OF_TEXTS)
+def test_a_text_config_that_names_only_what_differs(name: str) -> None:
+    """As in LLaVA-1.5. transformers' class is the oracle."""
+    own = {"vocab_size": 32_064, "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-3, "num_hidden_layers": 3}
+    whole = transformers.AutoConfig.for_model(name, **own).to_dict()
+    wrapped = {"model_type": "llava", "text_config": {"model_type": name, **own}}
+    wrapped["tie_word_embeddings"] = whole["tie_word_embeddings"]
+    assert parse_model_config(wrapped) == parse_model_config(whole)
+    with pytest.raises(ModelError, match=f"config.json of family '{name}' has no"):
+        parse_model_config({"model_type": name, **own})  # a whole model's file is complete
 
 
 def test_layers_that_share_keys_may_have_matrices_for_them(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
+from soothsay.errors import ModelError
 from soothsay.files import check_size, read_json_object, read_model_bytes, read_model_text
 from soothsay.vocabulary.added import Added, add, added_tokens, named_special, surround
 from soothsay.vocabulary.byte_level import byte_level
@@ -54,6 +56,11 @@ def tokenizer_json(directory: Path, settings: Mapping[str, Any]) -> Found:
 def sentencepiece_model(directory: Path, settings: Mapping[str, Any]) -> Found:
     """The tokenizer of a `tokenizer.model`. `legacy` in the settings says how spaces are written."""
     content = read_model_bytes(directory / "tokenizer.model", MAX_FILE_BYTES)
+    if re.match(rb"[A-Za-z0-9+/]{1,512}={0,2} \d{1,9}\r?\n", content):
+        raise ModelError(
+            f"{directory / 'tokenizer.model'} cannot be read: it is tiktoken's list of tokens, whose rules "
+            "are in the code of the model's author. Add the tokenizer.json of its Hugging Face version"
+        )
     model = SentencePieceModel.parse(content)
     added = added_tokens(directory, settings)
     names = {i: token.text for i, token in added.items()}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer
 from soothsay.model.load import load_model
 
@@ -449,6 +449,23 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         expected = oracle(torch.tensor([tokens]), use_cache=False).logits[0]
     assert (ours - expected).abs().max() < 1e-4
     assert expected.std() > 1
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "nemotron_h_experts", "lfm2"])
+def test_an_epsilon_under_the_key_of_the_other_norms(name: str, tmp_path: Path) -> None:
+    """As converters write files of models whose config.json has `layer_norm_epsilon` alone."""
+    (arch, describe, named), changes = CASES[name]
+
+    def otherwise(writer: GGUFWriter, c: Any) -> None:
+        describe(writer, c)
+        data, key = writer.kv_data[0], f"{gguf.MODEL_ARCH_NAMES[arch]}.attention.layer_norm_rms_epsilon"
+        data[key.replace("_rms", "")] = data.pop(key)
+
+    random_oracle(name, **changes).save_pretrained(tmp_path)
+    write(tmp_path / "usual.gguf", name, tmp_path)
+    write_as((arch, otherwise, named), tmp_path / "other.gguf", tmp_path)
+    usual, other = (open_checkpoint(tmp_path / f"{kind}.gguf") for kind in ("usual", "other"))
+    assert read_model_config(other) == read_model_config(usual)
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ FIELDS: Mapping[str, Rule] = {
     "layer_norm_eps": Real(0, 1),
     "norm_eps": Real(0, 1),
     "use_qk_norm": FLAG,
+    "use_bidirectional_attention": Either(FLAG, TEXT),
+    "architectures": Each(TEXT),
     "logit_scale": _POSITIVE,
     "attention_bias": FLAG,
     "mlp_bias": FLAG,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,12 +41,7 @@ UNIFIED_DEFAULTS: Mapping[str, Any] = {
 
 
 def with_layer_types(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with a type for each layer. The last layer never has a window.
-
-    Raises `ModelError` for encoders.
-    """
-    if raw.get("use_bidirectional_attention") == "all":
-        raise ModelError("config.json: use_bidirectional_attention 'all' makes an encoder, not a decoder")
+    """The configuration with a type for each layer. The last layer never has a window."""
     layers = int(raw["num_hidden_layers"])
     kinds = list(raw.get("layer_types") or (LOCAL if (i + 1) % 6 else GLOBAL for i in range(layers)))
     kinds[-1:] = [GLOBAL]
@@ -107,12 +103,18 @@ def _global_heads(raw: Mapping[str, Any], config: ModelConfig) -> HeadsConfig:
 
 
 def _layer_values(own: Any, config: ModelConfig) -> tuple[int, int]:
-    """Size and number of key-value heads in layers without a window, from `per_layer_config`."""
+    """Size and number of key-value heads in layers without a window, from `per_layer_config`.
+
+    Its keys are numbers of layers. With eleven layers or more, transformers writes "05" for 5.
+    """
+    entries = own.items() if isinstance(own, Mapping) else ()
+    by_layer = {int(key): values for key, values in entries if re.fullmatch("[0-9]{1,9}", key)}
+    mappings = [values for values in by_layer.values() if isinstance(values, Mapping)]
+    if not isinstance(own, Mapping) or len(mappings) != len(own):
+        raise ModelError("config.json: per_layer_config is not a mapping from layers to their values")
     found = set()
     for layer, window in enumerate(config.windows):
-        values = own.get(str(layer), {}) if isinstance(own, Mapping) else None
-        if not isinstance(values, Mapping):
-            raise ModelError("config.json: per_layer_config is not a mapping from layers to their values")
+        values = by_layer.get(layer, {})
         size = values.get("head_dim", config.head_dim)
         count = values.get("num_key_value_heads", config.num_kv_heads)
         if any(not isinstance(x, int) or not 1 <= x <= 65_536 for x in (size, count)):

@@ -14,6 +14,10 @@ from soothsay.model.families.layers import Raw
 from soothsay.model.families.rope import parse_rope
 from soothsay.model.families.states import parse_convolution, parse_delta, parse_state_space
 from soothsay.model.families.table import FAMILIES, UNSUPPORTED
+from soothsay.model.families.text_defaults import completed
+
+NO_DECODERS = ("Classification", "QuestionAnswering", "MaskedLM", "RewardModel")
+"""Ends of names in `architectures` of models with another head than one for tokens."""
 
 MAX_SPANS = 2**12
 """Limit of the original contexts in a context, for queries that grow with each of them."""
@@ -29,10 +33,14 @@ def parse_model_config(raw: Raw) -> ModelConfig:
     """
     text = raw.get("text_config")
     _require_family(text if isinstance(text, Mapping) else raw)  # before fields, which may mean other things
+    if isinstance(text, Mapping):
+        raw = {**raw, "text_config": completed(text)}
     raw = checked_fields(raw)
     if "text_config" in raw:  # a multimodal wrapper, such as gemma3: the decoder's part is inside
-        outer = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
+        shared = "tie_word_embeddings", "architectures"
+        outer: Raw = {key: raw[key] for key in shared if key in raw}
         raw = {**raw["text_config"], **outer}
+    _require_decoder(raw)
     name = str(raw["model_type"])
     family = FAMILIES[name]
     try:
@@ -40,6 +48,20 @@ def parse_model_config(raw: Raw) -> ModelConfig:
         return family.finished(raw, _parse(name, family, raw))
     except KeyError as error:
         raise ModelError(f"config.json of family {name!r} has no {error.args[0]!r}") from None
+
+
+def _require_decoder(raw: Raw) -> None:
+    """Raises `ModelError` for a model whose tokens see later ones, or that has no output head for tokens."""
+    for key, encodes in (("use_bidirectional_attention", (True, "all")), ("is_causal", (False,))):
+        if raw.get(key) in encodes:
+            raise ModelError(
+                f"config.json: {key} {raw[key]!r} makes an encoder, not a decoder; it writes no text"
+            )
+    for name in raw.get("architectures") or ():
+        if str(name).endswith(NO_DECODERS):
+            raise ModelError(
+                f"config.json: a {name:.80} judges texts, and writes none; take the causal model"
+            )
 
 
 def _require_family(raw: Raw) -> None:

@@ -188,6 +188,7 @@ def read_config(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        "is_causal": header.metadata.get(f"{header.architecture}.attention.causal", True) is not False,
     }
     if family in ROTATES_PART:
         config["partial_rotary_factor"] = rotated / head_dim
@@ -226,11 +227,13 @@ def _head_sizes(header: Header, usual: int) -> tuple[int, int]:
 
 
 def _norm_eps(header: Header) -> dict[str, Any]:
-    if header.family.startswith("cohere"):
-        return {"layer_norm_eps": header.require("attention.layer_norm_epsilon")}
+    """The epsilon of norms. Some converters write it under the key of the other kind of norms."""
+    own, other = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     keys = {"lfm2": "norm_eps", "lfm2_moe": "norm_eps", "nemotron_h": "layer_norm_epsilon"}
-    key = keys.get(header.family, "rms_norm_eps")
-    return {key: header.require("attention.layer_norm_rms_epsilon")}
+    if header.family.startswith("cohere"):
+        own, other, keys = other, own, {header.family: "layer_norm_eps"}
+    key, given = keys.get(header.family, "rms_norm_eps"), header.number(own, header.number(other))
+    return {key: header.require(own) if given is None else given}
 
 
 def read_rope_scaling(
