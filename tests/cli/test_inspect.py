@@ -121,6 +121,10 @@ def test_a_configuration_alone(tmp_path: Path) -> None:
     assert told["weights"].startswith("1")  # 13.7 GB, where all of it in bfloat16 takes 41.8
     assert "for a context of 1,000" in told["KV cache"]
     assert "int8 weights" in facts(inspect(str(file), "--dtype", "int8", "--requests", "1"))["runs here"]
+    gptq = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    file.write_text(json.dumps(public_configs()["mistralai/Mixtral-8x7B-v0.1"] | gptq))
+    told = facts(inspect(str(file)))["runs here"]
+    assert told.startswith("int4, groups of 128 (GPTQ) beside plain weights, int8 activations")
     file.write_text(json.dumps(public_configs()["zai-org/GLM-5"]))
     result = inspect(str(file))
     assert result.exit_code == 2

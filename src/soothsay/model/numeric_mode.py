@@ -65,9 +65,10 @@ class NumericMode:
         dtype = str(self.dtype).removeprefix("torch.")
         if self.stored_bits is None:
             return dtype
-        kept = f"{self.stored.name} beside " if self.stored is not None and self.keeps_integers else ""
-        rest = "plain" if self.bits is None else f"int{self.bits}"
-        return f"{kept}{rest} weights, int8 activations, {dtype} between"
+        kinds = [self.stored.name] if self.stored is not None and self.keeps_integers else []
+        if self.bits is not None or not isinstance(self.stored, GGUFFormat):  # whose name says all
+            kinds.append("plain" if self.bits is None else f"int{self.bits}")
+        return f"{' beside '.join(kinds)} weights, int8 activations, {dtype} between"
 
     def format_of(self, names: frozenset[str], module: str) -> WeightFormat | None:
         """The format in which a checkpoint with tensors `names` stores `module`; None: it is plain."""
