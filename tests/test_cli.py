@@ -94,6 +94,13 @@ def test_generate_in_the_chat_template(llm: LLM) -> None:
     assert run("generate", "--chat", LOOPING, "-n", "24").stdout == text
 
 
+def test_generate_in_the_template_of_a_file(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "plain.jinja"
+    file.write_text("{{ messages[0].content }}")
+    text = llm.generate(PROMPT, GREEDY).text
+    assert run("generate", "--chat", PROMPT, "-n", "24", "--chat-template", str(file)).stdout == text
+
+
 def test_generate_stops_at_any_of_the_strings(llm: LLM) -> None:
     text = llm.generate(PROMPT, GREEDY).text
     first, second = text[5:8], text[12:15]

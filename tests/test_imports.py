@@ -30,6 +30,7 @@ LAYERS = (
         *(
             "tokenizer",
             "chat_messages",
+            "chat_layout",
             "chat_template",
             "template_operations",
             "template_meter",

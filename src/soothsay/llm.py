@@ -31,7 +31,7 @@ from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
 from soothsay.request_builder import RequestBuilder
 from soothsay.result import Choice, Result, Stream
-from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
+from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class LLM:
         dtype: element type of the linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`;
             see `soothsay.model.load.load_model`.
         tokenizer: takes the place of the model's own.
+        chat_template: a file with a Jinja template, which takes the place of the model's own ones.
         device: where the model runs, as PyTorch names it. Only `"cpu"` is fast, and tested throughout.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
@@ -96,6 +97,7 @@ class LLM:
         drafter: DrafterSpec | None = "auto",
         dtype: DType = "auto",
         tokenizer: Tokenizer | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         device: str = "cpu",
         generation_config: str | os.PathLike[str] = "auto",
         kernels: str = "auto",
@@ -113,12 +115,13 @@ class LLM:
             self.sampling_defaults = sampling_in_folder(generation_config)
         if isinstance(model, Transformer):
             target, self._name = model, "of a Transformer"
+            tokenizer = with_layout(tokenizer, chat_template)
         else:
             checkpoint = open_checkpoint(model)
             self._name = repr(os.fspath(model))
             path = checkpoint.path
-            tokenizer = tokenizer or checkpoint.tokenizer()
-            eos_ids = checkpoint.eos_ids
+            tokenizer = with_layout(tokenizer or checkpoint.tokenizer(), chat_template)
+            eos_ids = checkpoint.eos_ids if tokenizer is None else tokenizer.end_ids(checkpoint.eos_ids)
             if generation_config == "auto":
                 self.sampling_defaults = checkpoint.sampling_defaults()
             if stages == 1:
@@ -128,6 +131,8 @@ class LLM:
                 target = load_pipeline(model, stages, dtype, kernels, config.max_context)
             else:
                 raise ModelError(f"a model in several stages runs on CPUs only, not on {device}")
+        if tokenizer is not None and tokenizer.layout.problem is not None:
+            warnings.warn(f"{tokenizer.layout.problem}: it is not used", stacklevel=2)
         self.tokenizer = tokenizer
         self.config = complete_config(config, target)
         kept = None if keep is None else LearnedFiles(keep)

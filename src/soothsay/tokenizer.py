@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,9 +13,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from soothsay.chat_template import ChatTemplate
+from soothsay.chat_layout import ChatLayout, templates_in
+from soothsay.chat_layout import Message as Message
 from soothsay.errors import ModelError, RequestError, SoothsayError
-from soothsay.files import read_json_object, read_model_text
+from soothsay.files import read_json_object, user_path
 from soothsay.vocabulary.added import named_special
 from soothsay.vocabulary.directory import LOOKED_FOR, form_in, tokenizer_files
 
@@ -23,14 +25,6 @@ NO_TOKENIZER = f"this model has no tokenizer; files with one are {LOOKED_FOR}, o
 
 MAX_TOKEN_ID = 2**24 - 1
 """Limit of token ids: tables have a row for each id."""
-
-Message = Mapping[str, Any]
-
-TEMPLATE_NAMES = ("default", "tool_use")
-"""Names of chat templates that are read. The second is for conversations with tools, if a model has it."""
-
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that may have the model's thoughts. Templates read one of the first two."""
 
 MAX_GROWTH = 64
 """How many times a normalizer or a decoder may make a text longer by replacing."""
@@ -41,25 +35,22 @@ class Tokenizer:
 
     Args:
         backend: encodes and decodes.
-        chat_template: a Jinja template, or several by name (`TEMPLATE_NAMES`). They run in a sandbox. None:
-            the model has none.
+        chat_template: a Jinja template, or several by name (`TEMPLATE_NAMES`), which run in a sandbox; None:
+            the model has none. One that cannot be compiled is left out, see `ChatLayout`.
         special: the text of special tokens by name, such as `eos_token`; variables of the template.
-
-    Raises `ModelError` if a template is not valid Jinja.
     """
 
     def __init__(
         self,
         backend: Backend,
-        chat_template: str | Mapping[str, str] | None = None,
+        chat_template: str | Mapping[str, Any] | None = None,
         special: Mapping[str, str] | None = None,
     ):
         self.backend = backend
         self.special = dict(special or {})
         named = {"default": chat_template} if isinstance(chat_template, str) else chat_template
-        self.templates = dict(named or {})
-        """The sources of the chat templates by name."""
-        self._compiled = {name: ChatTemplate(source) for name, source in self.templates.items()}
+        self.layout = ChatLayout(named or {}, self.special)
+        """The chat templates."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the compiled templates; unpickling compiles them again."""
@@ -93,12 +84,7 @@ class Tokenizer:
         ):
             backend, special = form.read(path, settings)
             _check(backend)
-        try:
-            source = settings.get("chat_template") or _in_processor(path)
-            templates = _template_files(path) or _templates(source)
-            return cls(backend, templates, {**special, **named_special(settings)})
-        except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
+        return cls(backend, templates_in(path, settings), {**special, **named_special(settings)})
 
     def __len__(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
@@ -121,8 +107,13 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model has a chat template, so that `render` works."""
-        return "default" in self.templates
+        """Whether the model has a chat template that can be used, so that `render` works."""
+        return self.layout.works
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The sources of the chat templates by name."""
+        return self.layout.sources
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""
@@ -142,7 +133,21 @@ class Tokenizer:
         number = self.backend.token_to_id(token)
         return number is not None and token not in self.decode([number])
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+    def end_ids(self, known: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that end an answer: `known`, and the one that the chat template writes after an answer.
+
+        Files of chat models often name the end of a text only, as the base model has it. Where the template
+        writes a known end before the next message, it is the end of a turn, and nothing is missing.
+        """
+        last, between = (self.encode(text.strip(), special=False) for text in self.layout.after_answer())
+        added = self.backend.get_added_tokens_decoder()
+        if not last or last[:1] != between[:1] or last[0] not in added or {*known}.intersection(between):
+            return known
+        return *known, last[0]
+
+    def render(
+        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: Any
+    ) -> str:
         """Lay `messages` out by the chat template, up to where the assistant's answer begins.
 
         As in transformers, a model's template `tool_use` lays out conversations with tools, `tools` and
@@ -150,23 +155,35 @@ class Tokenizer:
 
         Args:
             messages: with `role` and `content`.
+            continue_final_message: whether the text ends within the last message, which the answer continues.
             variables: of the template, such as `tools`, `enable_thinking=False` or
                 `add_generation_prompt=False`.
 
         Raises `RequestError` if the model has no template, or the template refuses the messages, fails, or
-        exceeds its limits with them.
+        exceeds its limits with them; and if the last message cannot be continued.
         """
-        given = {"add_generation_prompt": True, "tools": None, "documents": None, **self.special, **variables}
-        name = "default" if given["tools"] is None or "tool_use" not in self.templates else "tool_use"
-        if name not in self.templates:
-            raise RequestError(
-                "this model has no chat template; give a plain text prompt instead of messages"
-            )
-        return self._compiled[name].render(**given, messages=[*map(_with_reasoning, messages)])
+        return self.layout.render(messages, continue_final_message=continue_final_message, **variables)
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""
         return self.encode(self.render(messages, **variables), special=False)
+
+
+def with_layout(
+    tokenizer: Tokenizer | None, chat_template: str | os.PathLike[str] | None
+) -> Tokenizer | None:
+    """A model's tokenizer with the Jinja template of a file in place of its own ones. None: it has its own.
+
+    Raises `ModelError` if there is no tokenizer, or the file is no template.
+    """
+    if chat_template is None:
+        return tokenizer
+    if tokenizer is None:
+        raise ModelError(f"{NO_TOKENIZER}; so it cannot use a chat template")
+    changed = Tokenizer(tokenizer.backend, {"default": user_path(chat_template)}, tokenizer.special)
+    if not changed.has_chat_template:
+        raise ModelError(f"{os.fspath(chat_template)}: {changed.layout.problem}")
+    return changed
 
 
 class Detokenizer:
@@ -249,40 +266,3 @@ def _growth(rules: Any) -> int:
         growth = min(growth * _growth(rule), 2**62)
     content = rules.get("content") if isinstance(rules, dict) else None
     return growth * max(len(content), 1) if isinstance(content, str) else growth
-
-
-def _template_files(path: Path) -> dict[str, str]:
-    """The chat templates by name that a directory has as files. They replace those of its settings."""
-    files = {name: path / "additional_chat_templates" / f"{name}.jinja" for name in TEMPLATE_NAMES}
-    files["default"] = path / "chat_template.jinja"
-    return {name: read_model_text(file) for name, file in files.items() if file.is_file()}
-
-
-def _in_processor(path: Path) -> Any:
-    """The chat template in `chat_template.json`, where models that also see images may have it."""
-    file = path / "chat_template.json"
-    return read_json_object(file).get("chat_template") if file.is_file() else None
-
-
-def _templates(value: Any) -> dict[str, str]:
-    """The chat templates by name of a tokenizer_config.json: a text, or a list of named ones."""
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    named = {
-        name: entry.get("template")
-        for entry in entries
-        if isinstance(entry, dict)
-        for name in TEMPLATE_NAMES
-        if entry.get("name") == name
-    }
-    for source in named.values():
-        if source is not None and not isinstance(source, str):
-            raise ModelError(f"tokenizer_config.json: chat_template is {source!r:.80}, and should be a text")
-    return {name: source for name, source in named.items() if source is not None}
-
-
-def _with_reasoning(message: Message) -> Message:
-    """A message that has the model's thoughts, if any, under the names by which templates read them."""
-    if not isinstance(message, Mapping):
-        return message  # the template refuses it, or not
-    thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
-    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}

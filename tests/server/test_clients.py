@@ -139,6 +139,17 @@ def test_the_answer_continues_the_last_message(running: Running, sibyl: LLM) -> 
     assert "".join(delta.get("content", "") for delta in deltas) == echoed
 
 
+@pytest.mark.parametrize("begun", ["<", "end", "\n", "i", "Sure <"])
+def test_a_begun_answer_may_look_like_the_end_of_a_turn(running: Running, sibyl: LLM, begun: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    expected = sibyl.tokenizer.render(MESSAGES) + begun
+    asked = {"messages": messages, "continue_final_message": True}
+    laid_out = httpx.post(f"{running.url}/apply-template", json=asked, timeout=60).json()
+    assert laid_out["prompt"] == expected
+    usage = ask(running, CHAT, **asked).json()["usage"]
+    assert usage["prompt_tokens"] == len(sibyl.tokenizer.encode(expected, special=False))
+
+
 def test_the_template_may_end_without_a_beginning_of_an_answer(running: Running, sibyl: LLM) -> None:
     bare = sibyl.tokenizer.render(MESSAGES, add_generation_prompt=False)
     for fields in (

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import TextColumn
 
+from soothsay.cli.options import ChatTemplateOption
 from soothsay.cli.progress import work_bar
 from soothsay.cli.tables import facts_table
 from soothsay.cli.whole_texts import read_whole_texts
@@ -38,9 +39,10 @@ def build(
             "path.",
         ),
     ],
+    chat_template: ChatTemplateOption = None,
 ) -> None:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
-    tokenizer, examples = read_whole_texts(model, files)
+    tokenizer, examples = read_whole_texts(model, files, chat_template)
     from soothsay.drafters.lookup.datastore import write_datastore
 
     measure = TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,")

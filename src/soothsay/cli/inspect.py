@@ -239,7 +239,10 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
     else:
         template = "with a" if tokenizer.has_chat_template else "without a"
         yield "tokenizer", f"{len(tokenizer):,} tokens, {template} chat template"
-        ends = [f"{token} {tokenizer.backend.id_to_token(token)}" for token in checkpoint.eos_ids]
+        ends = [
+            f"{token} {tokenizer.backend.id_to_token(token)}"
+            for token in tokenizer.end_ids(checkpoint.eos_ids)
+        ]
     yield "end tokens", ", ".join(ends) or "none: answers end at max_tokens"
     if defaults := sampling_summary(checkpoint.sampling_defaults()):
         yield "sampling", f"{defaults}, by default"

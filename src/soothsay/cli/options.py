@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -55,6 +56,16 @@ MaxContextOption = Annotated[
         help="Limit of tokens in prompt and answer together.",
     ),
 ]
+ChatTemplateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        exists=True,
+        dir_okay=False,
+        show_default="the model's",
+        help="A file with a Jinja template for conversations, in place of the model's own ones.",
+    ),
+]
 MaxRunningOption = Annotated[int, _limit("--max-running", min=1, help="Limit of answers in one step.")]
 MaxStallOption = Annotated[
     float,
@@ -86,6 +97,7 @@ class ModelOptions:
     drafter: DrafterOption = "auto"
     dtype: DTypeOption = "auto"
     max_context: MaxContextOption = None
+    chat_template: ChatTemplateOption = None
     generation_config: Annotated[
         str,
         _sampling(

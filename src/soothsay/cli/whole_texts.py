@@ -18,7 +18,9 @@ _NO_LIMIT = 2**62
 """Limit of tokens in a text: none."""
 
 
-def read_whole_texts(model: str, files: Sequence[Path]) -> tuple[Tokenizer, list[Example]]:
+def read_whole_texts(
+    model: str, files: Sequence[Path], chat_template: Path | None
+) -> tuple[Tokenizer, list[Example]]:
     """Open a model's tokenizer and read texts with it. Messages on stderr say what is read and skipped.
 
     Raises `SoothsayError` if the model has no tokenizer, or the files cannot be read.
@@ -26,9 +28,10 @@ def read_whole_texts(model: str, files: Sequence[Path]) -> tuple[Tokenizer, list
     with notice(f"opening {model} ..."):
         from soothsay.errors import RequestError
         from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.tokenizer import with_layout
         from soothsay.train.examples import read_examples
 
-        tokenizer = open_checkpoint(model).tokenizer()
+        tokenizer = with_layout(open_checkpoint(model).tokenizer(), chat_template)
     if tokenizer is None:
         raise RequestError(f"{model} has no tokenizer, so texts cannot be encoded for it")
     with notice("reading the texts ..."):

@@ -62,6 +62,7 @@ def run_batch(
     seed: int = 0,
     dtype: str = "auto",
     max_context: int | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
     max_running: int = 64,
     replicas: int = 1,
     ray_address: str | None = None,
@@ -78,7 +79,7 @@ def run_batch(
         output: gets one line for each request, in the order in which answers end.
         name: the model's name in requests; by default `model` without its folder.
         seed: other seeds give other answers to requests that are sampled and have no seed of their own.
-        dtype, max_context: as for `LLM`.
+        dtype, max_context, chat_template: as for `LLM`.
         max_running: limit of answers in one step.
         replicas: number of engines. Another one goes on with the lines of one that dies.
         ray_address: of a Ray cluster where the engines run; None: they run here.
@@ -102,6 +103,9 @@ def run_batch(
         "model's name in requests": name,
         "dtype": dtype,
         "context": max_context,
+        "chat template (SHA-256)": None
+        if chat_template is None
+        else hashlib.sha256(user_path(chat_template).read_bytes()).hexdigest(),
         "seed": seed,
     }
     with BatchOutput(target) as answers:
@@ -109,7 +113,13 @@ def run_batch(
         tokens = 0
         if requests.unanswered(answers.keys).any():
             factory = partial(
-                load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
+                load,
+                model,
+                dtype=dtype,
+                max_context=max_context,
+                chat_template=chat_template,
+                max_requests=max_running,
+                **options,
             )
             elsewhere = ray_address not in (None, "local")  # where nobody knows how many cores there are
             placement = Placement(replicas, 1 if elsewhere else None, ray_address)

@@ -37,11 +37,7 @@ def chat_ids(
     messages = [message.for_template() for message in body.messages]
     own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
     given = {**{name: value for name, value in own.items() if value is not None}, **variables}
-    if body.continue_final_message:
-        given["add_generation_prompt"] = False
-    text = reader.render(messages, given)
-    if body.continue_final_message:
-        text = _cut_after(text, continued_text(body))
+    text = reader.render(messages, {**given, "continue_final_message": body.continue_final_message})
     cut = body.truncate_prompt_tokens is not None
     ids = reader.encode(text, special=bool(body.add_special_tokens), field="messages", cut=cut)
     return truncated(ids, body, room), text
@@ -89,9 +85,3 @@ def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
             f"{MAX_SCORES} is the limit of a reply; ask for fewer prompts, answers or alternatives"
         )
         raise ApiError(400, message, "invalid_value", param="prompt_logprobs")
-
-
-def _cut_after(text: str, end: str) -> str:
-    """A text up to where `end` last stands. Templates may have removed the space around it."""
-    found = next((one for one in (end, end.strip()) if one in text), "")
-    return text[: text.rfind(found) + len(found)] if found else text

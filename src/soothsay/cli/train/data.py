@@ -12,6 +12,7 @@ from rich.text import Text
 from soothsay.cli.options import (
     MODEL_HELP,
     AnswerSeedOption,
+    ChatTemplateOption,
     DrafterOption,
     DTypeOption,
     MaxContextOption,
@@ -72,6 +73,7 @@ def data(
     drafter: DrafterOption = PLAIN,
     dtype: DTypeOption = "auto",
     max_context: MaxContextOption = None,
+    chat_template: ChatTemplateOption = None,
 ) -> None:
     """Let a model answer the users' messages of a file of conversations, turn by turn.
 
@@ -93,6 +95,7 @@ def data(
             drafter=drafter,
             dtype=dtype,
             max_context=max_context,
+            chat_template=chat_template,
             max_requests=batch,
             prefix_caching=features is None,
         )

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
+from soothsay.cli.options import ChatTemplateOption
 from soothsay.cli.whole_texts import read_whole_texts
 
 
@@ -33,12 +34,13 @@ def suffix(
     tokens: Annotated[
         int, typer.Option(min=1, help="Limit of tokens. A token takes 4 bytes in the file, 140 in memory.")
     ] = 500_000,
+    chat_template: ChatTemplateOption = None,
 ) -> None:
     """Keep a model's answers, so that suffix matching drafts from them (REST, arXiv 2311.08252).
 
     Nothing is trained. Drafts come from what the model has answered to other prompts.
     """
-    tokenizer, examples = read_whole_texts(model, files)
+    tokenizer, examples = read_whole_texts(model, files, chat_template)
     from soothsay.drafters.lookup.suffix import write_texts
     from soothsay.train.answer_texts import answer_texts
 

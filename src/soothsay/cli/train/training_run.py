@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from soothsay.cli.options import ChatTemplateOption
 from soothsay.cli.terminal import notice
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class TrainingRun:
     ] = 0.0
     seed: Annotated[int, _option("Seed of shuffling and of new weights.")] = 0
     device: Annotated[str, _option("Where to train: cpu or cuda.")] = "cpu"
+    chat_template: ChatTemplateOption = None
 
     def checkpoint(self) -> Checkpoint:
         """Open the target's files."""
@@ -94,10 +96,11 @@ class TrainingRun:
     def examples(self) -> tuple[list[Example], list[Example]]:
         """Read the data. Returns the examples to train on, and those to evaluate on."""
         from soothsay.errors import TrainingError
+        from soothsay.tokenizer import with_layout
         from soothsay.train.examples import read_examples, split
         from soothsay.train.recorded import is_feature_folder, recorded_examples
 
-        tokenizer = self.checkpoint().tokenizer()
+        tokenizer = with_layout(self.checkpoint().tokenizer(), self.chat_template)
         if tokenizer is None:
             raise TrainingError(f"{self.model} has no tokenizer, so no text can be encoded for it")
         folders = [path for path in self.data if is_feature_folder(path)]

@@ -14,8 +14,9 @@ from gguf import TokenType
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
+from soothsay.chat_layout import TEMPLATE_NAMES
 from soothsay.errors import ModelError
-from soothsay.tokenizer import TEMPLATE_NAMES, Tokenizer, backend_errors
+from soothsay.tokenizer import Tokenizer, backend_errors
 from soothsay.vocabulary.byte_level import byte_level
 from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe

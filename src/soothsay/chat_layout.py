@@ -1,0 +1,159 @@
+"""Lays out conversations for a model: chooses among its chat templates, and gives them their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from soothsay.chat_template import ChatTemplate
+from soothsay.errors import ModelError, RequestError
+from soothsay.files import read_json_object, read_model_text
+
+Message = Mapping[str, Any]
+
+TEMPLATE_NAMES = ("default", "tool_use")
+"""Names of chat templates that are read. The second is for conversations with tools, if a model has it."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message that may have the model's thoughts. Templates read one of the first two."""
+
+QUESTION, ANSWER, NEXT = (
+    {"role": role, "content": f"The {word} message."}
+    for role, word in (("user", "first"), ("assistant", "second"), ("user", "third"))
+)
+"""A conversation that shows what a template writes between two messages."""
+
+
+class ChatLayout:
+    """The chat templates of a model.
+
+    One that cannot be read or compiled is as good as none, since the model can still complete texts.
+
+    Args:
+        given: the Jinja templates by name (`TEMPLATE_NAMES`), as they stand in the model's files; or the file
+            of one, either Jinja or JSON with a `chat_template`.
+        special: the text of special tokens by name, such as `eos_token`; variables of the templates.
+    """
+
+    def __init__(self, given: Mapping[str, Any], special: Mapping[str, str]):
+        self.sources: dict[str, str] = {}
+        """The texts of the templates by name."""
+        self.problem: str | None = None
+        """What is wrong with the last one that cannot be used."""
+        self._special, self._compiled = special, dict[str, ChatTemplate]()
+        for name, source in given.items():
+            try:
+                self.sources[name] = _text(source)
+                self._compiled[name] = ChatTemplate(self.sources[name])
+            except ModelError as error:
+                self.problem = str(error)
+
+    @property
+    def works(self) -> bool:
+        """Whether conversations without tools can be laid out."""
+        return "default" in self._compiled
+
+    def render(
+        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: Any
+    ) -> str:
+        """See `Tokenizer.render`."""
+        given = {
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **self._special,
+            **variables,
+        }
+        name = "default" if given["tools"] is None or "tool_use" not in self._compiled else "tool_use"
+        if name not in self._compiled:
+            problem = self.problem or "this model has no chat template"
+            raise RequestError(f"{problem}; give a plain text prompt instead of messages")
+        mark = ""
+        if continue_final_message:
+            given["add_generation_prompt"] = False
+            mark = f"{token_hex(8)} "
+            messages = [*messages[:-1], _marked(messages[-1:], mark)]
+        text = self._compiled[name].render(**given, messages=[*map(_with_reasoning, messages)])
+        return _before(text, mark) if mark else text
+
+    def after_answer(self) -> tuple[str, str]:
+        """What stands after an answer: at the end of a conversation, and before the user's next message."""
+        try:
+            last, between = (
+                self.render(messages, add_generation_prompt=False).rpartition(ANSWER["content"])[2]
+                for messages in ((QUESTION, ANSWER), (QUESTION, ANSWER, NEXT))
+            )
+        except RequestError:
+            return "", ""
+        return last, between.partition(NEXT["content"])[0]
+
+
+def templates_in(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat templates of a model's directory, as `ChatLayout` takes them.
+
+    Files of their own replace those in the settings, and these the one in `chat_template.json`, where models
+    that also see images may have it.
+
+    Args:
+        directory: the model's.
+        settings: its tokenizer_config.json.
+    """
+    files = {name: directory / "additional_chat_templates" / f"{name}.jinja" for name in TEMPLATE_NAMES}
+    files["default"] = directory / "chat_template.jinja"
+    own = {name: file for name, file in files.items() if file.is_file()}
+    processor = directory / "chat_template.json"
+    if source := own or settings.get("chat_template"):
+        return own or _named(source)
+    return {"default": processor} if processor.is_file() else {}
+
+
+def _text(source: Any) -> str:
+    """The text of a template. Raises `ModelError` if it is none, or its file cannot be read."""
+    if isinstance(source, Path):
+        json = source.suffix == ".json"
+        source = read_json_object(source).get("chat_template") if json else read_model_text(source)
+    if not isinstance(source, str):
+        raise ModelError(f"the chat template is {source!r:.80}, and should be a text")
+    return source
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """The chat templates by name in a tokenizer_config.json: a text, or a list of named ones."""
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    return {
+        entry["name"]: entry["template"]
+        for entry in entries
+        if isinstance(entry, dict)
+        and entry.get("name") in TEMPLATE_NAMES
+        and entry.get("template") is not None
+    }
+
+
+def _marked(last: Sequence[Message], mark: str) -> Message:
+    """A message whose text ends with a mark. Raises `RequestError` if there is none, or it has no text."""
+    content = (last[0].get("content") or "") if last and isinstance(last[0], Mapping) else None
+    if not isinstance(content, str):
+        raise RequestError("an answer continues the last message, so its content must be a text")
+    return {**last[0], "content": content + mark}
+
+
+def _before(text: str, mark: str) -> str:
+    """A text up to where `mark` last stands. Raises `RequestError` if it is not there.
+
+    The mark ends with a space. A template that drops it drops space at the ends of messages, so the space
+    before the mark goes too. The message's own text is no sign: the end of a turn may have the same text.
+    """
+    place = text.rfind(mark.strip())
+    if place < 0:
+        raise RequestError("the chat template leaves out the last message, so no answer can continue it")
+    return text[:place] if text.startswith(mark, place) else text[:place].rstrip()
+
+
+def _with_reasoning(message: Message) -> Message:
+    """A message that has the model's thoughts, if any, under the names by which templates read them."""
+    if not isinstance(message, Mapping):
+        return message  # the template refuses it, or not
+    thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
