@@ -31,7 +31,7 @@ from soothsay.model.blocks import Block
 from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
-from soothsay.model.formats.gguf_tokenizer import stop_ids
+from soothsay.model.formats.gguf_tokenizer import build_tokenizer, stop_ids
 from soothsay.model.load import load_model
 from soothsay.model.rope import Rope, attention_scale, inverse_frequencies
 from soothsay.tokenizer import Tokenizer
@@ -946,3 +946,83 @@ def test_tokens_of_all_families_end_answers() -> None:
     tokens = ["a", "<|end|>", "<|call|>", "<|return|>", "<turn|>", "b"]
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 3}
     assert stop_ids(metadata) == (3, 2, 4)
+    for text in ("<|end|>", "<end_of_utterance>", "[EOT]", "<\uff5cend\u2581of\u2581sentence\uff5c>"):
+        phi = {"tokenizer.ggml.tokens": ["a", "<|endoftext|>", text], "tokenizer.ggml.eos_token_id": 1}
+        assert stop_ids(phi) == (1, 2)
+
+
+MARKS = {
+    **dict.fromkeys(("<|im_start|>", "<|im_end|>", "<|my_own|>", "<\uff5cUser\uff5c>"), TokenType.CONTROL),
+    **dict.fromkeys(("<end_of_turn>", "<|end|>", "[EOT]", "</s>"), TokenType.CONTROL),  # they end answers
+    **dict.fromkeys(
+        ("<start_of_turn>", "[INST]", "<think>"), TokenType.USER_DEFINED
+    ),  # the template has them
+    **dict.fromkeys(("<unheard>", "<b>", "[0]", "<|>", "in", "<|ab|>"), TokenType.NORMAL),
+}
+PARTS = ["<", ">", "<b", "b>", "0]", "[", "<|", "|>", "<|a", "b|>", "i", "n"]
+WRITES = "{{ messages[0] }}<b>in<start_of_turn>[INST]<think>"
+
+
+@pytest.mark.parametrize("typed", [TokenType.NORMAL, None])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_marks_of_chats_are_whole_whatever_their_type(kind: str, typed: TokenType | None) -> None:
+    """Some converters write them as normal text. What looks the same, and is made of tokens, stays text."""
+    tokens = [*MARKS, *PARTS]
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": kind,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.eos_token_id": tokens.index("</s>"),
+        "tokenizer.ggml.bos_token_id": tokens.index("i"),  # some files name any token
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.scores": np.zeros(len(tokens), np.float32),
+        "tokenizer.chat_template": WRITES,
+    }
+    if typed is not None:
+        metadata["tokenizer.ggml.token_type"] = np.full(len(tokens), typed)
+    tokenizer = build_tokenizer(metadata, Path("model.gguf"))
+    assert tokenizer is not None
+    added = tokenizer.backend.get_added_tokens_decoder()
+    found = {
+        token: TokenType.NORMAL
+        if i not in added
+        else TokenType.CONTROL
+        if added[i].special
+        else TokenType.USER_DEFINED
+        for i, token in enumerate(tokens)
+    }
+    assert found == {**MARKS, **dict.fromkeys(PARTS, TokenType.NORMAL)}
+    ends = {tokens[i] for i in stop_ids(metadata)}
+    assert ends == {"<|im_end|>", "<end_of_turn>", "<|end|>", "[EOT]", "</s>"}
+
+
+def test_an_end_is_hidden_whatever_its_type() -> None:
+    """A mark that a file takes for the user's own would be shown at the end of an answer."""
+    types = np.array([TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.USER_DEFINED])
+    tokenizer = build_tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": ["a", "<|im_end|>", "<think>"],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.token_type": types,
+        },
+        Path("model.gguf"),
+    )
+    assert tokenizer is not None
+    assert tokenizer.decode([0, 2, 1]) == "a<think>"
+
+
+def test_a_chat_template_of_a_wrong_type_stops_nothing() -> None:
+    tokenizer = build_tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": ["a"],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.chat_template": 5,
+        },
+        Path("model.gguf"),
+    )
+    assert tokenizer is not None
+    assert (tokenizer.has_chat_template, tokenizer.encode("a")) == (False, [0])

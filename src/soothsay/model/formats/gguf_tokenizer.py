@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +36,19 @@ _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
     *("<|return|>", "<|call|>", "<turn|>", "<|tool_response>", "<|END_OF_TURN_TOKEN|>", "[e~["),
+    *("<|flush|>", "<|calls|>", "<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|end|>"),
 )
 """Tokens that end an answer, of all families. gpt-oss has two, and so has Gemma 4."""
 
+_CHANNEL_ENDS = frozenset({"<|return|>", "<|flush|>"})
+"""In a vocabulary that has one of these, `<|end|>` ends a part of an answer only (gpt-oss, Solar Open)."""
+
+_MARK = re.compile(r"<[^\s<>]{1,64}>|\[[A-Z_/]{1,64}\]")
+"""How the tokens look that chat templates write around messages."""
+
+_CONTROL_MARK = re.compile(r"<(\||\uff5c)[^\s<>]+\1>")
+"""The same, of those that are no part of an answer's text."""
 
 _KINDS: Mapping[str, type] = {
     "model": str,
@@ -55,7 +66,6 @@ _ENTRIES = {"tokens": "O", "merges": "O", "scores": "fiu", "token_type": "iu"}
 def check_types(metadata: Mapping[str, Any], path: Path) -> None:
     """Raise `ModelError` if the metadata of the tokenizer have wrong types. Others rely on them."""
     kinds = {f"tokenizer.ggml.{key}": kind for key, kind in _KINDS.items()}
-    kinds |= dict.fromkeys(_TEMPLATE_KEYS.values(), str)
     kinds |= dict.fromkeys((f"tokenizer.ggml.{key}_token_id" for key in _IDS), int)
     for key, kind in kinds.items():
         if key in metadata and not isinstance(metadata[key], kind):
@@ -85,6 +95,8 @@ def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     ids = _special_ids(metadata)
     named = [ids[key] for key in ("eos", "eot", "eom") if key in ids]
     there = frozenset(_ENDS).intersection(tokens)
+    if there & _CHANNEL_ENDS:
+        there -= {"<|end|>"}
     return tuple(dict.fromkeys([*named, *(tokens.index(text) for text in _ENDS if text in there)]))
 
 
@@ -141,7 +153,37 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
         raise ModelError(
             f"there are {len(types):,} types of tokens for {len(tokens):,} tokens; convert the model again"
         )
-    return _Vocabulary(tokens, ids, types)
+    return _Vocabulary(tokens, ids, _corrected(types, tokens, ids, metadata))
+
+
+def _corrected(
+    types: npt.NDArray[np.integer[Any]],
+    tokens: Sequence[str],
+    ids: Mapping[str, int],
+    metadata: Mapping[str, Any],
+) -> npt.NDArray[np.integer[Any]]:
+    """The types of tokens, with those of a chat's marks that the file takes for normal text, as some do.
+
+    A text is never cut into a normal token that is not made of two others: such a mark was added to the
+    vocabulary. llama.cpp goes by the texts of tokens too.
+    """
+    types = types.copy()
+    ends = [i for i in stop_ids(metadata) if tokens[i] in _ENDS or _MARK.fullmatch(tokens[i])]
+    types[ends] = TokenType.CONTROL
+    written = "".join(str(metadata.get(key, "")) for key in _TEMPLATE_KEYS.values())
+    for i in np.flatnonzero(types == TokenType.NORMAL).tolist():
+        text = tokens[i]
+        if text[0] in "<[" and _MARK.fullmatch(text) and not _is_made(text, ids):
+            if _CONTROL_MARK.fullmatch(text):
+                types[i] = TokenType.CONTROL
+            elif text in written:
+                types[i] = TokenType.USER_DEFINED
+    return types
+
+
+def _is_made(text: str, ids: Mapping[str, int]) -> bool:
+    """Whether two tokens together have this text."""
+    return any(text[:cut] in ids and text[cut:] in ids for cut in range(1, len(text)))
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
@@ -150,7 +192,7 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     size = len(metadata.get("tokenizer.ggml.tokens", []))
     found = {key: metadata.get(f"tokenizer.ggml.{key}_token_id", defaults.get(key)) for key in _IDS}
     # 2^32 - 1 means that there is none
-    return {key: i for key, i in found.items() if i is not None and 0 <= i < size}
+    return {key: int(i) for key, i in found.items() if i is not None and 0 <= i < size}
 
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
