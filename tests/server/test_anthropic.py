@@ -167,6 +167,23 @@ def test_an_answer_goes_on_where_the_last_message_ends(running: Running, client:
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == meant.usage.prompt_tokens
 
 
+def test_requests_of_claude_code_share_their_prefix(running: Running) -> None:
+    """The first block of its system message has a hash of the request."""
+
+    def cached(number: int, question: str) -> int:
+        billing = f"x-anthropic-billing-header: cc_version=2.1.40.abc; cc_entrypoint=cli; cch={number:05x};"
+        rules = "\n".join(f"Rule {i}: keep line {i} short." for i in range(30))
+        blocks = [{"type": "text", "text": text} for text in (billing, "You are a coding agent.", rules)]
+        usage = ask(running, system=blocks, messages=[{"role": "user", "content": question}], max_tokens=1)[
+            "usage"
+        ]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] > 200
+        return int(usage["cache_read_input_tokens"])
+
+    cached(1, "Hello!")
+    assert cached(2, "And now?") > 200
+
+
 def test_nothing_is_said_for_no_tokens(running: Running) -> None:
     """Clients fill the prefix cache in this way."""
     told = ask(running, max_tokens=0)

@@ -150,6 +150,28 @@ def test_a_begun_answer_may_look_like_the_end_of_a_turn(running: Running, sibyl:
     assert usage["prompt_tokens"] == len(sibyl.tokenizer.encode(expected, special=False))
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_line_that_changes_with_each_request_is_dropped(running: Running, sibyl: LLM, role: str) -> None:
+    """Claude Code writes it, and its requests come through other APIs too."""
+    billing = "x-anthropic-billing-header: cc_version=2.1.40.abc; cc_entrypoint=cli; cch=%s;"
+    kind = {"role": "system", "content": "Be kind.\nAlways."}
+    for text, system in (
+        (f"{billing % 1}\nBe kind.\nAlways.", [kind]),
+        (f"Be kind.\n{billing % 2}\nAlways.", [kind]),
+        (billing % 3, []),
+        (f"Not {billing % 4}", [{"role": "system", "content": f"Not {billing % 4}"}]),
+    ):
+        laid_out = httpx.post(
+            f"{running.url}/apply-template",
+            json={"messages": [{"role": role, "content": text}, *MESSAGES]},
+            timeout=60,
+        ).json()
+        assert laid_out["prompt"] == sibyl.tokenizer.render([*system, *MESSAGES])
+    said = {"role": "user", "content": billing % 5}
+    laid_out = httpx.post(f"{running.url}/apply-template", json={"messages": [said]}, timeout=60).json()
+    assert laid_out["prompt"] == sibyl.tokenizer.render([said])
+
+
 def test_the_template_may_end_without_a_beginning_of_an_answer(running: Running, sibyl: LLM) -> None:
     bare = sibyl.tokenizer.render(MESSAGES, add_generation_prompt=False)
     for fields in (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from soothsay.core.params import SamplingParams
@@ -20,6 +21,10 @@ MAX_SCORES = 1 << 20
 """Limit of log-probabilities of prompts in one reply, which repeats them for each answer. So many take up to
 100 MB of text, and some seconds to write. It is enough for 20 alternatives to each of 49,000 tokens."""
 
+BILLING = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
+"""A line in the system message of Claude Code. It has a hash of the request, so no two requests would share a
+prefix that begins with it, and it tells the model nothing."""
+
 
 def chat_ids(
     reader: PromptReader, body: ChatRequest, variables: Mapping[str, Any], room: int
@@ -34,7 +39,7 @@ def chat_ids(
 
     Raises `ApiError` if the model has no template, or the template refuses the messages.
     """
-    messages = [message.for_template() for message in body.messages]
+    messages = without_billing(message.for_template() for message in body.messages)
     own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
     given = {**{name: value for name, value in own.items() if value is not None}, **variables}
     text = reader.render(messages, {**given, "continue_final_message": body.continue_final_message})
@@ -85,3 +90,16 @@ def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
             f"{MAX_SCORES} is the limit of a reply; ask for fewer prompts, answers or alternatives"
         )
         raise ApiError(400, message, "invalid_value", param="prompt_logprobs")
+
+
+def without_billing(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without the lines that clients write for Anthropic's accounting. See `BILLING`."""
+    kept = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "system" and "x-anthropic-billing-header:" in content:
+            content = BILLING.sub("", content)
+            if not content.strip():
+                continue
+        kept.append({**message, "content": content})
+    return kept
