@@ -20,7 +20,9 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.llama_api import read_prompts
 from soothsay.server.llama_bodies import LlamaCompletionRequest
 from soothsay.server.messages import LoadedModel
+from soothsay.server.prompt_ids import chat_ids
 from soothsay.server.prompts import CUT, PromptReader
+from soothsay.server.protocol import ChatRequest
 from soothsay.server.text_bounds import SLICE, TextBound
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.byte_level import byte_text
@@ -240,3 +242,38 @@ def test_the_server_refuses_them(running: Running, path: str, body: dict[str, An
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert running.free
+
+
+def test_a_later_message_of_the_system_goes_where_the_template_takes_it() -> None:
+    """Claude Code writes one after the user's first message, and many templates want it first or nowhere."""
+
+    def said(*messages: str) -> list[dict[str, Any]]:
+        roles = {"s": "system", "u": "user", "a": "assistant"}
+        return [{"role": roles[text[0]], "content": text} for text in messages]
+
+    def laid_out(template: str, messages: list[dict[str, Any]]) -> str:
+        tokenizer = Tokenizer(byte_level().backend, template)
+        reader = PromptReader(LoadedModel(tokenizer, 260, 100, 1, 16, 50, "none", ()))
+        body = ChatRequest.model_validate({"messages": messages, "add_generation_prompt": False})
+        return chat_ids(reader, body, {}, 100)[1]
+
+    plain = "{% for m in messages %}[{{ m.role[0] }} {{ m.content }}]{% endfor %}"
+    strict = (
+        "{% for m in messages[1:] if m.role == 'system' %}{{ raise_exception('first only') }}{% endfor %}"
+    )
+    never = "{% for m in messages if m.role == 'system' %}{{ raise_exception('no system') }}{% endfor %}"
+    for texts, expected in (
+        (("s1", "u1", "s2", "a1", "u2"), "[s s1][u u1\n\ns2][a a1][u u2]"),
+        (("s1", "s2", "u1"), "[s s1\n\ns2][u u1]"),
+        (("s1", "u1", "a1", "s2", "u2", "u3"), "[s s1][u u1][a a1][u s2\n\nu2][u u3]"),
+        (("u1", "a1", "s2", "s3"), "[u u1][a a1][u s2\n\ns3]"),
+    ):
+        messages = said(*texts)
+        assert laid_out(strict + plain, messages) == expected
+        assert laid_out(plain, messages) == "".join(f"[{text[0]} {text}]" for text in texts)
+    assert laid_out(never + plain, said("u1", "s1", "a1")) == "[u u1\n\ns1][a a1]"
+    with pytest.raises(ApiError, match="no system"):
+        laid_out(never + plain, said("s1", "u1"))
+    begin = time.perf_counter()
+    assert len(laid_out(strict, said("s1", *["s" * 50] * 20_000))) == 0
+    assert time.perf_counter() - begin < 10

@@ -42,7 +42,7 @@ def chat_ids(
     messages = without_billing(message.for_template() for message in body.messages)
     own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
     given = {**{name: value for name, value in own.items() if value is not None}, **variables}
-    text = reader.render(messages, {**given, "continue_final_message": body.continue_final_message})
+    text = _render(reader, messages, {**given, "continue_final_message": body.continue_final_message})
     cut = body.truncate_prompt_tokens is not None
     ids = reader.encode(text, special=bool(body.add_special_tokens), field="messages", cut=cut)
     return truncated(ids, body, room), text
@@ -90,6 +90,35 @@ def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
             f"{MAX_SCORES} is the limit of a reply; ask for fewer prompts, answers or alternatives"
         )
         raise ApiError(400, message, "invalid_value", param="prompt_logprobs")
+
+
+def _render(reader: PromptReader, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    """A conversation in the chat template, in the form that the template takes. Raises `ApiError`."""
+    try:
+        return reader.render(messages, variables)
+    except ApiError:
+        if (others := with_one_system(messages)) == messages:
+            raise
+        return reader.render(others, variables)
+
+
+def with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which only the first may be of the system, as many templates ask.
+
+    A later one continues the message of the system or of the user before it, or becomes one of the user,
+    which the user's next message continues. Claude Code writes one after the user's first message.
+    """
+    kept = list[tuple[dict[str, Any], list[str]]]()
+    follows = False  # whether the last message was of the system, and not the first
+    for message in messages:
+        is_late = message["role"] == "system" and bool(kept)
+        into = {"system", "user"} if is_late else {"user"} if follows and message["role"] == "user" else ()
+        if kept and kept[-1][0]["role"] in into:
+            kept[-1][1].append(message["content"])
+        else:
+            kept.append(({**message, "role": "user"} if is_late else message, [message["content"]]))
+        follows = is_late
+    return [{**message, "content": "\n\n".join(texts)} for message, texts in kept]
 
 
 def without_billing(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
