@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +184,11 @@ def test_special_tokens_that_do_not_exist_are_only_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{% for %}", b"x" * (2**20 + 1), b"{{ 'x' | wordwrap }}"])
 def test_a_damaged_template_file(tmp_path: Path, content: bytes) -> None:
     (write(tmp_path) / "chat_template.jinja").write_bytes(content)
-    with pytest.raises(ModelError, match=str(tmp_path)):
-        Tokenizer.from_directory(tmp_path)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.layout.problem is not None
+    with pytest.raises(RequestError, match=re.escape(tokenizer.layout.problem)):
+        tokenizer.render(MESSAGES)
+    assert tokenizer.encode("a b")
 
 
 def mutate(rng: random.Random, value: Any) -> Any:
