@@ -42,41 +42,28 @@ class ChatLayout:
         """The texts of the templates by name."""
         self.problem: str | None = None
         """What is wrong with the last one that cannot be used."""
-        self._special, self._compiled = special, dict[str, ChatTemplate]()
+        self.special, self.compiled = special, dict[str, ChatTemplate]()
         for name, source in given.items():
             try:
                 self.sources[name] = _text(source)
-                self._compiled[name] = ChatTemplate(self.sources[name])
+                self.compiled[name] = ChatTemplate(self.sources[name])
             except ModelError as error:
                 self.problem = str(error)
-
-    @property
-    def works(self) -> bool:
-        """Whether conversations without tools can be laid out."""
-        return "default" in self._compiled
 
     def render(
         self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: Any
     ) -> str:
         """See `Tokenizer.render`."""
-        given = {
-            "add_generation_prompt": True,
-            "tools": None,
-            "documents": None,
-            **self._special,
-            **variables,
-        }
-        name = "default" if given["tools"] is None or "tool_use" not in self._compiled else "tool_use"
-        if name not in self._compiled:
+        given = {"add_generation_prompt": True, "tools": None, "documents": None, **self.special, **variables}
+        name = "default" if given["tools"] is None or "tool_use" not in self.compiled else "tool_use"
+        if name not in self.compiled:
             problem = self.problem or "this model has no chat template"
             raise RequestError(f"{problem}; give a plain text prompt instead of messages")
-        mark = ""
-        if continue_final_message:
-            given["add_generation_prompt"] = False
-            mark = f"{token_hex(8)} "
-            messages = [*messages[:-1], _marked(messages[-1:], mark)]
-        text = self._compiled[name].render(**given, messages=[*map(_with_reasoning, messages)])
-        return _before(text, mark) if mark else text
+        layout = self.compiled[name].render
+        if not continue_final_message:
+            return layout(**given, messages=[*map(_with_reasoning, messages)])
+        given["add_generation_prompt"], mark = False, f"{token_hex(8)} "
+        return _before(layout(**given, messages=[*map(_with_reasoning, _marked(messages, mark))]), mark)
 
     def after_answer(self) -> tuple[str, str]:
         """What stands after an answer: at the end of a conversation, and before the user's next message."""
@@ -103,10 +90,12 @@ def templates_in(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]
     files = {name: directory / "additional_chat_templates" / f"{name}.jinja" for name in TEMPLATE_NAMES}
     files["default"] = directory / "chat_template.jinja"
     own = {name: file for name, file in files.items() if file.is_file()}
-    processor = directory / "chat_template.json"
-    if source := own or settings.get("chat_template"):
-        return own or _named(source)
-    return {"default": processor} if processor.is_file() else {}
+    value, processor = settings.get("chat_template"), directory / "chat_template.json"
+    if not own and not value and processor.is_file():
+        value = processor
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    known = [one for one in entries if isinstance(one, dict) and one.get("name") in TEMPLATE_NAMES]
+    return own or {one["name"]: one["template"] for one in known if one.get("template") is not None}
 
 
 def _text(source: Any) -> str:
@@ -119,24 +108,11 @@ def _text(source: Any) -> str:
     return source
 
 
-def _named(value: Any) -> dict[str, Any]:
-    """The chat templates by name in a tokenizer_config.json: a text, or a list of named ones."""
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    return {
-        entry["name"]: entry["template"]
-        for entry in entries
-        if isinstance(entry, dict)
-        and entry.get("name") in TEMPLATE_NAMES
-        and entry.get("template") is not None
-    }
-
-
-def _marked(last: Sequence[Message], mark: str) -> Message:
-    """A message whose text ends with a mark. Raises `RequestError` if there is none, or it has no text."""
-    content = (last[0].get("content") or "") if last and isinstance(last[0], Mapping) else None
-    if not isinstance(content, str):
+def _marked(messages: Sequence[Message], mark: str) -> list[Message]:
+    """Messages with a mark at the end of the last one's text. Raises `RequestError` if it has no text."""
+    if not messages or not isinstance(content := messages[-1].get("content") or "", str):
         raise RequestError("an answer continues the last message, so its content must be a text")
-    return {**last[0], "content": content + mark}
+    return [*messages[:-1], {**messages[-1], "content": content + mark}]
 
 
 def _before(text: str, mark: str) -> str:

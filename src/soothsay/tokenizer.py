@@ -50,7 +50,8 @@ class Tokenizer:
         self.special = dict(special or {})
         named = {"default": chat_template} if isinstance(chat_template, str) else chat_template
         self.layout = ChatLayout(named or {}, self.special)
-        """The chat templates."""
+        self.templates = self.layout.sources
+        """The sources of the chat templates by name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the compiled templates; unpickling compiles them again."""
@@ -108,12 +109,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template that can be used, so that `render` works."""
-        return self.layout.works
-
-    @property
-    def templates(self) -> Mapping[str, str]:
-        """The sources of the chat templates by name."""
-        return self.layout.sources
+        return "default" in self.layout.compiled
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""

@@ -191,7 +191,10 @@ def test_texts_beyond_the_context_are_not_tokenized() -> None:
     assert refusal(lambda: one.encode("x" * 4_000_000)) == ("context_length_exceeded", "prompt")
     assert refusal(lambda: one.encode("x" * 400)) == ("context_length_exceeded", "prompt")
     many = [{"role": "user", "content": "x", "times": 1_000_000}]
-    assert refusal(lambda: one.encode_chat(many, {})) == ("context_length_exceeded", "messages")
+    assert refusal(lambda: one.encode(one.render(many, {}), field="messages")) == (
+        "context_length_exceeded",
+        "messages",
+    )
     assert refusal(lambda: one.check_prompt([0] * 100)) == ("context_length_exceeded", "prompt")
     assert one.check_prompt([0] * 99) == [0] * 99
 
@@ -217,7 +220,7 @@ def test_unknown_token_ids_are_refused(bad: int) -> None:
 @pytest.mark.parametrize("times", ["x", None, [], {}, -1.5, "{{ 1 // 0 }}"])
 def test_whatever_a_template_raises_is_the_clients_error(times: object) -> None:
     messages = [{"role": "user", "content": {}, "times": times}]
-    assert refusal(lambda: reader().encode_chat(messages, {})) == ("invalid_value", "messages")
+    assert refusal(lambda: reader().render(messages, {})) == ("invalid_value", "messages")
 
 
 @pytest.mark.parametrize(

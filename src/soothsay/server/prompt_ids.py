@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from soothsay.core.params import SamplingParams
@@ -39,7 +39,7 @@ def chat_ids(
 
     Raises `ApiError` if the model has no template, or the template refuses the messages.
     """
-    messages = without_billing(message.for_template() for message in body.messages)
+    messages = list(without_billing(message.for_template() for message in body.messages))
     own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
     given = {**{name: value for name, value in own.items() if value is not None}, **variables}
     text = _render(reader, messages, {**given, "continue_final_message": body.continue_final_message})
@@ -121,14 +121,9 @@ def with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**message, "content": "\n\n".join(texts)} for message, texts in kept]
 
 
-def without_billing(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_billing(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Messages without the lines that clients write for Anthropic's accounting. See `BILLING`."""
-    kept = []
     for message in messages:
-        content = message["content"]
-        if message["role"] == "system" and "x-anthropic-billing-header:" in content:
-            content = BILLING.sub("", content)
-            if not content.strip():
-                continue
-        kept.append({**message, "content": content})
-    return kept
+        content = BILLING.sub("", message["content"]) if message["role"] == "system" else message["content"]
+        if content.strip() or content == message["content"]:
+            yield {**message, "content": content}

@@ -68,10 +68,6 @@ class PromptReader:
             message = str(error) or type(error).__name__
             raise ApiError(400, message, "invalid_value", param="messages") from None
 
-    def encode_chat(self, messages: Sequence[Message], variables: dict[str, Any]) -> list[int]:
-        """Token ids of a conversation. The template writes the special tokens, so none are added."""
-        return self.encode(self.render(messages, variables), special=False, field="messages")
-
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids that were checked."""
         return self.tokenizer.decode(ids, skip_special=skip_special)

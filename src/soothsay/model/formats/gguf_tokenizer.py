@@ -129,13 +129,17 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
     return Tokenizer(backend, templates, special)
 
 
+_Types = npt.NDArray[np.integer[Any]]
+"""The type of each token (`TokenType`)."""
+
+
 @dataclass(frozen=True)
 class _Vocabulary:
     """The tokens by id, their ids, and their types (`TokenType`)."""
 
     tokens: Sequence[str]
     ids: dict[str, int]
-    types: npt.NDArray[np.integer[Any]]
+    types: _Types
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
@@ -153,20 +157,16 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
         raise ModelError(
             f"there are {len(types):,} types of tokens for {len(tokens):,} tokens; convert the model again"
         )
-    return _Vocabulary(tokens, ids, _corrected(types, tokens, ids, metadata))
+    return _Vocabulary(tokens, ids, _corrected(types, ids, metadata))
 
 
-def _corrected(
-    types: npt.NDArray[np.integer[Any]],
-    tokens: Sequence[str],
-    ids: Mapping[str, int],
-    metadata: Mapping[str, Any],
-) -> npt.NDArray[np.integer[Any]]:
+def _corrected(types: _Types, ids: Mapping[str, int], metadata: Mapping[str, Any]) -> _Types:
     """The types of tokens, with those of a chat's marks that the file takes for normal text, as some do.
 
     A text is never cut into a normal token that is not made of two others: such a mark was added to the
     vocabulary. llama.cpp goes by the texts of tokens too.
     """
+    tokens = list(ids)
     types = types.copy()
     ends = [i for i in stop_ids(metadata) if tokens[i] in _ENDS or _MARK.fullmatch(tokens[i])]
     types[ends] = TokenType.CONTROL
