@@ -185,6 +185,57 @@ class TestPieces:
             Pieces(Tokenizer(Backend(models.WordLevel({"?": 0, "one": 1}, unk_token="?"))))
 
 
+LACKING = {"\u0104": 0x04, "\u011f": 0x1F, "\xc0": 0xC0, "\xc1": 0xC1, "\xf1": 0xF1, "\xff": 0xFF}
+"""Bytes without a token, as SmolLM2's vocabulary has some, by the characters that stand for it."""
+
+
+def lacking(text: str = ENGLISH) -> Tokenizer:
+    """Make a byte-level tokenizer without tokens for some bytes."""
+    written = json.loads(byte_level(text, 400).to_str())
+    kept = [token for token in written["model"]["vocab"] if token not in LACKING]
+    renumbered = {token: number for number, token in enumerate(kept)}
+    for added in written["added_tokens"]:
+        added["id"] = renumbered[added["content"]]
+    written["model"]["vocab"] = renumbered
+    return Tokenizer(Backend.from_str(json.dumps(written)))
+
+
+class TestBytesWithoutATokens:
+    def test_they_are_left_out_of_what_is_written(self) -> None:
+        pieces, rng = Pieces(lacking()), np.random.default_rng(0)
+        for text in TEXTS:
+            said = text.encode()
+            assert pieces.join(pieces.encode(said)) == said
+        for said in [b"\x04", b"the \x04river\xff", *(rng.bytes(20) for _ in range(50))]:
+            assert pieces.join(pieces.encode(said)) == said.translate(None, bytes(LACKING.values()))
+        assert pieces.encode(b"the river\x04 and") == pieces.encode(b"the river and")
+        assert pieces.spell(b"\xff\xffa") == pieces.spell(b"a")
+
+    def test_a_token_that_begins_with_one_stands_for_nothing(self, made: dict[str, Tokenizer]) -> None:
+        translation = Translation(made["english"], lacking())
+        for byte in LACKING.values():
+            assert translation.stands_for[translation.draft.ids[bytes([byte])]] == -1
+        known = [number for number in translation.stands_for if number >= 0]
+        assert len(known) > len(translation.draft.ids) - 2 * len(LACKING)
+
+    @pytest.mark.parametrize("lacks", ["draft", "target"])
+    def test_texts_with_them_are_drafted_for(
+        self, lacks: str, tiny: Make, made: dict[str, Tokenizer]
+    ) -> None:
+        few, all_ = lacking(GERMAN), made["english"]
+        own, tokenizer = (few, all_) if lacks == "draft" else (all_, few)
+        target = tiny(0, vocab_size=len(tokenizer))
+        llm = LLM(target, tokenizer=tokenizer, drafter="none", kv_tokens=2048)
+        translation = Translation(own, tokenizer)
+        drafter = universal(tiny(0, vocab_size=len(own)), translation)(llm.engine.target)
+        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        for text in (ENGLISH, "\x04", "the \x04\x1f river", f"{GERMAN}\x1f"):
+            prompt = tokenizer.encode(text) or [5]
+            drafted = llm.generate(prompt, params, drafter=drafter)
+            assert drafted.token_ids == llm.generate(prompt, params).token_ids
+            assert drafted.stats.drafted > 0
+
+
 class TestTranslation:
     def test_what_a_token_stands_for(self, made: dict[str, Tokenizer]) -> None:
         translation = Translation(made["german"], made["english"])
@@ -518,14 +569,17 @@ class TestTheSameModelWithOtherNumbers:
     def test_the_same_numbers_are_no_other_vocabulary(self, sibyl: LLM) -> None:
         assert isinstance(build_drafter("draft-model(model=sibyl)", sibyl.engine.target), DraftModel)
 
-    def test_its_context_must_be_as_large(self, permuted: Path) -> None:
+    def test_a_text_beyond_its_context_is_left_undrafted(self, permuted: Path) -> None:
         config = json.loads((permuted / "config.json").read_text())
         short = permuted.with_name("short")
         shutil.copytree(permuted, short)
         (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
         llm = LLM("sibyl", dtype="float32", drafter="none", kv_tokens=256, max_context=100)
-        with pytest.raises(DrafterError, match="context of 64 tokens, the target's is 100"):
-            build_drafter(f"draft-model(model={short})", llm.engine.target)
+        params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        plain = llm.generate(list(range(100, 130)), params)
+        drafted = llm.generate(list(range(100, 130)), params, drafter=f"draft-model(model={short})")
+        assert drafted.token_ids == plain.token_ids
+        assert 10 < drafted.stats.accepted < 40
 
 
 def test_a_number_below_1(made: dict[str, Tokenizer], tiny: Make, sibyl: LLM) -> None:

@@ -66,8 +66,8 @@ def draft_model(
             read. 0: all.
 
     Raises:
-        DrafterError: a number is too small; the draft model's context is smaller than the target's; a tree is
-            asked for with another vocabulary; or a tokenizer cannot be translated.
+        DrafterError: a number is too small; a tree is asked for with another vocabulary; with the same one,
+            the draft model's context is smaller than the target's; or a tokenizer cannot be translated.
     """
     if vocabulary < 0:
         raise DrafterError(f"draft-model(vocabulary={vocabulary}) cannot be below 0; 0 stands for all tokens")
@@ -88,7 +88,7 @@ def draft_model(
     loaded = load_model(checkpoint, dtype, device, max_context=context, coarse=True, tokens=tokens)
     if translation is None:
         return DraftModel(target, loaded, depth, shape.width, shape.branch, tokens)
-    _check_context(loaded, target)
+    _check_states(loaded)
     return UniversalDraftModel(target, loaded, translation, depth)
 
 
@@ -124,6 +124,7 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
         tokens: Tensor | None = None,
     ):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
+        _check_states(model)
         _check_context(model, target)
         super().__init__(target, ConfidentShape(depth, width, branch))
         self.model = model
@@ -197,13 +198,17 @@ def common_tokens(checkpoint: Checkpoint, count: int) -> Tensor | None:
     return torch.tensor([*range(count), *sorted(added)])
 
 
-def _check_context(model: Transformer, target: Target) -> None:
-    """Raise `DrafterError` if the draft model's context is smaller than the target's, or it has states."""
+def _check_states(model: Transformer) -> None:
+    """Raise `DrafterError` if the draft model has states."""
     if model.config.states is not None:
         raise DrafterError(
             f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
             "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"
         )
+
+
+def _check_context(model: Transformer, target: Target) -> None:
+    """Raise `DrafterError` if the draft model's context is smaller than the target's."""
     if model.config.max_positions < (target.config.max_context or 0):
         raise DrafterError(
             f"the draft model has a context of {model.config.max_positions} tokens, the target's is "

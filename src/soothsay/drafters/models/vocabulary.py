@@ -14,12 +14,16 @@ from soothsay.tokenizer import Tokenizer
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 
+_THREE_BYTES = "\u6771"
+"""A character that byte-level vocabularies write as three, one for each of its bytes."""
+
 
 class Pieces:
     """A tokenizer's tokens as bytes.
 
-    The tokenizer must be byte-level, as GPT-2's is, or SentencePiece's with a token for each byte. Then any
-    bytes can be written in its tokens.
+    The tokenizer must be byte-level, as GPT-2's is, or SentencePiece's with tokens for single bytes. Then any
+    text can be written in its tokens. Some vocabularies lack tokens for bytes that they were hardly trained
+    on, such as 0x04 or 0xFF. These bytes are left out: a text is drafted for as if it did not have them.
 
     Raises:
         DrafterError: the tokenizer is of another kind.
@@ -29,8 +33,10 @@ class Pieces:
         vocabulary = tokenizer.vocabulary()
         added = tokenizer.backend.get_added_tokens_decoder()
         alphabet, single = _byte_alphabet(), {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
-        byte_level = alphabet.keys() <= vocabulary.keys()
-        if not byte_level and not single.keys() <= vocabulary.keys():
+        names = {number: token for token, number in vocabulary.items()}
+        spelled = "".join(names.get(number, "") for number in tokenizer.encode(_THREE_BYTES, special=False))
+        byte_level = b"".join([alphabet.get(c, b"") for c in spelled]).endswith(_THREE_BYTES.encode())
+        if not byte_level and single.keys().isdisjoint(vocabulary):
             raise DrafterError("it has no tokens for single bytes, so there are texts that it cannot write")
         self.tokenizer = tokenizer
         self.bytes = [b""] * (1 + max(vocabulary.values()))
@@ -49,6 +55,7 @@ class Pieces:
         self.ids = {self.bytes[number]: number for number in plain if self.bytes[number]}
         """All other tokens, by text. If two have the same text, the one that is not written as a byte."""
         self._longest = max(map(len, self.ids))
+        self._unwritten = bytes(set(range(256)).difference(b"".join(self.ids)))
         text = tokenizer.encode("a", special=False)
         self.first = [*takewhile(lambda number: number not in text, tokenizer.encode("a"))]
         """Control tokens that the tokenizer puts before a text."""
@@ -61,9 +68,10 @@ class Pieces:
         """Return tokens with exactly this text, cut as the tokenizer cuts it.
 
         Bytes that are not UTF-8 are written with the longest tokens that fit. So is text that the tokenizer
-        would change.
+        would change. Bytes that no token has are left out.
         """
         ids: list[int] = []
+        text = text.translate(None, self._unwritten)
         while text:
             try:
                 valid, broken, left = text.decode(), b"", b""
@@ -94,14 +102,14 @@ class Pieces:
         return self.spell(wanted)
 
     def spell(self, text: bytes) -> list[int]:
-        """Write any bytes: take the longest token that fits, again and again."""
+        """Write any bytes: take the longest token that fits, again and again; skip a byte where none does."""
         ids: list[int] = []
         at = 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)
-            end = next(end for end in ends if text[at:end] in self.ids)
-            ids.append(self.ids[text[at:end]])
-            at = end
+            end = next((end for end in ends if text[at:end] in self.ids), None)
+            ids += [] if end is None else [self.ids[text[at:end]]]
+            at = end or at + 1
         return ids
 
 
@@ -152,7 +160,8 @@ class Translation:
         same = self.target.token(text, special)
         if same is not None or special:
             return -1 if same is None else same
-        return next(iter(self.target.encode(text)), -1)
+        first = next(iter(self.target.encode(text)), -1)
+        return first if first >= 0 and text.startswith(self.target.bytes[first]) else -1
 
 
 def _each(ids: Sequence[int], source: Pieces, into: Pieces) -> list[int]:
