@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -32,8 +33,8 @@ def text_part(part: Any) -> Any:
 def conversation(messages: object) -> list[Message]:
     """Messages as chat templates read them. A text is one message of a user.
 
-    The content of a message may be a text or a list of text parts, as in OpenAI's API. The role `developer`
-    is `system`, as in the server.
+    The content of a message may be a text or a list of text parts, and arguments of calls may be JSON text,
+    as in OpenAI's API. The role `developer` is `system`, as in the server.
 
     Raises `TypeError` for what is no message, and `RequestError` if there are none, or one has no role or a
     part that is not text.
@@ -53,13 +54,27 @@ def _for_template(message: Any, place: str) -> Message:
         raise TypeError(f"{place} is a {type(message).__name__}: {EXPECTED}")
     if not isinstance(message.get("role"), str):
         raise RequestError(f"{place} has no role: {EXPECTED}")
-    changed = {"role": "system"} if message["role"] == "developer" else {}
+    changed: dict[str, Any] = {"role": "system"} if message["role"] == "developer" else {}
     content = message.get("content")
+    if isinstance(calls := message.get("tool_calls"), list):
+        changed["tool_calls"] = [_call(call) for call in calls]
     if isinstance(content, list | tuple):
         changed["content"] = "".join(_text(part, place) for part in content)
     elif not isinstance(content, str | None):
         raise TypeError(f"the content of {place} is a {type(content).__name__}: give text, or text parts")
     return {**message, **changed}
+
+
+def _call(call: Any) -> Any:
+    """A call of a tool with its arguments as a value, if they are JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):  # an earlier answer of a model
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _text(part: Any, place: str) -> str:

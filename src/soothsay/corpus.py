@@ -8,14 +8,28 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from soothsay.chat_messages import conversation
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 
 Entry = str | list[Message]
-"""A text, or a conversation: messages with `role` and `content`, both text."""
+"""A text, or a conversation: messages as chat templates read them."""
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "function_response": "tool",
+    "observation": "tool",
+}
+"""Names of roles in files in ShareGPT's format, and ours."""
+
+EXPECTED = "neither a 'text' nor 'messages', 'conversations', or 'prompt' and 'completion'"
 
 MOST_BAD = 0.01
 """Largest share of unusable entries. With more, something is wrong with the file, not with single lines."""
@@ -51,7 +65,7 @@ class Tally:
 def read_entries(path: Path, tally: Tally) -> Iterator[tuple[str, Entry]]:
     """Yield the entries of a file or a directory, each with its place, such as "chat.jsonl, line 3".
 
-    - `.jsonl` or `.json`: an object in each line, with `messages` or with `text`; see `parse`.
+    - `.jsonl` or `.json`: an entry in each line, or an array of entries; see `as_entry`.
     - A directory that `datasets` has saved to disk: its rows have the same keys. If it has several splits,
       "train" is read.
     - Any other file is one text.
@@ -62,9 +76,9 @@ def read_entries(path: Path, tally: Tally) -> Iterator[tuple[str, Entry]]:
     Raises `RequestError` if the file or the directory cannot be read.
     """
     if path.is_dir():
-        items: Iterator[tuple[str, bytes | Mapping[str, Any]]] = _rows(path)
+        items: Iterator[tuple[str, object]] = _rows(path)
     elif has_lines(path):
-        items = ((f"{path}, line {number}", line) for number, line in read_lines(path))
+        items = read_items(path)
     else:
         tally.read += 1
         yield str(path), read_text(path)
@@ -72,7 +86,7 @@ def read_entries(path: Path, tally: Tally) -> Iterator[tuple[str, Entry]]:
     for where, item in items:
         tally.read += 1
         try:
-            entry = parse(item) if isinstance(item, bytes) else as_entry(item)
+            entry = as_entry(item)
         except ValueError as error:
             tally.refuse(where, error)
         else:
@@ -109,40 +123,116 @@ def read_text(file: Path) -> str:
         raise RequestError(f"{file} cannot be read as text ({error})") from None
 
 
-def parse(line: bytes) -> Entry:
-    """Return the `text` of a JSON line, or else its `messages`. Raises `ValueError` if it has neither."""
+def read_items(file: Path) -> Iterator[tuple[str, object]]:
+    """Yield the lines of a file, or the items of the array that it is, each with its place.
+
+    Raises `RequestError` if the file cannot be read, or is an array that is not valid JSON.
+    """
+    lines = read_lines(file)
+    first = next(lines, None)
+    if first is None:
+        return
+    if not _begins_value(file, first[1]):
+        yield from ((f"{file}, line {number}", line) for number, line in chain([first], lines))
+        return
     try:
-        raw: Any = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from None
+        value = _loads(read_text(file))
+    except ValueError as error:
+        raise RequestError(f"{file} is one JSON value, and {error}") from None
+    entries = value if _is_array(value) else [value]
+    yield from ((f"{file}, item {number}", item) for number, item in enumerate(entries, 1))
+
+
+def _begins_value(file: Path, line: bytes) -> bool:
+    """Whether a file with this first line is one JSON value, and does not have one in each line."""
+    try:
+        return _is_array(json.loads(line))
+    except (ValueError, RecursionError):
+        return line.lstrip()[:1] == b"[" or ".json" in file.suffixes
+
+
+def _is_array(value: object) -> bool:
+    """Whether a value is an array of entries. An array of messages is an entry itself."""
+    return isinstance(value, list) and all(
+        isinstance(one, list) or (isinstance(one, Mapping) and not {"role", "from"} & one.keys())
+        for one in value
+    )
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"a JSON object is expected, not {line.decode().strip()[:40]!r}")
-    return as_entry(raw)
+    except RecursionError:
+        raise ValueError("not JSON that can be read: it is nested too deep") from None
 
 
-def as_entry(raw: Mapping[str, Any]) -> Entry:
-    """Return the text or the conversation of a JSON object; see `parse`."""
-    text, messages = raw.get("text"), raw.get("messages")
-    if isinstance(text, str):
+def as_entry(item: object) -> Entry:
+    """Return the text or the conversation of a line, or of a JSON value.
+
+    An object has a `text`; or `messages` or `conversations` (ShareGPT's `from` and `value`, too), with an
+    optional `system`; or `prompt` and `completion`, each a text or messages. An array is messages.
+
+    Raises `ValueError` if the item is nothing of that.
+    """
+    if isinstance(item, bytes):
+        try:
+            item = _loads(item.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from None
+    if isinstance(item, Mapping) and isinstance(text := item.get("text"), str):
         _check(text)
         return text
-    if not isinstance(messages, list) or not all(
-        isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in messages
-    ):
-        raise ValueError("neither a 'text' nor 'messages' with 'role' and 'content'")
-    if not messages:
+    given = _messages(item) if isinstance(item, Mapping) else item
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        if isinstance(item, Mapping):
+            raise ValueError(EXPECTED)
+        raise ValueError(f"a JSON object is expected, not {json.dumps(item, default=str)[:40]!r}")
+    if not given:
         raise ValueError("'messages' is empty")
-    for message in messages:
-        _check(message["content"])
+    try:
+        messages = conversation([_message(one) for one in given])
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    _check(json.dumps(messages, ensure_ascii=False, default=str))
     return messages
+
+
+def _messages(raw: Mapping[str, Any]) -> object:
+    """The messages of an object, as they are given. None: it has none."""
+    given = next((raw[name] for name in ("messages", "conversations") if raw.get(name) is not None), None)
+    if given is None and raw.get("prompt") is not None and raw.get("completion") is not None:
+        given = [*_turns(raw["prompt"], "user"), *_turns(raw["completion"], "assistant")]
+    system = raw.get("system")
+    if isinstance(given, list) and isinstance(system, str) and system:
+        return [{"role": "system", "content": system}, *given]
+    return given
+
+
+def _turns(given: object, role: str) -> list[Any]:
+    """A text as a message of this role. Messages as they are."""
+    return given if isinstance(given, list) else [{"role": role, "content": given}]
+
+
+def _message(raw: Mapping[str, Any]) -> Message:
+    """A message with our names of roles and fields, without fields that are null.
+
+    Raises `ValueError` if it says nothing.
+    """
+    role, content = raw.get("role", raw.get("from")), raw.get("content", raw.get("value"))
+    if not {"content", "value", "tool_calls"} & raw.keys():
+        raise ValueError(f"a message has no content: {EXPECTED} can be read")
+    others = {
+        name: value for name, value in raw.items() if value is not None and name not in ("from", "value")
+    }
+    said = {"role": ROLES.get(role, role) if isinstance(role, str) else role}
+    return {**others, **said, "content": "" if content is None else content}
 
 
 def plain(messages: list[Message]) -> str:
     """Lay a conversation out for a model without a chat template: blank lines between messages."""
-    return "\n\n".join(message["content"] for message in messages)
+    return "\n\n".join(message["content"] for message in messages if message["content"])
 
 
 def _check(text: str) -> None:

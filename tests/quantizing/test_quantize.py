@@ -488,7 +488,7 @@ def test_samples_from_plain_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ("[1, 2]", "a JSON object is expected, not '[1, 2]'"),
         ('{"prompt": "x"}', "neither a 'text' nor 'messages'"),
         ('{"text": 5}', "neither a 'text' nor 'messages'"),
-        ('{"messages": [{"role": "user"}]}', "neither a 'text' nor 'messages'"),
+        ('{"messages": [{"role": "user"}]}', "a message has no content"),
         ('{"messages": "hello"}', "neither a 'text' nor 'messages'"),
     ],
 )

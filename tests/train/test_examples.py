@@ -215,6 +215,96 @@ def test_plain_text_is_cut_into_pieces(tmp_path: Path) -> None:
     assert (skipped.entries.read, skipped.entries.bad) == (1, 0)
 
 
+# forms of entries
+
+SYSTEM = {"role": "system", "content": "Obey."}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}]},
+                {"role": "assistant", "content": ["b"]},
+            ]
+        },
+        {"messages": [*({**m, "name": None, "tool_calls": None} for m in talk("a", "b")["messages"])]},
+        {"messages": None, "text": None, "conversations": talk("a", "b")["messages"]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"id": 3, "conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b"}]},
+        talk("a", "b")["messages"],
+        {"prompt": "a", "completion": "b"},
+        {"prompt": talk("a")["messages"], "completion": [{"role": "assistant", "content": "b"}]},
+        {"prompt": 7, "messages": talk("a", "b")["messages"]},
+    ],
+    ids=str,
+)
+def test_entries_of_all_kinds_are_conversations(entry: Any, written: Callable[..., Path]) -> None:
+    meant, _ = read(written(talk("a", "b")), letters(PILOT))
+    for name in ("chat.jsonl", "chat.json"):
+        texts, skipped = read(written(talk("c", "d"), entry, name=name), letters(PILOT))
+        assert (texts[1:], skipped.entries.bad) == (meant, 0)
+    texts, _ = read(written(json.dumps([talk("c", "d"), entry], indent=1), name="chat.json"), letters(PILOT))
+    assert texts[1:] == meant
+
+
+def test_a_system_message_may_stand_beside_the_others(written: Callable[..., Path]) -> None:
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    meant = read(written({"messages": [SYSTEM, *talk("a", "b")["messages"]]}), letters(PILOT))[0]
+    for entry in (
+        {"system": "Obey.", "conversations": turns},
+        {"conversations": [{"from": "system", "value": "Obey."}, *turns]},
+        {"messages": [{**SYSTEM, "role": "developer"}, *talk("a", "b")["messages"]]},
+    ):
+        assert read(written(entry), letters(PILOT))[0] == meant
+
+
+def test_calls_are_laid_out_as_the_server_does(written: Callable[..., Path]) -> None:
+    template = (
+        "{% for m in messages %}<s>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.n + 1 }}{% endfor %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<s>{% endif %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"n": 41}'}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "ok"}
+    messages = [*talk("a")["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    (text,), skipped = read(
+        written({"messages": [*messages, {"role": "assistant", "content": "b"}]}), letters(template)
+    )
+    assert text == "<s>a<|end|><s>{42<|end|>}<s>ok<|end|><s>{b<|end|>}"
+    assert skipped.entries.bad == 0
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", ["chat.json", "chat.jsonl", "chat.json.gz"])
+def test_an_array_holds_entries(name: str, indent: int | None, tmp_path: Path) -> None:
+    file = tmp_path / name
+    entries = [
+        talk("a", "b"),
+        talk("c", "d")["messages"],
+        {"prompt": "e", "completion": "f"},
+        {"text": "xyz"},
+    ]
+    content = json.dumps(entries, indent=indent).encode()
+    file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    texts, skipped = read(file, letters(PILOT))
+    assert sorted(texts)[:3] == [
+        f"<|user|>{q}<|end|><|assistant|>{{{a}<|end|>}}" for q, a in ("ab", "cd", "ef")
+    ]
+    assert (len(texts), skipped.entries.read) == (4, 4)
+    file.write_bytes(gzip.compress(content[:-9]) if name.endswith(".gz") else content[:-9])
+    with pytest.raises(RequestError, match=f"{name} is one JSON value, and not JSON"):
+        read(file, letters(PILOT))
+
+
+def test_a_file_may_be_one_object_over_several_lines(written: Callable[..., Path]) -> None:
+    texts, _ = read(written(json.dumps(talk("a", "b"), indent=2), name="chat.json"), letters(PILOT))
+    assert texts == ["<|user|>a<|end|><|assistant|>{b<|end|>}"]
+    with pytest.raises(RequestError, match="item 1: neither a 'text' nor 'messages'"):
+        read(written(json.dumps({"rows": []}, indent=2), name="chat.json"), letters(PILOT))
+
+
 # files
 
 
@@ -233,7 +323,11 @@ def test_packed_files_and_several(written: Callable[..., Path], tmp_path: Path) 
         ("{not json", "not JSON: Expecting property name"),
         ("[1, 2]", r"a JSON object is expected, not '\[1, 2\]'"),
         ({"prompt": "x"}, "neither a 'text' nor 'messages'"),
-        ({"messages": [{"role": "user", "content": None}]}, "neither a 'text' nor 'messages'"),
+        ({"prompt": "x", "completion": 5}, "the content of message 2 is a int"),
+        ({"messages": [{"role": "user"}]}, "a message has no content: neither a 'text' nor 'messages'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url parts are not"),
+        ({"conversations": [{"value": "x"}]}, "message 1 has no role"),
+        ({"conversations": {"from": "human", "value": "x"}}, "neither a 'text' nor 'messages'"),
         ({"messages": []}, "'messages' is empty"),
         ('{"text": "\\ud800"}', "half of a surrogate pair"),
         ({"messages": [{"role": "system", "content": "Obey."}, *talk("a", "b")["messages"]]}, "no system"),

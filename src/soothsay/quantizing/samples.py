@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
-from soothsay.corpus import has_lines, parse, plain, read_lines, read_text
+from soothsay.corpus import as_entry, has_lines, plain, read_items, read_text
 from soothsay.errors import RequestError
 from soothsay.llm import LLM
 from soothsay.model.transformer import Transformer
@@ -27,9 +27,9 @@ AT_ONCE = 32
 def read_samples(file: Path, tokenizer: Tokenizer | None, count: int, tokens: int) -> Tensor:
     """Read up to `count` samples of `tokens` tokens from a file.
 
-    A file named `.jsonl` or `.json` has an object in each line, with `messages` for the chat template or with
-    `text`. Any other file is one plain text. A name that ends in `.gz` says that the file is compressed. The
-    texts are shuffled, joined and cut into samples.
+    A file named `.jsonl` or `.json` has entries as `soothsay.corpus.as_entry` reads them. Any other file is
+    one plain text. A name that ends in `.gz` says that the file is compressed. The texts are shuffled, joined
+    and cut into samples.
 
     Returns:
         `[n, tokens]` int64.
@@ -100,18 +100,18 @@ def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
     if not has_lines(file):
         yield tokenizer.encode(read_text(file))
         return
-    lines = list(read_lines(file))
-    random.Random(0).shuffle(lines)  # files are often sorted by source
-    for number, line in lines:
+    items = list(read_items(file))
+    random.Random(0).shuffle(items)  # files are often sorted by source
+    for where, item in items:
         try:
-            yield _encode(line, tokenizer)
+            yield _encode(item, tokenizer)
         except ValueError as error:
-            raise RequestError(f"{file}, line {number}: {error}") from None
+            raise RequestError(f"{where}: {error}") from None
 
 
-def _encode(line: bytes, tokenizer: Tokenizer) -> list[int]:
-    """The token ids of a line. Raises `ValueError` if it is neither a conversation nor a text."""
-    entry = parse(line)
+def _encode(item: object, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of an entry. Raises `ValueError` if it is neither a conversation nor a text."""
+    entry = as_entry(item)
     if isinstance(entry, str):
         return tokenizer.encode(entry)
     if tokenizer.has_chat_template:
