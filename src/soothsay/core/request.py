@@ -271,6 +271,8 @@ class RequestDrafter(Protocol):
 
     def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]: ...  # noqa: D102
 
+    def num_known(self, request: Request, blocks: Sequence[int]) -> int: ...  # noqa: D102
+
     def release(self, request: Request) -> None: ...  # noqa: D102
 
     def learned(self) -> Sequence[Learned]: ...  # noqa: D102

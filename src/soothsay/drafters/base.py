@@ -129,6 +129,14 @@ class Drafter(ABC):
         """
         return [self.name] * len(nodes)
 
+    def num_known(self, request: Request, blocks: Sequence[int]) -> int:
+        """How many of the blocks that hold a prompt's beginning this drafter can go on after.
+
+        The target's keys and values are in all of them. It reads the others again where a drafter needs more:
+        the features of all tokens. Most drafters need nothing.
+        """
+        return len(blocks)
+
     def release(self, request: Request) -> None:  # noqa: B027
         """Forget a request: it has ended, or it was preempted and will start again."""
 

@@ -35,6 +35,7 @@ class DrafterProxy(Drafter):
     propose: Any = _PassedOn()
     observe: Any = _PassedOn()
     authors: Any = _PassedOn()
+    num_known: Any = _PassedOn()
     release: Any = _PassedOn()
     reset: Any = _PassedOn()
     study: Any = _PassedOn()

@@ -213,17 +213,15 @@ class Scheduler:
         """Make a waiting request run. Returns False if then fewer than `reserve` blocks would be free."""
         size = self.allocator.block_size
         found, usable = self._find(request)
-        num_found = len(found)
-        self.allocator.release(found[usable:])
-        del found[usable:]
-        missing = -(-len(request.tokens) // size) - usable
+        missing = -(-len(request.tokens) // size) - len(found)
         if missing + reserve > self.allocator.num_free:
             self.allocator.release(found)
             return False
+        # the KV of found blocks that are not usable is computed again, and has the same bits
         request.blocks = found + self.allocator.allocate(missing)
         request.cached = usable * size
         request.awaited = None
-        self.snapshots.start(request, num_found)
+        self.snapshots.start(request, len(found))
         if request.num_preemptions == 0:
             request.num_prefix_hits = request.cached
         self.waiting.remove(request)
@@ -238,7 +236,7 @@ class Scheduler:
         """
         digests = [request.digest(i) for i in range(request.num_sharable // self.allocator.block_size)]
         found = self.allocator.find(digests)
-        return found, self.snapshots.usable(digests[: len(found)])
+        return found, self.snapshots.usable(digests[: request.drafter.num_known(request, found)])
 
     def _find_awaited(self, request: Request) -> tuple[Request, int] | None:
         """A request that is about to compute what a waiting one needs next, and the length of their common

@@ -57,6 +57,10 @@ class Composite(Drafter):
             self._watch(index, observations)
         self._trees.clear()
 
+    def num_known(self, request: Request, blocks: Sequence[int]) -> int:
+        """The blocks that every part can go on after."""
+        return min(part.num_known(request, blocks) for part in self.parts)
+
     def release(self, request: Request) -> None:
         """Forget a request."""
         self._trees.pop(request, None)

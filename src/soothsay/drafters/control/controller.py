@@ -120,6 +120,10 @@ class Controller(Composite):
         self._trees.clear()
         self.costs.end_step(observations)
 
+    def num_known(self, request: Request, blocks: Sequence[int]) -> int:
+        """All of them: drafters pause, so some have read little, and reading it again costs too much."""
+        return len(blocks)
+
     def release(self, request: Request) -> None:
         """Forget a request. What it has taught about the drafters stays."""
         state = self.states.pop(request, None)

@@ -50,6 +50,10 @@ class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
         for batch in self.kv.observe(observations, self.keep):
             self.run(batch)
 
+    def num_known(self, request: Request, blocks: Sequence[int]) -> int:
+        """The blocks that the head has read too: without a text's beginning, it hardly drafts right."""
+        return self.kv.num_held(request, blocks)
+
     @torch.inference_mode()
     def release(self, request: Request) -> None:
         """Forget a request, after its full blocks are complete for other requests."""

@@ -118,10 +118,17 @@ class OwnKV(ABC, Generic[AnyState]):
         """Forget what the blocks of finished requests hold."""
         self.notes.clear()
 
-    def _holds(self, request: Request, block: int) -> bool:
-        """Return whether the drafter's pool has the KV of the request's block number `block`."""
-        noted = self.notes.get(request.blocks[block])
-        return noted is not None and noted.digest == request.digest(block)
+    def num_held(self, request: Request, blocks: Sequence[int]) -> int:
+        """Return how many of the first blocks of a request have their KV in the drafter's pool."""
+        held = 0
+        while held < len(blocks) and self._holds(request, held, blocks[held]):
+            held += 1
+        return held
+
+    def _holds(self, request: Request, number: int, block: int) -> bool:
+        """Return whether `block` has the KV of the request's block `number`, and of all text before it."""
+        noted = self.notes.get(block)
+        return noted is not None and noted.digest == request.digest(number)
 
     def _add(
         self, batch: DraftPass, request: Request, state: AnyState, count: int, tree: DraftTree | None
@@ -193,9 +200,7 @@ class TokenKV(OwnKV[TokenState]):
         """Return the request's state. A new one starts after the blocks that the pool already holds."""
         state = self.states.get(request)
         if state is None:
-            known = 0
-            while known < request.num_full_blocks and self._holds(request, known):
-                known += 1
+            known = self.num_held(request, request.blocks[: request.num_full_blocks])
             cached = min(known * self.block_size, len(request.tokens) - 1)
             root = DraftTree(int(request.tokens[-1]))
             noted = cached // self.block_size

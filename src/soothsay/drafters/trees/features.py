@@ -102,10 +102,14 @@ class FeatureKV(OwnKV[FeatureState]):
             if batch.rows:
                 yield batch
 
+    def _holds(self, request: Request, number: int, block: int) -> bool:
+        """See `OwnKV`. The first token of a text has no row; where another one has none, the text is cut."""
+        return super()._holds(request, number, block) and (number == 0 or not self.notes[block].lacks_first)
+
     def _begin(self, request: Request, start: int, none: Tensor) -> FeatureState:
         """Return the state of a request whose tokens below `start` will not be shown. `none` is `[0, H]`."""
         first = full = start // self.block_size
-        while first > 0 and self._holds(request, first - 1):
+        while first > 0 and super()._holds(request, first - 1, request.blocks[first - 1]):
             first -= 1
             if self.notes[request.blocks[first]].lacks_first:
                 break
