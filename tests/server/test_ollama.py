@@ -102,6 +102,12 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"frequency_penalty": 1.5, "temperature": 0}, {"frequency_penalty": 1.5, "temperature": 0}),
     ({"stop": ["sky", "sun"], "temperature": 0}, {"stop": ["sky", "sun"], "temperature": 0}),
     ({"temperature": 0, "num_ctx": 64, "mirostat": 2, "seed": -1}, {"temperature": 0}),
+    ({"temperature": -1, "presence_penalty": -0.5}, {"temperature": 0, "presence_penalty": -0.5}),
+    ({"temperature": 1, "top_p": 0, "stop": ["", "sky"]}, {"temperature": 0, "stop": ["sky"]}),
+    ({"top_p": 1.5, "min_p": -1, "top_k": 5.7, "seed": 4.0}, {"extra_body": {"top_k": 5}, "seed": 4}),
+    ({"temperature": 9, "seed": 4}, {"temperature": 2, "seed": 4}),
+    ({"temperature": 0, "repeat_penalty": 0}, {"temperature": 0, "extra_body": {"repetition_penalty": 0.1}}),
+    ({"temperature": 0, "presence_penalty": 7.0, "stop": None}, {"temperature": 0, "presence_penalty": 2}),
 ]
 
 
@@ -303,7 +309,7 @@ def test_what_clients_ask_at_the_start(running: Running, llama: ollama.Client) -
         ("chat", {"model": "sibyl", "messages": MESSAGES, "tools": TOOLS}, 400, "no tools"),
         ("chat", {"model": "sibyl", "messages": MESSAGES, "think": True}, 400, "does not support thinking"),
         ("chat", {"model": "sibyl", "messages": MESSAGES, "think": "high"}, 400, "thinking"),
-        ("chat", {"model": "sibyl", "messages": MESSAGES, "options": {"top_p": 0}}, 400, "top_p"),
+        ("chat", {"model": "sibyl", "messages": MESSAGES, "options": {"top_k": "40"}}, 400, "top_k"),
         ("chat", {"model": "sibyl", "messages": MESSAGES, "options": {"temperature": "hot"}}, 400, "options"),
         ("chat", {"model": "sibyl", "messages": MESSAGES, "format": "xml"}, 400, "format"),
         ("generate", {"model": "sibyl", "prompt": "x", "images": ["aGk="]}, 400, "images are not"),
@@ -334,7 +340,7 @@ def test_errors_have_the_clients_class(llama: ollama.Client, running: Running) -
     assert error.value.status_code == 404
     for reply, status in (
         (httpx.get(f"{running.url}/api/chat"), 405),
-        (httpx.post(f"{running.url}/api/chat", content=b"{}"), 415),
+        (httpx.post(f"{running.url}/api/chat", content=b"{}", headers={"Origin": "http://x"}), 415),
     ):
         assert reply.status_code == status
         assert isinstance(reply.json()["error"], str)

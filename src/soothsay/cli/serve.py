@@ -39,6 +39,10 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any free port.")] = 8000,
     name: NameOption = None,
+    any_model: Annotated[
+        bool,
+        typer.Option("--any-model", help="Answer requests that name another model, too."),
+    ] = False,
     allow_drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,6 +118,7 @@ def serve(
 
         config = ServerConfig(
             name=name or served_name(model),
+            any_model=any_model,
             drafters=fleet.model.drafters if allow_drafter is None else tuple(allow_drafter),
             hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
             trusted_proxies=proxies,

@@ -53,6 +53,9 @@ class ServerLimits:
     max_repetition_penalty: Annotated[
         float, _limit("Limit of the repetition penalty. Its inverse is the lower limit.", min=1, max=1e3)
     ] = ServerConfig.max_repetition_penalty
+    max_stops: Annotated[int, _limit("Limit of stop strings, and of stop tokens.", min=0)] = (
+        ServerConfig.max_stops
+    )
     min_priority: Annotated[
         int,
         _limit(

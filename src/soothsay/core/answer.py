@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -160,7 +161,8 @@ class AnswerText:
         self._detokenizer = None
         if tokenizer is not None:
             self._detokenizer = Detokenizer(tokenizer, prompt, skip_special=params.skip_special_tokens)
-        self._stops, self._keeps_stop = tuple(params.stop), params.include_stop_str_in_output
+        self._stops, self._keeps_stop = sorted(params.stop), params.include_stop_str_in_output
+        self._longest = max(map(len, self._stops), default=0)
         self._held = ""  # may begin a stop string, so it is not final yet
         self.text = ""
         self.stop = ""  # the stop string that ended it; empty: none did
@@ -177,15 +179,16 @@ class AnswerText:
         elif final:
             certain = len(self._held)
         else:
-            certain = len(self._held) - max((self._overlap(stop) for stop in self._stops), default=0)
+            certain = self._first_begun()
         out, self._held = self._held[:certain], self._held[certain:]
         self.text += out
         return out
 
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that `stop` begins with."""
-        held = self._held
-        begin = held.find(stop[0], max(len(held) - len(stop) + 1, 0))
-        while begin >= 0 and not stop.startswith(held[begin:]):
-            begin = held.find(stop[0], begin + 1)
-        return len(held) - begin if begin >= 0 else 0
+    def _first_begun(self) -> int:
+        """The first place in the held text from which on it may become a stop string; its end: none."""
+        held, stops = self._held, self._stops
+        for place in range(max(len(held) - self._longest + 1, 0), len(held)):
+            after = bisect(stops, held[place:])  # of the stop strings that go on after this text, the first
+            if after < len(stops) and stops[after].startswith(held[place:]):
+                return place
+        return len(held)

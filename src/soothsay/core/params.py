@@ -26,6 +26,9 @@ MAX_LOGIT_CHANGE = 1e6
 MIN_TEMPERATURE = 1e-20
 """Temperatures below count as this, which leaves only the likeliest token. Logits / less would overflow."""
 
+MIN_TOP_P = 1e-9
+"""Values of `top_p` below count as this, which leaves only the likeliest token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -51,7 +54,7 @@ class Bounds:
 BOUNDS = {
     "temperature": Bounds(0.0, 1e6, "a number between 0 and 1e6"),
     "top_k": Bounds(-1, MAX_WHOLE, "an integer, at least 1, or 0 for all tokens", whole=True),
-    "top_p": Bounds(1e-9, 1.0, "a number above 0 and at most 1"),
+    "top_p": Bounds(0.0, 1.0, "a number between 0 and 1"),
     "min_p": Bounds(0.0, 1.0, "a number between 0 and 1"),
     "repetition_penalty": Bounds(1e-3, 1e3, "a number between 0.001 and 1000"),
     "presence_penalty": Bounds(-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE, "a number between -1e6 and 1e6"),
@@ -85,7 +88,7 @@ class SamplingParams:
         temperature: divides the logits. 0: always the likeliest token.
         top_k: keep the k likeliest tokens. 0 or -1: all.
         top_p: keep the smallest set of likeliest tokens whose probabilities reach this sum (Holtzman et al.
-            2019, 1904.09751).
+            2019, 1904.09751). 0: only the likeliest token.
         min_p: keep tokens at least this likely, relative to the likeliest one (Nguyen et al. 2024,
             2407.01082).
         seed: the same seed gives the same tokens. None: a random one, which the result reports.
@@ -151,6 +154,7 @@ class SamplingParams:
                 object.__setattr__(self, name, (text,))
         for name, bounds in BOUNDS.items():
             object.__setattr__(self, name, bounds.accept(name, getattr(self, name)))
+        object.__setattr__(self, "top_p", max(self.top_p, MIN_TOP_P))
         for name in FLAGS:
             object.__setattr__(self, name, _flag(name, getattr(self, name)))
         _check_bias(self.logit_bias)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, Tag
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import to_line
-from soothsay.server.protocol import ChatRequest, ToolName
+from soothsay.server.protocol import ChatRequest, ToolName, Whole
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
 from soothsay.server.unions import TEXT_OR_MORE, LenientBody, by_type, only, refuse
@@ -288,7 +288,7 @@ class PromptRequest(LenientBody):
 class AnthropicRequest(PromptRequest):
     """The body of `POST /v1/messages`. Fields that are not listed here are those of chats."""
 
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Annotated[Whole, Field(ge=0)]
     stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     metadata: RequestMetadata | None = None

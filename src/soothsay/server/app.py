@@ -300,8 +300,8 @@ class Server:
         return bytes(JSONResponse(describe(BODIES, GETS)).body)
 
     def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` for another name than that of the server's model. None: the client gave none."""
-        if name not in (None, self.config.name):
+        """Raise `ApiError` for another model than the server's. See `ServerConfig.serves`."""
+        if not self.config.serves(name):
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -24,6 +24,10 @@ Large bodies are worked on one at a time. Each takes up to 200 MB for a moment, 
 are tokenized. Parsing holds the interpreter's lock, so two at once are no faster, and the event loop would
 wait for both.
 """
+
+
+FROM_PAGES = ("origin", "referer", "sec-fetch-site")
+"""Headers that browsers send, and other clients do not."""
 
 
 class BodyReader:
@@ -47,10 +51,8 @@ class BodyReader:
             work: all that takes a time that grows with the body. It runs in the thread that parses the body,
                 and nothing but its result is kept.
 
-        The content type must be JSON: a browser asks the server for permission before a page of another site
-        may send that type, so no other site can use a visitor's access.
         """
-        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if not _is_safe(http.headers):
             raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
         if (encoding := http.headers.get("content-encoding", "identity").lower()) != "identity":
             message = f"send the body as it is: Content-Encoding: {encoding[:32]} is not supported"
@@ -75,6 +77,19 @@ class BodyReader:
             raise DisconnectedError from None
         finally:
             self._held -= size
+
+
+def _is_safe(headers: Mapping[str, str]) -> bool:
+    """Whether no page of another site can have sent a request, so that none can use a visitor's access.
+
+    A browser asks the server for permission before a page of another site may send JSON. Requests of another
+    type are taken from clients that are no browser: browsers tell the origin of what scripts send. Old ones
+    do not tell that of forms, and these can have JSON as plain text.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return True
+    return kind != "text/plain" and not any(name in headers for name in FROM_PAGES)
 
 
 def parse(content: bytes, kind: type[Body]) -> Body:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from soothsay.server.api_errors import ApiError
+from soothsay.server.parameters import nearest
 from soothsay.server.protocol import (
     Body,
     ChatMessage,
@@ -17,6 +18,7 @@ from soothsay.server.protocol import (
     Items,
     ResponseFormat,
     Tool,
+    Whole,
 )
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
@@ -53,15 +55,15 @@ class LlamaPrompt(Body):
 class LlamaRequest(GenerationRequest):
     """The fields that completions and infills share. Other names and unknown fields are as in completions."""
 
-    n_probs: int | None = None
-    n_cmpl: int | None = None
+    n_probs: Whole | None = None
+    n_cmpl: Whole | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
     response_fields: Annotated[Items[FieldPath], Field(max_length=MAX_FIELDS_WANTED)] | None = None
     response_format: ResponseFormat | None = None
     cache_prompt: bool | None = None  # no effect: what is cached never changes an answer
-    id_slot: int | None = None  # no effect: requests are not bound to slots
+    id_slot: Whole | None = None  # no effect: requests are not bound to slots
 
     @model_validator(mode="before")
     @classmethod
@@ -85,10 +87,9 @@ class LlamaRequest(GenerationRequest):
         return make_body(
             CompletionRequest,
             {
-                **fields,
+                **nearest(fields),
                 "prompt": list(prompts),
                 "max_tokens": -1 if self.max_tokens is None else self.max_tokens,
-                "temperature": None if self.temperature is None else max(self.temperature, 0.0),
                 "seed": -1 if self.seed == RANDOM_SEED else self.seed,
                 "logprobs": self.n_probs or None,
             },
@@ -145,7 +146,7 @@ class ApplyTemplateRequest(Body):
     tools: Items[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Fields[str | int | float | bool] | None = None
+    chat_template_kwargs: Fields[Any] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
     @property

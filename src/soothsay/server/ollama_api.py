@@ -47,7 +47,6 @@ class OllamaApi:
 
     def __init__(self, service: Service):
         self._service = service
-        self._name = service.config.name
         self._loaded_at = timestamp()
 
     async def chat(self, http: Request) -> Response:
@@ -59,7 +58,7 @@ class OllamaApi:
                 return self._loaded(body, {"message": {"role": "assistant", "content": ""}})
             return service.chat(
                 http,
-                body.chat(self._name, able=service.reasoning is not None),
+                body.chat(service.config, able=service.reasoning is not None),
                 lambda parser: OllamaChatFormat(body.model, service.texts, parser),
             )
 
@@ -78,10 +77,10 @@ class OllamaApi:
             if not body.raw and tokenizer is not None and tokenizer.has_chat_template:
                 return service.chat(
                     http,
-                    body.chat(self._name, able=service.reasoning is not None),
+                    body.chat(service.config, able=service.reasoning is not None),
                     lambda parser: OllamaTextFormat(body.model, service.texts, parser),
                 )
-            completion = body.completion(self._name)
+            completion = body.completion(service.config)
             params = sampling_params(completion, service.config, service.model.sampling_defaults)
             params = replace(params, max_tokens=completion.max_tokens)
             reply = OllamaTextFormat(body.model, service.texts, PlainParser)
@@ -101,9 +100,8 @@ class OllamaApi:
 
     async def show(self, http: Request) -> Response:
         """`POST /api/show`: what the model can do."""
-        self._check_model(
-            await self._service.read(http, OllamaShowRequest, lambda body: body.model or body.name)
-        )
+        service = self._service
+        service.check_model(await service.read(http, OllamaShowRequest, lambda body: body.model or body.name))
         card = self._card()
         family = card["details"]["family"]
         return JSONResponse(
@@ -126,18 +124,15 @@ class OllamaApi:
         """`GET /api/version`."""
         return JSONResponse({"version": API_VERSION})
 
-    def _check_model(self, asked: str) -> None:
-        self._service.check_model(self._name if asked == tagged(self._name) else asked)
-
     def _loaded(self, body: OllamaRequest, empty: Json) -> Response:
         """The reply to a request without a prompt, with which clients load a model."""
-        self._check_model(body.model)
+        self._service.check_model(body.model)
         reply = {"model": body.model, "created_at": timestamp(), **empty, "done": True, "done_reason": "load"}
         return JSONResponse(reply)
 
     def _card(self) -> Json:
         """The model, as lists have it. Size and digest of its files are unknown here."""
-        name = tagged(self._name)
+        name = tagged(self._service.config.name)
         return {
             "name": name,
             "model": name,

@@ -5,53 +5,52 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from soothsay.server.api_errors import ApiError
-from soothsay.server.protocol import ChatRequest, CompletionRequest
+from soothsay.server.parameters import nearest
+from soothsay.server.protocol import ChatRequest, CompletionRequest, Items, Whole
 from soothsay.server.reply_format import Json
+from soothsay.server.server_config import ServerConfig
 from soothsay.server.service import make_body
+from soothsay.server.unions import LenientBody
+
+Truncated = Annotated[int, BeforeValidator(lambda value: int(value) if isinstance(value, float) else value)]
+"""A number whose fraction is dropped, as Ollama does with options."""
 
 
-class _Ollama(BaseModel):
-    """A body. Fields that the server does not know are ignored, as Ollama ignores them."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-
-class OllamaOptions(_Ollama):
+class OllamaOptions(LenientBody):
     """How to sample. What is not given has this server's default."""
 
-    model_config = ConfigDict(strict=False)  # clients send 40.0 for 40
-
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Truncated | None = None
     top_p: float | None = None
     min_p: float | None = None
-    seed: int | None = None
-    num_predict: int | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    seed: Truncated | None = None
+    num_predict: Truncated | None = None
+    stop: str | Items[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
-    def fields(self) -> Json:
+    def fields(self, config: ServerConfig) -> Json:
         """The fields of a chat or a completion that mean the same. Negative numbers mean "no limit"."""
-        return {
+        given: Json = {
             "temperature": self.temperature,
-            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "top_k": self.top_k,
             "top_p": self.top_p,
             "min_p": self.min_p,
             "seed": None if self.seed is None or self.seed < 0 else self.seed,
             "max_tokens": self.num_predict if (self.num_predict or 0) > 0 else None,
-            "stop": self.stop or None,
+            "stop": self.stop,
             "repetition_penalty": self.repeat_penalty,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }
+        return nearest(given, config)
 
 
-class OllamaRequest(_Ollama):
+class OllamaRequest(LenientBody):
     """The fields that chats and generations share."""
 
     model: str
@@ -60,18 +59,18 @@ class OllamaRequest(_Ollama):
     format: Json | Literal["", "json"] | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
 
-    def fields(self, name: str) -> Json:
-        """The fields of a chat or a completion that mean the same. `name`: of the server's model."""
+    def fields(self, config: ServerConfig) -> Json:
+        """The fields of a chat or a completion that mean the same."""
         form: Json | None = None
         if self.format == "json":
             form = {"type": "json_object"}
         elif isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
         return {
-            **(self.options or OllamaOptions()).fields(),
-            "model": name if self.model in (name, tagged(name)) else self.model,
+            **(self.options or OllamaOptions()).fields(config),
+            "model": self.model,
             "stream": self.stream is not False,
             "response_format": form,
         }
@@ -95,27 +94,27 @@ class OllamaRequest(_Ollama):
         return {"logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
 
 
-class OllamaFunctionCall(_Ollama):
+class OllamaFunctionCall(LenientBody):
     """The function of a call, with its arguments as an object."""
 
     name: str
-    arguments: Json = {}
+    arguments: Annotated[Json, Field(default_factory=dict)]
 
 
-class OllamaCall(_Ollama):
+class OllamaCall(LenientBody):
     """A call in an earlier message of the model."""
 
     id: str | None = None
     function: OllamaFunctionCall
 
 
-class OllamaMessage(_Ollama):
+class OllamaMessage(LenientBody):
     """One message of a conversation."""
 
     role: str
     content: str | None = None
     images: list[Any] | None = None
-    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    tool_calls: Items[OllamaCall] | None = None
     thinking: str | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -143,7 +142,7 @@ class OllamaMessage(_Ollama):
         return message | {name: value for name, value in names.items() if value is not None}
 
 
-class OllamaFunction(_Ollama):
+class OllamaFunction(LenientBody):
     """A function that the model may call. `parameters` is a JSON schema."""
 
     name: str
@@ -151,7 +150,7 @@ class OllamaFunction(_Ollama):
     parameters: Json | None = None
 
 
-class OllamaTool(_Ollama):
+class OllamaTool(LenientBody):
     """A tool that the model may call."""
 
     function: OllamaFunction
@@ -160,16 +159,16 @@ class OllamaTool(_Ollama):
 class OllamaChatRequest(OllamaRequest):
     """The body of `POST /api/chat`."""
 
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = []
-    tools: Annotated[list[OllamaTool], Field(fail_fast=True)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, default_factory=list)]
+    tools: Items[OllamaTool] | None = None
 
-    def chat(self, name: str, *, able: bool) -> ChatRequest:
+    def chat(self, config: ServerConfig, *, able: bool) -> ChatRequest:
         """The chat that this request asks for. `able`: the model has thoughts. Raises `ApiError`."""
         tools = [{"type": "function", "function": tool.function.model_dump()} for tool in self.tools or ()]
         return make_body(
             ChatRequest,
             {
-                **self.fields(name),
+                **self.fields(config),
                 **self.chat_logprobs,
                 **self.thinking(able=able),
                 "messages": [message.fields(number) for number, message in enumerate(self.messages)],
@@ -187,7 +186,7 @@ class OllamaGenerateRequest(OllamaRequest):
     template: str | None = None
     suffix: str | None = None
     images: list[Any] | None = None
-    context: Annotated[list[int], Field(fail_fast=True)] | None = None
+    context: Items[int] | None = None
 
     def check(self) -> None:
         """Raise `ApiError` for what this server does not support."""
@@ -200,23 +199,23 @@ class OllamaGenerateRequest(OllamaRequest):
             if value:
                 raise ApiError(400, f"{name} is not supported: {hint}", "unsupported", param=name)
 
-    def chat(self, name: str, *, able: bool) -> ChatRequest:
+    def chat(self, config: ServerConfig, *, able: bool) -> ChatRequest:
         """The chat that this request asks for: the prompt as a message. Raises `ApiError`."""
         messages = [{"role": "user", "content": self.prompt}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        fields = {**self.fields(name), **self.chat_logprobs, **self.thinking(able=able)}
+        fields = {**self.fields(config), **self.chat_logprobs, **self.thinking(able=able)}
         return make_body(ChatRequest, {**fields, "messages": messages})
 
-    def completion(self, name: str) -> CompletionRequest:
+    def completion(self, config: ServerConfig) -> CompletionRequest:
         """The completion that this request asks for: the prompt as it is. Raises `ApiError`."""
         self.thinking(able=False)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         prompt = f"{self.system}\n\n{self.prompt}" if self.system and not self.raw else self.prompt
-        return make_body(CompletionRequest, {**self.fields(name), "prompt": prompt, "logprobs": logprobs})
+        return make_body(CompletionRequest, {**self.fields(config), "prompt": prompt, "logprobs": logprobs})
 
 
-class OllamaShowRequest(_Ollama):
+class OllamaShowRequest(LenientBody):
     """The body of `POST /api/show`. Older clients call the model `name`."""
 
     model: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soothsay.core.grammar import Grammar
-from soothsay.core.params import SamplingParams
+from soothsay.core.params import BOUNDS, SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.errors import RequestError
 from soothsay.server.api_errors import ApiError
@@ -29,7 +29,6 @@ SHARED = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "stop",
     "stop_token_ids",
     "allowed_token_ids",
     "bad_words",
@@ -40,6 +39,12 @@ SHARED = (
     "n",
 )
 """Fields that `SamplingParams` has too, with the same meaning."""
+
+ANY_NUMBER = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Fields in which Ollama and llama.cpp take any number."""
 
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
@@ -114,7 +119,8 @@ def sampling_params(
     given["max_tokens"] = _max_tokens(body)
     given["logprobs"] = _logprobs(body, config)
     given["prompt_logprobs"] = _prompt_logprobs(body, config)
-    given["seed"] = None if body.seed == -1 else body.seed
+    given["seed"] = None if body.seed in (None, -1) else body.seed % 2**63
+    given["stop"] = _stops(body)
     if isinstance(body, CompletionRequest) and (body.best_of or 1) > (body.n or 1):
         given |= {"n": body.best_of, "logprobs": given["logprobs"] or 0}  # the best are chosen by them
     speculation = body.speculation
@@ -157,10 +163,7 @@ def truncated(ids: list[int], body: GenerationRequest, max_context: int) -> list
 
 def _max_tokens(body: ChatRequest | CompletionRequest) -> int | None:
     newer = None if isinstance(body, CompletionRequest) else body.max_completion_tokens
-    older = body.max_tokens
-    if newer is not None and older is not None and newer != older:
-        raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
-    given = older if newer is None else newer
+    given = body.max_tokens if newer is None else newer
     if given is None and isinstance(body, CompletionRequest):
         return COMPLETION_TOKENS
     return None if given == UNLIMITED else given
@@ -171,10 +174,9 @@ def _logprobs(body: ChatRequest | CompletionRequest, config: ServerConfig) -> in
         name, count = "logprobs", body.logprobs
     else:
         name, count = "top_logprobs", body.top_logprobs
-        if count is not None and not body.logprobs:
+        if count and not body.logprobs:
             raise _invalid(name, "top_logprobs needs logprobs=true")
-        if body.logprobs and count is None:
-            count = 0
+        count = count or 0 if body.logprobs else None
     if count is not None and not 0 <= count <= config.max_logprobs:
         message = f"{name}={count} is not possible: it must be between 0 and {config.max_logprobs}"
         raise _invalid(name, message)
@@ -213,18 +215,41 @@ def _check_range(param: str, name: str, value: float | None, low: float, high: f
         raise _invalid(param, message)
 
 
-def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -> None:
+def _ranges(config: ServerConfig) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest number that the server allows, by parameter."""
     penalty, repetition = config.max_penalty, config.max_repetition_penalty
-    for name, low, high in (
-        ("temperature", 0.0, config.max_temperature),
-        ("presence_penalty", -penalty, penalty),
-        ("frequency_penalty", -penalty, penalty),
-        ("repetition_penalty", 1 / repetition, repetition),
-    ):
+    return {
+        "temperature": (0.0, config.max_temperature),
+        "presence_penalty": (-penalty, penalty),
+        "frequency_penalty": (-penalty, penalty),
+        "repetition_penalty": (1 / repetition, repetition),
+    }
+
+
+def nearest(fields: Mapping[str, Any], config: ServerConfig | None = None) -> dict[str, Any]:
+    """Fields with the nearest numbers that are possible, and that `config` allows.
+
+    llama.cpp reads numbers so that are not possible. Ollama takes any number.
+    """
+    allowed = {} if config is None else _ranges(config)
+    ranges = {name: (bounds.low, bounds.high) for name, bounds in BOUNDS.items()} | allowed
+    numbers = {name: value for name in ANY_NUMBER if (value := fields.get(name)) is not None}
+    moved = {name: min(max(value, ranges[name][0]), ranges[name][1]) for name, value in numbers.items()}
+    return {**fields, **moved}
+
+
+def _stops(body: GenerationRequest) -> list[str]:
+    """The stop strings. Empty ones, which would end every answer, are left out, as llama.cpp does."""
+    given = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return [stop for stop in given if stop]
+
+
+def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -> None:
+    for name, (low, high) in _ranges(config).items():
         _check_range(name, name, getattr(body, name), low, high)
     if (body.n or 1) > config.max_n:
         raise _invalid("n", f"n={body.n} is not possible: it must be between 1 and {config.max_n}")
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    stops = _stops(body)
     if len(stops) > config.max_stops or any(len(stop) > config.max_stop_length for stop in stops):
         limit = f"{config.max_stops} strings of {config.max_stop_length} characters"
         raise _invalid("stop", f"stop is limited to {limit}")

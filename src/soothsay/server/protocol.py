@@ -36,15 +36,34 @@ Fields = Annotated[dict[str, T], BeforeValidator(_limited)]
 """An object whose fields may have any name."""
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_whole(value: Any) -> Any:
+    if isinstance(value, list) and any(isinstance(one, float) for one in value):
+        return [*map(_whole, value)]
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, which may be written as 12 or as 12.0: JSON has one type of number (RFC 8259)."""
+
+TokenIds = Annotated[list[int], Field(fail_fast=True), BeforeValidator(_all_whole)]
+"""A list of whole numbers."""
+
+
 class Body(BaseModel):
-    """Unknown fields are dropped."""
+    """Unknown fields are dropped. Null means the default, in every field that has one."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, data: Any) -> Any:
-        return _limited(data)
+    def _without_null(cls, data: Any) -> Any:
+        if not isinstance(_limited(data), Mapping):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
 
 
 Choices = Annotated[Items[str], Field(max_length=MAX_CHOICES)]
@@ -64,7 +83,7 @@ class Speculation(Body):
 
     drafter: str | None = None
     verifier: str | None = None
-    max_nodes: int | None = Field(default=None, ge=0)
+    max_nodes: Whole | None = Field(default=None, ge=0)
     trace: bool | None = None
 
 
@@ -89,30 +108,30 @@ class GenerationRequest(Body):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
-    seed: int | None = Field(default=None, ge=-1, lt=2**63)  # -1: a random one
+    seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**63)  # -1: a random one
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Fields[float] | None = None
-    allowed_token_ids: Items[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     bad_words: Items[str] | None = None
     stop: str | Items[str] | None = None
-    stop_token_ids: Items[int] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)  # -1: what the context holds
+    min_tokens: Whole | None = None
+    max_tokens: Whole | None = None
+    n: Whole | None = None
+    prompt_logprobs: Whole | None = None
+    truncate_prompt_tokens: Whole | None = Field(default=None, ge=-1)  # -1: what the context holds
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     speculation: Speculation | bool | None = None
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    priority: Whole | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: Annotated[str, Field(max_length=128)] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -265,14 +284,14 @@ class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[Items[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None  # False: at most one call
     response_format: ResponseFormat | None = None
-    chat_template_kwargs: Fields[str | int | float | bool] | None = None
+    chat_template_kwargs: Fields[Any] | None = None
     modalities: Items[Literal["text"]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
     separate_reasoning: bool | None = None  # False: thoughts stay in the text, as in SGLang
@@ -284,10 +303,10 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | Items[str] | Items[int] | Items[Items[int]]
-    logprobs: int | None = None
+    prompt: str | Items[str] | TokenIds | Items[TokenIds]
+    logprobs: Whole | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -307,7 +326,7 @@ class DetokenizeRequest(Body):
     """The body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: Items[int]
+    tokens: TokenIds
 
 
 def _parsed(arguments: str) -> Any:

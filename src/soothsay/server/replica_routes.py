@@ -13,6 +13,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.bodies import BodyReader
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.replica import Replica
+from soothsay.server.protocol import Whole
 
 REPLICAS = "/replicas"
 
@@ -22,8 +23,8 @@ class ReplicasRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    replicas: int | Literal["auto"] | None = None  # "auto": by the rule
-    drain: int | None = None  # the number of an engine
+    replicas: Whole | Literal["auto"] | None = None  # "auto": by the rule
+    drain: Whole | None = None  # the number of an engine
 
 
 REPLICAS_BODIES = {REPLICAS: ReplicasRequest}

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, Tag
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import to_line
-from soothsay.server.protocol import ChatRequest
+from soothsay.server.protocol import ChatRequest, Whole
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
 from soothsay.server.unions import TEXT_OR_MORE, LenientBody, by_type, only, refuse
@@ -95,7 +95,7 @@ class InputCallOutput(LenientBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content
+    output: Content = ""
 
 
 class InputReasoning(LenientBody):
@@ -167,7 +167,7 @@ class ResponsesRequest(LenientBody):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str
+    model: str | None = None
     input: Annotated[
         Annotated[str, Tag("[text]")]
         | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("[more]")],
@@ -177,7 +177,7 @@ class ResponsesRequest(LenientBody):
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
     tools: (
@@ -193,7 +193,7 @@ class ResponsesRequest(LenientBody):
     ) = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     metadata: Json | None = None
     user: str | None = None
 

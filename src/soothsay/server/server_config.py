@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from soothsay.files import user_path
@@ -13,6 +14,9 @@ class ServerConfig:
 
     name: str
     """Name of the model in requests and replies."""
+
+    any_model: bool = False
+    """Whether requests may name any model, and get answers of this one. Clients with fixed names need it."""
 
     drafters: tuple[str, ...] = ()
     """Names of drafters that a request may choose, besides the model's own and "none". Each is built when a
@@ -111,11 +115,11 @@ class ServerConfig:
     max_logprobs: int = 20
     """Limit of alternatives listed for each token. OpenAI has the same limit."""
 
-    max_stops: int = 16
-    """Limit of stop strings, and of stop tokens."""
+    max_stops: int = 512
+    """Limit of stop strings, and of stop tokens. So many strings cost about 0.05 ms a token."""
 
-    max_stop_length: int = 256
-    """Limit of characters in a stop string."""
+    max_stop_length: int = 1024
+    """Limit of characters in a stop string, and in a text of `bad_words`."""
 
     max_bad_words: int = 128
     """Limit of texts that an answer must not contain: each costs a comparison a token."""
@@ -135,6 +139,18 @@ class ServerConfig:
 
     max_repetition_penalty: float = 10.0
     """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""
+
+    def serves(self, name: str | None) -> bool:
+        """Whether a request that names this model is for the one that is served. None, or empty: no name.
+
+        Clients leave out the ending of a GGUF file, and Ollama's add a tag.
+        """
+        short = GGUF_ENDING.sub("", self.name)
+        return not name or self.any_model or name.removesuffix(":latest") in (self.name, short)
+
+
+GGUF_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+"""The end of the name of a GGUF file, or of its first part."""
 
 
 def served_name(model: str) -> str:

@@ -55,7 +55,7 @@ class Service(Protocol):
     prompts: PromptReader
 
     def check_model(self, name: str | None) -> None:
-        """Check that this is the name of the server's model. None: the client gave none."""
+        """Check that this is the server's model. See `ServerConfig.serves`."""
 
     async def read(self, http: Request, kind: type[Body], work: Callable[[Body], T]) -> T:
         """Read and check the body of a request, and do what takes long with it. See `BodyReader.read`."""

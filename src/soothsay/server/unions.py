@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
+from pydantic import BeforeValidator, Discriminator
 from pydantic_core import PydanticCustomError
 
 from soothsay.server.api_errors import ApiError
+from soothsay.server.protocol import Body
 
 # Errors leave out the names of branches that end with a bracket.
 TEXT_OR_MORE = Discriminator(lambda value: "[text]" if isinstance(value, str) else "[more]")
 """Tells a text, the branch `[text]`, from everything else, `[more]`."""
 
 
-class LenientBody(BaseModel):
+class LenientBody(Body):
     """A part of a body. Fields that the server does not read are ignored: clients send back what they got."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def by_type(otherwise: str = "") -> Discriminator:
@@ -29,7 +28,7 @@ def by_type(otherwise: str = "") -> Discriminator:
     """
 
     def branch(value: Any) -> str:
-        return f"[{value.get('type', otherwise) if isinstance(value, Mapping) else otherwise}]"
+        return f"[{value.get('type') or otherwise if isinstance(value, Mapping) else otherwise}]"
 
     return Discriminator(branch)
 
@@ -47,7 +46,7 @@ def only(noun: str, *kinds: str, hints: Mapping[str, str], otherwise: str | None
     def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        kind = value.get("type", otherwise)
+        kind = value.get("type") or otherwise
         if kind in kinds:
             return value
         name = str(kind)[:64]
