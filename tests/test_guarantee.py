@@ -181,17 +181,14 @@ class TestEveryDrafter:
             prompts(), replace(GREEDY, max_tokens=1)
         )  # plain decoding: the drafter has not seen these blocks
         requests = watch(llm)
-        all_same(llm.generate(prompts(), MIXED, drafter=drafter), "int8")
-        for result, expected in zip(
-            llm.generate(prompts()[4:], MIXED[4:], drafter=drafter), plain("int8")[4:], strict=True
-        ):
-            same(result, expected)
+        for _ in range(2):  # where a drafter needs the features of all tokens, it has hits the second time
+            all_same(llm.generate(prompts(), MIXED, drafter=drafter), "int8")
         scored = [request for request in requests if request.params.prompt_logprobs is not None]
         assert [request.num_prefix_hits for request in scored] == [
             0,
             0,
         ]  # all rows of their prompts are needed
-        assert sum(request.num_prefix_hits > 0 for request in requests) >= 7
+        assert sum(request.num_prefix_hits > 0 for request in requests[len(MIXED) :]) == 5
 
     def test_in_small_chunks_with_so_little_memory_that_requests_are_preempted(
         self, drafter: str, request: pytest.FixtureRequest
