@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from every_drafter import resolve
 
-from soothsay import LLM, SamplingParams
+from soothsay import LLM, Drafter, SamplingParams, Target
 from soothsay.core.answer import SpeculationStats
+from soothsay.drafters.control.compose import Merged
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.registry import build_drafter
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24)
 TEXT = "Write a long story about a man in a blue shirt who climbs a ladder to mend the roof of a house, " * 3
@@ -53,6 +58,28 @@ def test_a_controller_does_not_read_a_prompt_again() -> None:
     llm = LLM("sibyl", drafter="none", kv_tokens=2048)
     _, hits = answered(llm, "none"), answered(llm, "none")[1]
     assert answered(llm, "prompt-lookup | eagle3")[1] == hits
+
+
+class Keeping(Merged):
+    """Takes all prefix hits, as a controller does."""
+
+    num_known = Controller.num_known
+
+
+def test_a_head_without_a_text_s_beginning_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soothsay.drafters.watch.WATCHED_STEPS", 8)
+
+    def untrained(target: Target) -> Drafter:
+        return Keeping(target, [build_drafter(resolve("eagle3(model=UNTRAINED)"), target)])
+
+    llm = LLM("sibyl", drafter="none", kv_tokens=2048)
+    prompt = llm.chat_prompt(TEXT)
+    llm.generate(prompt, PARAMS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.generate(prompt, PARAMS, drafter=untrained)
+    with pytest.warns(UserWarning, match="probably trained for another model"):
+        llm.generate(prompt[1:], PARAMS, drafter=untrained)
 
 
 def test_no_block_of_a_prompt_is_held_twice() -> None:

@@ -101,8 +101,11 @@ class Composite(Drafter):
         watch = self._watches[index]
         if watch is None:
             return
+        part = self.parts[index]
         for seen in observations:
-            tree = self._trees[seen.request].get(index)
+            tree, request = self._trees[seen.request].get(index), seen.request
+            if request.num_prefix_hits and not part.num_known(request, request.blocks[:1]):
+                continue  # it drafts without the beginning of the text, and is not to blame
             if tree is not None and len(tree) > 1 and seen.verdict is not None:
                 watch.record(len(tree.walk(seen.verdict.tokens)) - 1)
 
