@@ -201,18 +201,17 @@ def as_entry(item: object) -> Entry:
 
 def _messages(raw: Mapping[str, Any]) -> object:
     """The messages of an object, as they are given. None: it has none."""
-    given = next((raw[name] for name in ("messages", "conversations") if raw.get(name) is not None), None)
-    if given is None and raw.get("prompt") is not None and raw.get("completion") is not None:
-        given = [*_turns(raw["prompt"], "user"), *_turns(raw["completion"], "assistant")]
+    given = raw.get("conversations") if raw.get("messages") is None else raw["messages"]
+    if given is None and None not in (raw.get("prompt"), raw.get("completion")):
+        parts = (raw["prompt"], "user"), (raw["completion"], "assistant")
+        messages = [
+            part if isinstance(part, list) else [{"role": role, "content": part}] for part, role in parts
+        ]
+        given = [*chain(*messages)]
     system = raw.get("system")
     if isinstance(given, list) and isinstance(system, str) and system:
         return [{"role": "system", "content": system}, *given]
     return given
-
-
-def _turns(given: object, role: str) -> list[Any]:
-    """A text as a message of this role. Messages as they are."""
-    return given if isinstance(given, list) else [{"role": role, "content": given}]
 
 
 def _message(raw: Mapping[str, Any]) -> Message:

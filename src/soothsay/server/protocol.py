@@ -41,9 +41,7 @@ def _whole(value: Any) -> Any:
 
 
 def _all_whole(value: Any) -> Any:
-    if isinstance(value, list) and any(isinstance(one, float) for one in value):
-        return [*map(_whole, value)]
-    return value
+    return [*map(_whole, value)] if isinstance(value, list) else value
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
