@@ -44,7 +44,7 @@ ANY_NUMBER = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-"""Fields in which Ollama and llama.cpp take any number."""
+"""Fields whose numbers may be out of range in the APIs of Ollama and llama.cpp."""
 
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
@@ -229,7 +229,7 @@ def _ranges(config: ServerConfig) -> dict[str, tuple[float, float]]:
 def nearest(fields: Mapping[str, Any], config: ServerConfig | None = None) -> dict[str, Any]:
     """Fields with the nearest numbers that are possible, and that `config` allows.
 
-    llama.cpp reads numbers so that are not possible. Ollama takes any number.
+    llama.cpp takes impossible numbers, such as a `top_k` of -7. Ollama takes any number.
     """
     allowed = {} if config is None else _ranges(config)
     ranges = {name: (bounds.low, bounds.high) for name, bounds in BOUNDS.items()} | allowed

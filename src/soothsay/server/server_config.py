@@ -116,7 +116,7 @@ class ServerConfig:
     """Limit of alternatives listed for each token. OpenAI has the same limit."""
 
     max_stops: int = 512
-    """Limit of stop strings, and of stop tokens. So many strings cost about 0.05 ms a token."""
+    """Limit of stop strings, and of stop tokens. So many strings take about 0.05 ms a token."""
 
     max_stop_length: int = 1024
     """Limit of characters in a stop string, and in a text of `bad_words`."""
