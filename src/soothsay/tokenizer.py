@@ -95,6 +95,12 @@ class Tokenizer:
         return dict(self.backend.get_vocab(with_added_tokens=True))
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of the special tokens by their texts."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
     def fingerprint(self) -> bytes:
         """A hash of the vocabulary, tokens and ids, in 16 bytes.
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from kernels import FASTEST
+from llguidance import LLMatcher
 from scipy import stats
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -25,7 +26,7 @@ from soothsay import LLM, DraftTree, Grammar, RequestError, SamplingParams, Toke
 from soothsay.core import constraint as module
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.constraint import Constraint, Grammars
-from soothsay.core.grammar import MAX_RULES, MAX_SOURCE, bounded_json
+from soothsay.core.grammar import FORMATS, MAX_RULES, MAX_SOURCE, bounded_json, spelled
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.tenant import Tenant
@@ -597,6 +598,74 @@ class TestLaw:
         assert stats.chisquare(observed, np.array(expected) / sum(expected) * SAMPLES).pvalue > CHANCE
 
 
+def said_by(llm: LLM, grammar: Grammar) -> Callable[[str], bool]:
+    """Whether a grammar accepts a text."""
+    assert llm.tokenizer is not None
+    tokenizer, matcher = llm.tokenizer, Grammars(llm.tokenizer, 8192).fresh(grammar)
+    assert not matcher.is_error(), matcher.get_error()
+
+    def accepts(text: str) -> bool:
+        one, ids = matcher.deep_copy(), tokenizer.encode(text, special=False)
+        return bool(one.try_consume_tokens(ids) == len(ids) and one.is_accepting())
+
+    return accepts
+
+
+class TestFormats:
+    """JSON Schema 2020-12, 7.2.3: a format that is not known is an annotation."""
+
+    @pytest.mark.parametrize("kind", ["path", "binary", "password", "uri-reference", "int64", "", "x" * 99])
+    def test_unknown_ones_have_no_effect(self, sibyl: LLM, kind: str) -> None:
+        odd = {"type": "string", "format": kind}
+        either = [{"$ref": "#/$defs/format"}, {"type": "array", "items": odd}]
+        places: dict[str, dict[str, Any]] = {
+            '"?"': odd,
+            '{"format": "?"}': {"type": "object", "properties": {"format": odd}, "required": ["format"]},
+            '["?"]': {"$defs": {"format": odd}, "anyOf": either},
+            '{"p": "?"}': {"type": "object", "additionalProperties": odd, "patternProperties": {"^p": odd}},
+            '[ "?"]': {"type": "array", "prefixItems": [odd], "items": False},
+        }
+        for text, schema in places.items():
+            assert said_by(sibyl, Grammar.json_schema(schema))(text), schema
+
+    @pytest.mark.parametrize("kind", sorted(FORMATS))
+    def test_known_ones_are_enforced(self, sibyl: LLM, kind: str) -> None:
+        assert not said_by(sibyl, Grammar.json_schema({"type": "string", "format": kind}))('"?"')
+
+    def test_the_list_is_that_of_the_library(self) -> None:
+        for kind in ("iri", "regex", "json-pointer", "uri-template", "idn-email", "iri-reference", "byte"):
+            schema = {"json_schema": {"type": "string", "format": kind}}
+            assert LLMatcher.validate_grammar(json.dumps({"grammars": [schema]}))
+
+    def test_data_stays_as_it_is(self, sibyl: LLM) -> None:
+        data = {"format": "phone", "properties": {"format": "phone"}}
+        for schema in ({"const": data}, {"enum": [data]}, {"properties": {"const": {"const": data}}}):
+            written = json.loads(Grammar.json_schema(schema).source)["json_schema"]
+            assert {**written, "x-guidance": None} == {**schema, "x-guidance": None}
+        assert said_by(sibyl, Grammar.json_schema({"const": data}))(json.dumps(data))
+
+
+class TestJoined:
+    def test_texts_of_parts_are_put_together(self, sibyl: LLM) -> None:
+        parts = {"a": Grammar.choice(["yes", "no"]), "b": Grammar.json_schema({"const": 1})}
+        accepts = said_by(sibyl, Grammar.joined('start: "<" @a ">" @b | @b', **parts))
+        assert [*map(accepts, ["<yes>1", "1", "<no>1", "yes", "<yes>", "<1>1"])] == [True] * 3 + [False] * 3
+
+    def test_another_one_is_there_if_one_cannot_be_compiled(self, sibyl: LLM) -> None:
+        good, bad = Grammar.choice(["good"]), Grammar.json_schema({"uniqueItems": True})
+        for grammar in (bad.or_else(good), Grammar.joined("start: @one", one=bad.or_else(good))):
+            assert said_by(sibyl, grammar)("good")
+            assert sibyl.generate("Hi", SamplingParams(grammar=grammar)).text == "good"
+        assert not said_by(sibyl, good.or_else(Grammar.choice(["other"])))("other")
+        with pytest.raises(RequestError, match="uniqueItems"):
+            sibyl.generate("Hi", SamplingParams(grammar=Grammar.joined("start: @one", one=bad)))
+
+    def test_special_tokens_are_named_by_their_ids(self) -> None:
+        special = {"<|a|>": 5, "<|a": 6, "[B]": 7, "": 8}
+        assert spelled('<|a|>x"[B]<|a', special) == '<[5]> "x\\"" <[7]> <[6]>'
+        assert (spelled("plain", special), spelled("<|a|>", {})) == ('"plain"', '"<|a|>"')
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("make", "says"),
@@ -699,7 +768,7 @@ def test_texts_of_large_grammars_are_not_read(
     def reading(*_: object) -> None:
         raise AssertionError("it was read")
 
-    for name in ("regex_to_lark", "_quoted", "RULE"):
+    for name in ("regex_to_lark", "quoted", "RULE"):
         monkeypatch.setattr(f"soothsay.core.grammar.{name}", reading)
     monkeypatch.setattr(json, "loads", reading)
     with pytest.raises(RequestError, match=r"^the grammar has \d+ characters; \d+ are possible"):

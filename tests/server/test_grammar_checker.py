@@ -243,3 +243,18 @@ def test_limits_of_work_last_and_limits_of_time_do_not(sibyl: LLM, monkeypatch: 
     limited = grammar_process.try_grammar(grammars, deep)
     assert "too much work" in (limited["problem"] or "")
     assert limited["lasts"]
+
+
+def test_each_part_of_a_joined_grammar_is_tried(sibyl: LLM) -> None:
+    """A walk at random would not leave the text before a part."""
+    assert sibyl.tokenizer is not None
+    grammars = Grammars(sibyl.tokenizer, 8192)
+    before = r"start: /[a-z]*/ @part"
+    for part, problem in (
+        (Grammar.choice(["yes"]), None),
+        (Grammar.regex(r"[^\x00-\x{10FFFF}]"), "no answer can begin"),
+        (Grammar.lark("start: nobody"), "cannot be compiled"),
+    ):
+        found = grammar_process.try_grammar(grammars, Grammar.joined(before, part=part))
+        assert (found["problem"] is None) == (problem is None)
+        assert (problem or "") in (found["problem"] or "")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tool_cases import CALL
 
 from soothsay import LLM, Tokenizer
+from soothsay.core.constraint import Grammars
+from soothsay.core.grammar import Grammar
+from soothsay.server.chat_grammar import ChatGrammars
 from soothsay.server.harmony import HarmonyCalls, HarmonyFormat
 from soothsay.server.reasoning import ANSWER_TAGS, TAGS, ReasoningFormat, Thoughts
 from soothsay.server.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tool_readers import HermesParser
+from soothsay.server.tools import ToolFormat
 
 THINK = ReasoningFormat(*TAGS[0])
 
@@ -197,3 +204,78 @@ def test_tags_may_be_special_tokens(sibyl: LLM, special: bool) -> None:
 )
 def test_whether_an_answer_begins_in_thoughts(prompt: str, continued: str, is_open: bool) -> None:
     assert THINK.is_open(prompt, continued) is is_open
+
+
+JSON = '{"answer": "x"}'
+OBJECT = Grammar.json_object()
+THOUGHT = "hm < {]\n<|\n "
+"""Thoughts with much of what tags and JSON have."""
+
+
+TAGS_OF_ALL = sorted({tag for pair in TAGS + ANSWER_TAGS for tag in pair})
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["texts", "special"])
+def accepts(request: pytest.FixtureRequest, sibyl: LLM) -> Callable[..., bool]:
+    """Whether a grammar of any JSON object lets an answer to a prompt be a text."""
+    assert sibyl.tokenizer is not None
+    backend = Backend.from_str(sibyl.tokenizer.backend.to_str())
+    channels = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>"]
+    backend.add_special_tokens([*channels, *TAGS_OF_ALL] if request.param else ["<|end|>"])
+    tokenizer = Tokenizer(backend, "")
+    all_grammars = Grammars(tokenizer, len(tokenizer))
+
+    def accepts(form: Thoughts, prompt: str, text: str, continued: str = "") -> bool:
+        grammars = ChatGrammars(ToolFormat(False), form, tokenizer.special_ids, prompt, continued)
+        matcher = all_grammars.fresh(grammars.answer(OBJECT, ()))
+        assert not matcher.is_error(), matcher.get_error()
+        ids = tokenizer.encode(text, special=False)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    return accepts
+
+
+@pytest.mark.parametrize("tags", TAGS)
+def test_a_grammar_begins_after_the_thoughts(accepts: Callable[..., bool], tags: tuple[str, str]) -> None:
+    form, (opening, closing) = ReasoningFormat(*tags, answer=ANSWER_TAGS), tags
+    rest = f"{THOUGHT}{closing}\n\n{JSON}"
+    may_be = partial(accepts, form)
+    for prompt, first in (("Hi", f"\n{opening}\n"), (f"Hi{opening}\n", ""), (opening, "")):
+        assert may_be(prompt, first + rest)
+        assert may_be(prompt, f"{first}{closing}{JSON}")
+        assert not may_be(prompt, f"{first}{THOUGHT}{closing}Hello")
+        assert not may_be(prompt, first + THOUGHT)  # an answer does not end in thoughts
+        for before, after in ANSWER_TAGS:
+            assert may_be(prompt, f"{first}{THOUGHT}{closing}{before}{JSON}{after}")
+    assert may_be("Hi", JSON)
+    assert not may_be(f"Hi{opening}", JSON)
+    for closed in (f"{opening}\n\n{closing}\n\n", f"{opening}a{closing}"):  # the prompt wants no thoughts
+        assert may_be(f"Hi{closed}", JSON)
+        assert not may_be(f"Hi{closed}", f"{opening}{rest}")
+    assert may_be(f"Hi{opening}I", rest, continued=f"{opening}I")
+    assert not may_be("HiI", f"{opening}{rest}", continued="I")
+
+
+def test_a_grammar_begins_after_the_thoughts_of_harmony(accepts: Callable[..., bool]) -> None:
+    may_be = partial(accepts, HarmonyFormat(True))
+    thoughts = f"{THOUGHT}<|end|>{NEXT}"
+    for prompt, first in ((NEXT, ""), (NEXT, ANALYSIS + thoughts), (NEXT + ANALYSIS, thoughts)):
+        assert may_be(prompt, f"{first}{ANALYSIS}{thoughts}{FINAL}{JSON}")
+        assert may_be(prompt, f"{first}<|channel|>final <|constrain|>json<|message|>{JSON}")
+        assert may_be(prompt, first + JSON)
+        assert not may_be(prompt, f"{first}{FINAL}Hello")
+        assert not may_be(prompt, f"{first}{ANALYSIS}{THOUGHT}")
+    assert not may_be(NEXT + ANALYSIS, JSON)
+
+
+def test_spelled_tags_do_not_end_thoughts_whose_tag_is_a_token(sibyl: LLM) -> None:
+    """The parser reads the text, and would take the rest of the thoughts for the answer."""
+    form, (opening, closing) = ReasoningFormat(*TAGS[0]), TAGS[0]
+    special = {opening: 8192, closing: 8193}
+    grammar = ChatGrammars(ToolFormat(False), form, special, opening, "").answer(OBJECT, ())
+    assert sibyl.tokenizer is not None
+    backend = Backend.from_str(sibyl.tokenizer.backend.to_str())
+    spelled = backend.encode(closing, add_special_tokens=False).ids
+    backend.add_special_tokens([opening, closing])
+    matcher = Grammars(Tokenizer(backend, ""), 8194).fresh(grammar)
+    assert matcher.try_consume_tokens(spelled) < len(spelled)

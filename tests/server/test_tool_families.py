@@ -33,10 +33,12 @@ from tool_cases import (
 )
 
 from soothsay import LLM, SamplingParams, Tokenizer
+from soothsay.server.chat_grammar import ChatGrammars
 from soothsay.server.reasoning import ReasoningFormat
 from soothsay.server.tools import ToolFormat
 
 QUESTION: Any = {"role": "user", "content": "Why?"}
+OBJECT = {"type": "json_object"}
 THOUGHTS = "<think>\nLet me see.\n</think>\n\n"
 
 TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.reasoning_content %}\
@@ -112,6 +114,12 @@ def family(request: pytest.FixtureRequest, server: Running, sibyl: LLM) -> Famil
     return found
 
 
+@pytest.fixture(autouse=True)
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a grammar of a request say all of the answer: its thoughts and calls too."""
+    monkeypatch.setattr(ChatGrammars, "answer", lambda self, text, tools: text)
+
+
 def saying(text: str, **more: Any) -> Any:
     """A request for the answer `text`."""
     own = {"model": "sibyl", "messages": [QUESTION], "temperature": 0, "max_tokens": 900}
@@ -149,7 +157,10 @@ def test_calls_go_there_and_back(openai: OpenAI, family: Family, sibyl: LLM) -> 
     assert again.usage.prompt_tokens == len(sibyl.tokenizer.encode(prompt, special=False))
 
 
-def test_a_forced_call(openai: OpenAI, family: Family) -> None:
+def test_a_forced_call(
+    server: Running, openai: OpenAI, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.server, "reasoning", None)
     tool = {"type": "function", "function": {"name": "only", "parameters": {"enum": [{"n": 1}]}}}
     said = openai.chat.completions.create(
         model="sibyl", messages=[QUESTION], tools=[tool], tool_choice="required", seed=0, max_tokens=120
@@ -209,17 +220,24 @@ class TestThoughts:
         assert said.usage is not None
         assert said.usage.prompt_tokens == len(sibyl.tokenizer.encode(prompt, special=False))
 
-    def test_a_prompt_that_opens_them(self, openai: OpenAI, sibyl: LLM) -> None:
+    def test_a_prompt_that_opens_them(
+        self, openai: OpenAI, sibyl: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: Any = {"model": "sibyl", "messages": [QUESTION], "temperature": 0, "max_tokens": 12}
         thinking = {"chat_template_kwargs": {"enable_thinking": True}}
         message = openai.chat.completions.create(**asked, extra_body=thinking).choices[0].message
         ids = tokenizer(sibyl, TEMPLATE).encode_chat([QUESTION], enable_thinking=True)
         meant = sibyl.generate(ids, SamplingParams(temperature=0, max_tokens=12)).text
         assert (message.content, message.model_extra["reasoning_content"]) == ("", meant.strip())
-        forced = openai.chat.completions.create(
-            **asked, extra_body={**thinking, "structured_outputs": {"choice": ["yes"]}}
+        monkeypatch.undo()
+        for grammar in ({"structured_outputs": {"choice": ["yes"]}}, {"response_format": OBJECT}):
+            said = openai.chat.completions.create(**asked, extra_body={**thinking, **grammar})
+            assert said.choices[0].message.model_extra == message.model_extra  # grammars begin after them
+        free, forced = (
+            openai.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, extra_body=thinking)
+            for choice in ("auto", "required")
         )
-        assert forced.choices[0].message.content == "yes"
+        assert forced.choices[0].message.model_extra == free.choices[0].message.model_extra
 
     def test_channels_of_gpt_oss(self, server: Running, openai: OpenAI, sibyl: LLM) -> None:
         template = "{% if tools %}<|channel|>commentary{% endif %}{{ m }}"
@@ -268,7 +286,7 @@ class TestThoughts:
             said = client.chat("sibyl", [QUESTION], think=True, options=few)
             generated = client.generate("sibyl", "Why?", think=True, options=few)
             plain = client.chat("sibyl", [QUESTION], think=False, options=few)
-            assert client.chat("sibyl", [QUESTION], think="low", format=form).message.content == '"x"'
+            assert client.chat("sibyl", [QUESTION], think=False, format=form).message.content == '"x"'
             back = [QUESTION, {"role": "assistant", "content": "Yes.", "thinking": "Hm."}, QUESTION]
             assert client.chat("sibyl", back, options=few).prompt_eval_count == len(
                 tokenizer(sibyl, TEMPLATE).encode_chat([QUESTION, {**back[1], "reasoning": "Hm."}, QUESTION])

@@ -8,12 +8,14 @@ calls. Nor does it depend on the load of the machine whether an answer ends at a
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -26,6 +28,8 @@ from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Tokenizer
+
+log = logging.getLogger("soothsay.engine")
 
 KEPT = 1 << 20
 """Characters of the grammars that are kept compiled. A compiled grammar takes up to 160 bytes for each."""
@@ -49,6 +53,9 @@ MAX_LEXER_FUEL = 200_000
 MASK_SECONDS = 1.0
 """Limit of CPU time for a mask. The other limits keep masks below a third of it, so the load of the machine
 does not decide whether an answer ends here. It is there for grammars that those limits do not foresee."""
+
+MAX_REASON = 256
+"""Characters of the log's line that says which part of a grammar is not enforced."""
 
 TOO_SLOW = "the grammar takes too long for a token; make it simpler"
 
@@ -125,12 +132,32 @@ class Grammars:
 
         It has an error if the grammar cannot be compiled.
         """
+        strict, loose = grammar.sources(loose=False), grammar.sources(loose=True)
+        matcher = self._matcher(strict)
+        reasons = "; ".join(matcher.get_grammar_warnings()) or matcher.get_error()
+        if matcher.is_error() and loose != strict:
+            matcher = self._matcher(loose)
+        if reasons and not matcher.is_error():
+            log.warning("a part of a schema is not enforced", extra={"reason": reasons[:MAX_REASON]})
+        return matcher
+
+    def problem_at_start(self, matcher: LLMatcher) -> str | None:
+        """Why no answer can begin as a compiled grammar wants it. None: one can."""
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if not first.is_error():
+            return None
+        return limit_problem(first) or (
+            "no answer can begin as the grammar wants it: it accepts nothing, or nothing that this model "
+            "has tokens for"
+        )
+
+    def _matcher(self, sources: Sequence[Mapping[str, Any]]) -> LLMatcher:
         # do not force the usual cut into tokens: p alone decides
         start = {"name": "start", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @answer'}
-        answer = {**json.loads(grammar.source), "name": "answer"}
         return LLMatcher(
             self._vocabulary,
-            json.dumps({"grammars": [start, answer]}),
+            json.dumps({"grammars": [start, *sources]}),
             log_level=0,
             limits=LLParserLimits(
                 max_items_in_row=MAX_ROW,
@@ -145,15 +172,8 @@ class Grammars:
         compiled = self.fresh(grammar)
         if compiled.is_error():
             raise RequestError(f"the grammar cannot be compiled: {compiled.get_error().strip()}")
-        first = compiled.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():
-            if (problem := limit_problem(first)) is not None:
-                raise RequestError(problem)
-            raise RequestError(
-                "no answer can begin as the grammar wants it: it accepts nothing, or nothing that this model "
-                "has tokens for"
-            )
+        if (problem := self.problem_at_start(compiled)) is not None:
+            raise RequestError(problem)
         return Compiled(compiled)
 
     @cached_property
@@ -167,8 +187,7 @@ class Grammars:
             ) from None
         size = min(known.vocab_size, self.vocab_size)
         padding = [b""] * (self.vocab_size - size)
-        added = self.tokenizer.backend.get_added_tokens_decoder()
-        special = [token for token, text in added.items() if text.special and token < self.vocab_size]
+        special = [token for token in self.tokenizer.special_ids.values() if token < self.vocab_size]
         tokens = [known.decode_bytes([token]) for token in range(size)] + padding + [b"<end>"]
         return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, special)))
 

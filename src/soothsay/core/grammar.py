@@ -35,6 +35,17 @@ WHITESPACE = r" |\n {0,32}"
 bound, an uncertain model emits whitespace for ever."""
 
 
+FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+"""Values of `format` that the compiler enforces. Others are annotations (JSON Schema 2020-12, 7.2.3)."""
+
+BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords of a schema whose values are schemas by name."""
+
+DATA = ("const", "enum", "default", "examples")
+"""Keywords of a schema whose values are data."""
+
 RULE = re.compile(r"^[ \t]*+[?!]?\w++[^\n:]*+:", re.MULTILINE)
 """The beginning of a rule in Lark."""
 
@@ -51,7 +62,7 @@ class Grammar:
     """
 
     source: str
-    """The rules, in llguidance's JSON."""
+    """The rules, in llguidance's JSON, with the grammars that they are joined of, see `sources`."""
 
     def __post_init__(self) -> None:
         """Raise `RequestError` for a grammar that is too large."""
@@ -61,9 +72,9 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
         """JSON that fits a schema, given as a mapping or as JSON text.
 
-        Properties come in the schema's order. Compilation fails for unsupported keywords. `WHITESPACE` may
-        stand between tokens, unless the schema has llguidance's own options, for example
-        `"x-guidance": {"whitespace_flexible": false}`.
+        Properties come in the schema's order. Compilation fails for unsupported keywords; a `format` that is
+        not in `FORMATS` has no effect. `WHITESPACE` may stand between tokens, unless the schema has
+        llguidance's own options, for example `"x-guidance": {"whitespace_flexible": false}`.
         """
         if isinstance(schema, str):
             _check_size(len(schema))
@@ -72,8 +83,9 @@ class Grammar:
             if not isinstance(parsed, Mapping):
                 raise TypeError("it must be an object, such as {}")
             _check_levels(parsed)
+            bounded_json(parsed)  # before it is copied
             usual = {} if "x-guidance" in parsed else {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-            return cls(bounded_json({"json_schema": {**parsed, **usual}}))
+            return cls(bounded_json({"json_schema": {**_without_annotations(parsed), **usual}}))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema is not possible: {error}") from None
 
@@ -100,7 +112,7 @@ class Grammar:
             _check_text("choice", text)
         _check_size(sum(map(len, texts)))
         # one terminal: the lexer reads thousands of texts faster than the parser reads a hundred
-        return cls.lark("start: TEXT\nTEXT: " + " | ".join(map(_quoted, texts)))
+        return cls.lark("start: TEXT\nTEXT: " + " | ".join(map(quoted, texts)))
 
     @classmethod
     def lark(cls, rules: str) -> Grammar:
@@ -109,6 +121,41 @@ class Grammar:
         if (count := len(RULE.findall(rules))) > MAX_RULES:
             raise RequestError(f"the grammar has {count} rules; {MAX_RULES} are possible: make it shorter")
         return cls(json.dumps({"lark_grammar": rules}))
+
+    @classmethod
+    def joined(cls, rules: str, **parts: Grammar) -> Grammar:
+        """Texts that consist of texts of other grammars.
+
+        Args:
+            rules: in Lark. `@name` stands for a text of the part with this name.
+            parts: grammars that are not joined themselves, by name.
+        """
+        inner = {name: json.loads(part.source) for name, part in parts.items()}
+        return cls(json.dumps({"lark_grammar": rules, "parts": inner}))
+
+    def or_else(self, looser: Grammar) -> Grammar:
+        """This grammar, or another one where this one cannot be compiled."""
+        return Grammar(json.dumps({**json.loads(self.source), "otherwise": json.loads(looser.source)}))
+
+    @property
+    def parts(self) -> list[Grammar]:
+        """The grammars that this one is joined of, or itself."""
+        parts = json.loads(self.source).get("parts", {})
+        return [Grammar(json.dumps(part)) for part in parts.values()] or [self]
+
+    def sources(self, *, loose: bool) -> list[dict[str, Any]]:
+        """The rules by the name `answer`, and those of the parts by their names, in llguidance's JSON.
+
+        Args:
+            loose: whether each grammar that has another one for this case (`or_else`) is that one.
+        """
+        whole = json.loads(self.source)
+        named = {"answer": whole, **whole.pop("parts", {})}
+        chosen = {name: one.pop("otherwise", one) if loose else one for name, one in named.items()}
+        return [
+            {"name": name, **{key: value for key, value in one.items() if key != "otherwise"}}
+            for name, one in chosen.items()
+        ]
 
 
 def bounded_json(value: Any) -> str:
@@ -124,7 +171,25 @@ def bounded_json(value: Any) -> str:
     return "".join(parts)
 
 
-def _quoted(text: str) -> str:
+def spelled(text: str, special: Mapping[str, int]) -> str:
+    """A text in Lark. Special tokens in it are named by their ids, since texts never match them.
+
+    Args:
+        text: for example a tag of a chat template.
+        special: ids of the model's special tokens.
+
+    Example:
+        >>> spelled("<|channel|>final", {"<|channel|>": 5})
+        '<[5]> "final"'
+    """
+    found = [re.escape(token) for token in sorted(special, key=len, reverse=True) if token and token in text]
+    pieces = re.split(f"({'|'.join(found)})", text) if found else [text]
+    return " ".join(
+        f"<[{special[piece]}]>" if piece in special else quoted(piece) for piece in pieces if piece
+    )
+
+
+def quoted(text: str) -> str:
     """A text as Lark writes it: as JSON does, but for one control character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -171,6 +236,21 @@ def _check_levels(schema: Mapping[str, Any]) -> None:
         if count > MAX_VALUES:
             raise ValueError(f"it has more than {MAX_VALUES} values; make it smaller")
         stack += [(one, level + 1) for one in inner]
+
+
+def _without_annotations(schema: Any) -> Any:
+    """A schema without the values of `format` that are annotations only."""
+    if isinstance(schema, list):
+        return [_without_annotations(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, Mapping):
+            kept[key] = {name: _without_annotations(one) for name, one in value.items()}
+        elif key != "format" or (isinstance(value, str) and value in FORMATS):
+            kept[key] = value if key in DATA else _without_annotations(value)
+    return kept
 
 
 def _resolve(schema: Mapping[str, Any], reference: str) -> Any:

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 
 from soothsay import __version__
 from soothsay.core.params import SamplingParams
-from soothsay.errors import RequestError
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.accounts import Account, Charge
 from soothsay.server.anthropic_api import ANTHROPIC_BODIES, anthropic_routes
@@ -25,6 +24,7 @@ from soothsay.server.api_errors import ApiError
 from soothsay.server.api_keys import KeyRing
 from soothsay.server.bodies import BodyReader
 from soothsay.server.canary import Watch
+from soothsay.server.chat_grammar import ChatGrammars
 from soothsay.server.engine_loop import EngineLoop
 from soothsay.server.events import EventStream, JsonReply, while_connected
 from soothsay.server.fleet.fleet import Fleet
@@ -97,7 +97,7 @@ class Server:
         self.watch = Watch(self.loop, fleet, config)
         self._drafters = tuple(dict.fromkeys((self.model.drafter, "none", *config.drafters)))
         self.tools = ToolFormat.of(self.model.tokenizer)
-        self.reasoning = ReasoningFormat.of(self.model.tokenizer) if config.split_reasoning else None
+        self.reasoning = ReasoningFormat.of(self.model.tokenizer)
         self.texts = TokenTexts(self.model.tokenizer)
         bodies = BodyReader(config.max_bodies)
         self.read = bodies.read
@@ -157,31 +157,23 @@ class Server:
         tools, forced = chosen_tools(body)
         if tools and not self.tools.supported:
             raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
-        grammar = self._tool_grammar(tools) if forced else None
-        params = sampling_params(body, self.config, self.model.sampling_defaults, grammar)
+        params = sampling_params(body, self.config, self.model.sampling_defaults)
         ids, text = self.read_chat(body, tools)
+        form, continued = self.reasoning, continued_text(body)
+        grammars = ChatGrammars(self.tools, form, self.prompts.tokenizer.special_ids, text, continued)
+        if forced:
+            params = replace(params, grammar=grammars.forced_call(tools))
+        elif params.grammar is not None:
+            params = replace(params, grammar=grammars.answer(params.grammar, tools))
         parser: MakeParser = partial(self.tools.parser, tools) if tools else PlainParser
         if body.parallel_tool_calls is False:
             parser = partial(_one_call, parser)
-        form = None if body.separate_reasoning is False else self.reasoning
-        if form is not None:
-            # an answer under a grammar begins with the grammar, even where the prompt opens thoughts
-            opened = params.grammar is None and form.is_open(text, continued_text(body))
-            parser = partial(_after_thoughts, parser, form, opened)
-        if (tools and self.tools.hidden) or (form is not None and form.hidden):
+        is_split = self.config.split_reasoning and body.separate_reasoning is not False
+        if form is not None and is_split:
+            parser = partial(_after_thoughts, parser, form, form.is_open(text, continued))
+        if (tools and self.tools.hidden) or (form is not None and is_split and form.hidden):
             params = replace(params, skip_special_tokens=False)
         return self._asked(http, body, [ids], params, reply(parser))
-
-    def _tool_grammar(self, tools: Sequence[dict[str, Any]]) -> str:
-        """The grammar that forces a call of one of the tools. Raises `ApiError`."""
-        try:
-            grammar = self.tools.call_grammar(tools)
-        except RequestError as error:
-            raise ApiError(400, str(error), "invalid_value", param="tools") from None
-        if not tools or grammar is None:
-            problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
-            raise ApiError(400, problem, "unsupported", param="tool_choice")
-        return grammar
 
     def read_chat(self, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
         """Token ids of a conversation in the chat template, and its text. Raises `ApiError`."""

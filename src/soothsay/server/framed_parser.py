@@ -29,6 +29,9 @@ class FramedParser(ToolCallParser):
     frames: ClassVar[Sequence[tuple[str, str]]]
     """Tags before and after a call. An empty second one: the call ends where the next one begins."""
 
+    openings: ClassVar[Sequence[str]] = ()
+    """Texts with which calls begin; empty: the first tags of `frames`."""
+
     trailer: ClassVar[str] = ""
     """A tag that may follow calls, and is dropped there."""
 

@@ -111,7 +111,14 @@ def try_grammar(grammars: Grammars, grammar: Grammar) -> Answer:
     if time.thread_time() - begin > COMPILE_SECONDS:
         problem = f"the grammar takes more than {COMPILE_SECONDS:g} s to compile; make it smaller"
         return {"problem": problem, "lasts": False}
-    return {"problem": _walk(matcher, grammars.vocab_size), "lasts": True}
+    problems = (_problem(grammars, part) for part in grammar.parts)
+    return {"problem": next(filter(None, problems), None), "lasts": True}
+
+
+def _problem(grammars: Grammars, part: Grammar) -> str | None:
+    """Why a grammar cannot begin, or which limit it reached in a few tokens; None: nothing is wrong."""
+    matcher = grammars.fresh(part)
+    return grammars.problem_at_start(matcher) or _walk(matcher, grammars.vocab_size)
 
 
 def _walk(matcher: LLMatcher, size: int) -> str | None:

@@ -8,16 +8,20 @@ The prompt ends with `<|start|>assistant`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from soothsay.core.grammar import spelled
+from soothsay.server.answer_rules import rules_up_to
 from soothsay.server.framed_parser import FramedParser, is_name, to_json
 from soothsay.server.tool_arguments import parsed_json
 from soothsay.server.tool_calls import ParsedPart, ToolCall, ToolCallParser, overlap
 
 CALL, MESSAGE, END = "<|channel|>commentary to=", "<|message|>", "<|call|>"
 THOUGHTS = "<|channel|>analysis"
+FINAL = "<|channel|>final"
+NEXT = "<|start|>assistant"
 CHANNEL = "<|channel|>"
 """The tag by which a chat template shows this format."""
 
@@ -34,6 +38,7 @@ class HarmonyCalls(FramedParser):
     """Finds `<|channel|>commentary to=functions.F<|message|>{...}<|call|>`."""
 
     frames = ((CALL, END),)
+    openings = (CALL, " to=functions.")
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
@@ -57,6 +62,18 @@ class HarmonyFormat:
         """See `ReasoningFormat`."""
         _, tag, message = (prompt + continued).rpartition(THOUGHTS)
         return bool(tag) and MESSAGE in message and not any(end in message for end in _ENDS)
+
+    def rules(self, special: Mapping[str, int], prompt: str, continued: str = "") -> str:
+        """See `ReasoningFormat`. Each message of thoughts ends, and another message begins."""
+        thought, after = spelled(f"{THOUGHTS}{MESSAGE}", special), spelled(NEXT, special)
+        first = f"thoughts {after}" if self.is_open(prompt, continued) else ""
+        more = "" if continued and not first else f"({thought} thoughts {after})*"
+        return f"start: {first} {more} body\n{rules_up_to('<|end|>', special)}\n"
+
+    def framed(self, text: str, special: Mapping[str, int]) -> str:
+        """See `ReasoningFormat`."""
+        final, form = spelled(FINAL, special), spelled(" <|constrain|>json", special)
+        return f"({final} ({form})? {spelled(MESSAGE, special)})? {text}"
 
     def wrapped(self, parser: ToolCallParser, *, opened: bool) -> ToolCallParser:
         """See `ReasoningFormat`."""

@@ -100,7 +100,6 @@ def sampling_params(
     body: ChatRequest | CompletionRequest,
     config: ServerConfig,
     defaults: Mapping[str, float],
-    tool_grammar: str | None = None,
 ) -> SamplingParams:
     """Read sampling parameters from a body.
 
@@ -109,7 +108,6 @@ def sampling_params(
         config: the server's limits.
         defaults: parameters that hold where the body leaves them out. The limits are for clients, not for
             these.
-        tool_grammar: in Lark; it forces a tool call.
 
     Raises `ApiError` for parameters that contradict each other or exceed the server's limits.
     """
@@ -127,7 +125,7 @@ def sampling_params(
     if isinstance(speculation, Speculation) and speculation.verifier is not None:
         given["verifier"] = speculation.verifier
     _check_limits(body, config)
-    if (grammar := _grammar(body, tool_grammar)) is not None:
+    if (grammar := _grammar(body)) is not None:
         given["grammar"] = grammar
     try:
         return SamplingParams(**given)
@@ -277,8 +275,8 @@ def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -
         raise _invalid("continue_final_message", message)
 
 
-def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) -> Grammar | None:
-    """The grammar that the answer must follow, from whichever field has it. None: no grammar."""
+def _grammar(body: ChatRequest | CompletionRequest) -> Grammar | None:
+    """The grammar that the answer's text must follow, from whichever field has it. None: no grammar."""
     outputs, wanted = body.structured_outputs, body.response_format
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
         message = "response_format needs json_schema if its type is json_schema, and only then"
@@ -288,7 +286,6 @@ def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) ->
         ("regex", body.guided_regex),
         ("choice", body.guided_choice),
         ("lark", body.guided_grammar),
-        ("lark", tool_grammar),
     ]
     if outputs is not None and outputs.structural_tag is not None:
         message = "structural_tag is not supported: use json, json_object, regex, choice or grammar"
@@ -307,7 +304,7 @@ def _grammar(body: ChatRequest | CompletionRequest, tool_grammar: str | None) ->
         forms.append(("json_object", True))
     given = [(kind, form) for kind, form in forms if form is not None]
     if len(given) > 1:
-        message = "give only one of response_format, structured_outputs, guided_* and tool_choice"
+        message = "give only one of response_format, structured_outputs and guided_*"
         raise _invalid("response_format", message)
     return _make_grammar(*given[0]) if given else None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from soothsay.core.grammar import spelled
+from soothsay.server.answer_rules import SPACE, rules_up_to
 from soothsay.server.harmony import CHANNEL, HarmonyFormat
 from soothsay.server.tool_calls import ParsedPart, ToolCallParser, overlap
 from soothsay.tokenizer import Tokenizer
@@ -64,6 +66,28 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.opening) or (
             continued.rfind(self.opening) > continued.rfind(self.closing)
         )
+
+    def rules(self, special: Mapping[str, int], prompt: str, continued: str = "") -> str:
+        """Rules in Lark of an answer: thoughts, and then a `body`, which others define.
+
+        There are thoughts where the prompt has opened them. There may be where it has not, unless it has
+        closed them, or the answer continues a text.
+
+        Args:
+            special: ids of special tokens.
+            prompt, continued: see `is_open`.
+        """
+        first = f"space? ({spelled(self.opening, special)} thoughts space?)?"
+        if self.is_open(prompt, continued):
+            first = "thoughts space?"
+        elif continued or prompt.rstrip().endswith(self.closing):
+            first = "space?"
+        return f"start: {first} body\n{rules_up_to(self.closing, special)}\n{SPACE}\n"
+
+    def framed(self, text: str, special: Mapping[str, int]) -> str:
+        """An expression in Lark: a text, which may have the tags of answers around it."""
+        tags = [[spelled(tag, special) for tag in pair] for pair in self.answer]
+        return " | ".join([text, *(f"{opening} {text} ({closing})?" for opening, closing in tags)])
 
     def wrapped(self, parser: ToolCallParser, *, opened: bool) -> ToolCallParser:
         """A parser that splits off thoughts, and passes the rest on to another one.

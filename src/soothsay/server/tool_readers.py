@@ -13,6 +13,9 @@ from soothsay.server.tool_calls import ParsedPart, ToolCall, ToolCallParser, Too
 FENCE = "```json"
 """A line of Markdown before JSON. Three backquotes end it."""
 
+PYTHON_TAG = "<|python_tag|>"
+"""A special token that may come before Llama 3's calls."""
+
 MAX_BEGINNING = 512
 """Limit of the characters that tell whether an answer begins like a call without tags."""
 
@@ -190,17 +193,18 @@ class DeepSeekParser(FramedParser):
 class Llama3Parser(ToolCallParser):
     """Finds calls in an answer that consists of `{"name": ..., "parameters": {...}}`, joined by `;`.
 
-    Llama 3 writes them.
+    Llama 3 writes them. They name tools of the request: other JSON may be the answer itself.
     """
 
     def __init__(self, tools: Tools = ()) -> None:
+        self._names = {tool["function"]["name"] for tool in tools}
         self._held = ""
         self._is_text = False  # the answer begins unlike a call
 
     def push(self, text: str) -> ParsedPart:
         """Return the text if the answer begins unlike a call. Otherwise hold it back."""
         self._held += text
-        start = self._held.lstrip().removeprefix("<|python_tag|>").lstrip()
+        start = self._held.lstrip().removeprefix(PYTHON_TAG).lstrip()
         self._is_text = self._is_text or (bool(start) and not start.startswith(("{", "<")))
         if not self._is_text:
             return ParsedPart()
@@ -210,11 +214,11 @@ class Llama3Parser(ToolCallParser):
     def end(self) -> ParsedPart:
         """Return the calls if the answer consists of calls only. Otherwise return it as text."""
         held, self._held = self._held, ""
-        rest, calls = held.strip().removeprefix("<|python_tag|>").strip(), []
+        rest, calls = held.strip().removeprefix(PYTHON_TAG).strip(), []
         while rest:
             value, end = first_json(rest)
             call = as_call(value, "parameters")
-            if call is None:
+            if call is None or call.name not in self._names:
                 return ParsedPart(held)
             calls.append(call)
             rest = rest[end:].lstrip("; \n")

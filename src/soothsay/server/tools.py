@@ -6,12 +6,11 @@ instructions to the prompt when there are tools, and writes earlier calls.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from soothsay.core.grammar import bounded_json
+from soothsay.core.grammar import WHITESPACE, Grammar, bounded_json, quoted, spelled
 from soothsay.errors import RequestError
 from soothsay.server.framed_parser import CLOSE, OPEN, FramedParser
 from soothsay.server.harmony import CALL, END, MESSAGE, HarmonyCalls
@@ -19,6 +18,8 @@ from soothsay.server.notation_readers import Gemma4Parser, Lfm2Parser
 from soothsay.server.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tool_calls import PlainParser, ToolCallParser, Tools
 from soothsay.server.tool_readers import (
+    FENCE,
+    PYTHON_TAG,
     AprielParser,
     CommandParser,
     DeepSeekParser,
@@ -85,6 +86,10 @@ FRAMES: Mapping[type[FramedParser], tuple[str, str]] = {
 }
 """Text before and after a forced call, in JSON. The others have `<tool_call>` and line breaks."""
 
+HERMES_BARE = (("", "\n", ""), (f"{FENCE}\n", "\n", "\n```"))
+LLAMA3_BARE = (("", "; ", ""), (PYTHON_TAG, "; ", ""))
+"""See `ToolFormat.bare`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
@@ -100,33 +105,65 @@ class ToolFormat:
     """Name of the field of a call that has the arguments."""
 
     frame: tuple[str, str] | None = None
-    """Text before and after a call; None: the format is unknown."""
+    """Text before and after a forced call; None: the format is unknown."""
+
+    openings: tuple[str, ...] = ()
+    """Texts with which the model begins a call by itself."""
+
+    bare: tuple[tuple[str, str, str], ...] = ()
+    """Texts before, between and after calls that no tags surround, for each way to write these."""
 
     hidden: bool = False
     """Whether a tag of calls is a special token, which has a text only without `skip_special_tokens`."""
 
-    def call_grammar(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """A grammar, in llguidance's Lark, for one call of one of the tools. None: the format is unknown.
+    def forced_call(self, tools: Tools) -> Grammar | None:
+        """A grammar for one call of one of the tools. None: the format is unknown.
+
+        Keywords of the tools' schemas that cannot be enforced have no effect. If a schema cannot be compiled,
+        the arguments may be any object.
 
         Raises `RequestError` if it would be too large.
         """
         if self.frame is None:
             return None
+        before, after = (quoted(text) if text else "" for text in self.frame)
+        strict, loose = (
+            Grammar.lark(f"start: {before} call {after}\ncall: %json {self._calls(tools, of, SPACING)}")
+            for of in (_parameters, _any_object)
+        )
+        return strict.or_else(loose)
+
+    def free_calls(self, tools: Tools, special: Mapping[str, int]) -> Grammar | None:
+        """A grammar for answers with calls, as the model writes them. None: the format is unknown.
+
+        What follows the text that opens a call is free. Calls without such a text are JSON.
+
+        Args:
+            tools: that may be called.
+            special: ids of the model's special tokens.
+        """
+        forms = [f"{spelled(opening, special)} rest" for opening in self.openings]
+        rules = [f"rest: (CHARS{_one_of(special)})*", r"CHARS: /(.|\n)+/"]
+        for before, joint, after in self.bare:
+            first, last = (spelled(text, special) for text in (before, after))
+            forms.append(f"{first} call ({quoted(joint)} call)* {last}")
+        if self.bare:
+            spacing = {"whitespace_pattern": WHITESPACE}
+            rules.append(f"call: %json {self._calls(tools, _any_object, spacing)}")
+        return Grammar.lark("\n".join([f"start: {' | '.join(forms)}", *rules])) if forms else None
+
+    def _calls(self, tools: Tools, of: Callable[[Mapping[str, Any]], Any], spacing: dict[str, Any]) -> str:
+        """The JSON schema of a call. `of` gives the schema of a function's arguments."""
         calls = [
             {
                 "type": "object",
-                "properties": {
-                    "name": {"const": tool["function"]["name"]},
-                    self.arguments: tool["function"].get("parameters") or {"type": "object"},
-                },
+                "properties": {"name": {"const": function["name"]}, self.arguments: of(function)},
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
             }
-            for tool in tools
+            for function in (tool["function"] for tool in tools)
         ]
-        schema = {"anyOf": calls, "x-guidance": SPACING}
-        before, after = (f"{json.dumps(text)} " if text else "" for text in self.frame)
-        return f"start: {before}call {after}\ncall: %json {bounded_json(schema)}"
+        return bounded_json({"anyOf": calls, "x-guidance": {**spacing, "lenient": True}})
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None) -> ToolFormat:
@@ -140,17 +177,40 @@ class ToolFormat:
         shown = "".join(tokenizer.templates.values()) if called is None else prompt + called
         parser = next((parser for sign, parser in SIGNS.items() if sign in shown), None)
         if parser is not None:
+            form = cls.by(parser)
             signs = [sign for sign, one in SIGNS.items() if one is parser]
             tags = [*(tag for pair in parser.frames for tag in pair), *signs]
-            return cls(
-                supported=True,
-                parser=parser,
-                frame=FRAMES.get(parser, (f"{OPEN}\n", f"\n{CLOSE}")),
-                hidden=any(map(tokenizer.hides, tags)),
-            )
-        if '{"name": function name, "parameters"' in prompt:
-            return cls(supported=True, parser=Llama3Parser, arguments="parameters", frame=("", ""))
-        return cls(supported=True)
+            return replace(form, hidden=any(map(tokenizer.hides, tags)))
+        return LLAMA3 if '{"name": function name, "parameters"' in prompt else cls(supported=True)
+
+    @classmethod
+    def by(cls, parser: type[FramedParser]) -> ToolFormat:
+        """The format whose calls a parser reads."""
+        return cls(
+            supported=True,
+            parser=parser,
+            frame=FRAMES.get(parser, (f"{OPEN}\n", f"\n{CLOSE}")),
+            openings=tuple(parser.openings or (opening for opening, _ in parser.frames)),
+            bare=HERMES_BARE if parser is HermesParser else (),
+        )
+
+
+LLAMA3 = ToolFormat(
+    supported=True, parser=Llama3Parser, arguments="parameters", frame=("", ""), bare=LLAMA3_BARE
+)
+
+
+def _parameters(function: Mapping[str, Any]) -> Any:
+    return function.get("parameters") or {"type": "object"}
+
+
+def _any_object(function: Mapping[str, Any]) -> Any:
+    return {"type": "object"}
+
+
+def _one_of(special: Mapping[str, int]) -> str:
+    """A choice in Lark: one of the special tokens, if there are any."""
+    return f" | <[{','.join(map(str, sorted(special.values())))}]>" if special else ""
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> str | None:
