@@ -300,7 +300,7 @@ def test_tokens_are_counted(with_tools: Running) -> None:
         ({"messages": []}, "messages: "),
         ({"messages": [3]}, "messages.0: "),
         ({"messages": [{"role": "user"}]}, "messages.0.content: "),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0: .*image"),
+        ({"messages": [{"role": "user", "content": [{"type": 3}]}]}, "messages.0.content.0"),
         (
             {"messages": [{"role": "user", "content": [{**RESULT, "content": 3}]}]},
             "messages.0.content.0.content: ",
@@ -311,7 +311,7 @@ def test_tokens_are_counted(with_tools: Running) -> None:
             "tool_result",
         ),
         ({"system": 3}, "system: "),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0: .*web_search"),
+        ({"tools": [{"type": 3, "name": "web_search"}]}, "tools.0"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name: "),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema: "),
         ({"tool_choice": {"type": "required"}}, "tool_choice.type: "),

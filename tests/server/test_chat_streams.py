@@ -25,7 +25,7 @@ CASES = [
         for i, (text, told) in enumerate(HERMES.items())
     ),
     *(
-        pytest.param(Llama3Parser, text, told, id=f"llama-{i}")
+        pytest.param(partial(Llama3Parser, TOOLS), text, told, id=f"llama-{i}")
         for i, (text, told) in enumerate(LLAMA.items())
     ),
     *(

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, Tag
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import to_line
-from soothsay.server.protocol import ChatRequest, ToolName, Whole
+from soothsay.server.protocol import ChatRequest, TextPart, ToolName, Whole
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
-from soothsay.server.unions import TEXT_OR_MORE, LenientBody, by_type, only, refuse
+from soothsay.server.unions import TEXT_OR_MORE, LenientBody, OtherKind, by_type, refuse
 
 REFUSED = {
     "container": "this server runs no code",
     "mcp_servers": "this server calls no other servers; give their tools as tools",
 }
 """Fields that would change the answer and cannot be served, and what to do instead."""
-
-UNSUPPORTED = {
-    "image": "this server reads text",
-    "document": "send their text in blocks of type text",
-    "search_result": "send their text in blocks of type text",
-}
-"""Types of blocks that cannot be served, and what to do instead."""
 
 IGNORED = frozenset(
     {
@@ -59,15 +51,6 @@ RENAMED = {
 }
 """Fields of chats that this API has under another name, or not at all."""
 
-_only = partial(only, hints=UNSUPPORTED)
-
-
-class TextBlock(LenientBody):
-    """A text."""
-
-    type: Literal["text"]
-    text: str
-
 
 class ThinkingBlock(LenientBody):
     """Thoughts of the model in an earlier answer. The signature is not looked at."""
@@ -92,8 +75,7 @@ class ToolUseBlock(LenientBody):
 
 
 Texts = Annotated[
-    Annotated[str, Tag("[text]")]
-    | Annotated[list[Annotated[TextBlock, _only("blocks", "text")]], Field(fail_fast=True), Tag("[more]")],
+    Annotated[str, Tag("[text]")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("[more]")],
     TEXT_OR_MORE,
 ]
 """A text, whole or in blocks."""
@@ -107,18 +89,15 @@ class ToolResultBlock(LenientBody):
     content: Texts = ""
 
 
-BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-"""Types of the blocks of a message."""
-
 Block = Annotated[
-    Annotated[TextBlock, Tag("[text]")]
+    Annotated[TextPart, Tag("[text]")]
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")],
-    by_type(),
-    _only("blocks", *BLOCKS),
+    by_type("thinking", "redacted_thinking", "tool_use", "tool_result", other="text"),
 ]
+"""A block of a message. Blocks of other types become texts."""
 
 
 class AnthropicMessage(LenientBody):
@@ -140,7 +119,7 @@ class AnthropicMessage(LenientBody):
         texts, thoughts, calls, results = list[str](), list[str](), list[Json](), list[Json]()
         for block in self.content:
             match block:
-                case TextBlock():
+                case TextPart():
                     texts.append(block.text)
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
@@ -225,7 +204,12 @@ class PromptRequest(LenientBody):
     system: Texts | None = None
     tools: (
         Annotated[
-            list[Annotated[AnthropicTool, _only("tools", "custom", otherwise="custom")]],
+            list[
+                Annotated[
+                    Annotated[AnthropicTool, Tag("[custom]")] | Annotated[OtherKind, Tag("[other]")],
+                    by_type("custom", missing="custom"),
+                ]
+            ],
             Field(fail_fast=True),
         ]
         | None
@@ -309,6 +293,6 @@ class AnthropicRequest(PromptRequest):
         return fields if user is None else {**fields, "user": user}
 
 
-def joined(content: str | Sequence[TextBlock]) -> str:
+def joined(content: str | Sequence[TextPart]) -> str:
     """A text, or the texts of blocks, one a line."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)

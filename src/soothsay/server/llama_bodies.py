@@ -17,7 +17,6 @@ from soothsay.server.protocol import (
     GenerationRequest,
     Items,
     ResponseFormat,
-    Tool,
     Whole,
 )
 from soothsay.server.reply_format import Json
@@ -143,7 +142,7 @@ class ApplyTemplateRequest(Body):
 
     model: str | None = None
     messages: Annotated[Items[ChatMessage], Field(min_length=1)]
-    tools: Items[Tool] | None = None
+    tools: Items[dict[str, Any]] | None = None  # `ChatRequest` checks them
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Fields[Any] | None = None

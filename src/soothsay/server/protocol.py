@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from soothsay.chat_messages import text_part
-from soothsay.errors import RequestError
+from soothsay.server.events import to_line
 from soothsay.server.foreign_fields import as_ours
+from soothsay.server.left_out import as_text, without_other_tools
 from soothsay.server.safe_json import JsonError, read_json
 
 T = TypeVar("T")
@@ -154,19 +154,12 @@ class GenerationRequest(Body):
 
 
 class TextPart(Body):
-    """A part of a message. Images and sound are not supported."""
+    """A part of a message. `left_out.py` says what becomes of images, sound and other parts."""
 
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_text(cls, data: Any) -> Any:
-        """Make the forms of text that clients send one. Refuse images and sound by name."""
-        try:
-            return text_part(data)
-        except RequestError as error:
-            raise PydanticCustomError("unsupported_part", "{reason}", {"reason": str(error)}) from None
+    _as_text = model_validator(mode="before")(as_text)
 
 
 class CalledFunction(Body):
@@ -182,6 +175,17 @@ class Call(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, data: Any) -> Any:
+        """A call of a tool that is not a function, with its input as an argument."""
+        kind = data.get("type") if isinstance(data, Mapping) else None
+        called = data.get(kind) if isinstance(kind, str) else None
+        if kind == "function" or not isinstance(called, Mapping):
+            return data
+        arguments = to_line({name: value for name, value in called.items() if name != "name"})
+        return {"id": data.get("id"), "function": {"name": called.get("name"), "arguments": arguments}}
 
 
 class ChatMessage(Body):
@@ -234,7 +238,7 @@ class Function(Body):
 class Tool(Body):
     """A tool that the model may call."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 
@@ -296,6 +300,11 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, data: Any) -> Any:
+        return without_other_tools(data) if isinstance(data, Mapping) else data
 
 
 class CompletionRequest(GenerationRequest):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.events import to_line
-from soothsay.server.protocol import ChatRequest, Whole
+from soothsay.server.protocol import ChatRequest, TextPart, Whole
 from soothsay.server.reply_format import Json
 from soothsay.server.service import make_body
-from soothsay.server.unions import TEXT_OR_MORE, LenientBody, by_type, only, refuse
+from soothsay.server.unions import TEXT_OR_MORE, LenientBody, OtherKind, by_type, refuse
 
 STATELESS = "this server stores nothing; send the whole conversation as input"
 
@@ -24,14 +24,6 @@ REFUSED = {
     "prompt": "this server stores no prompts; send the text as input",
 }
 """Fields that would change the answer and cannot be served, and what to do instead."""
-
-UNSUPPORTED = {
-    "input_audio": "sound is not supported; send text",
-    "input_file": "files are not supported; send text",
-    "input_image": "images are not supported; send text",
-    "item_reference": STATELESS,
-}
-"""Types of items and parts that cannot be served, and what to do instead."""
 
 MAX_ECHO = 1 << 18
 """Limit of characters of a request that its reply repeats, besides the prompt. They are kept meanwhile."""
@@ -51,23 +43,8 @@ RENAMED = {
 """Fields of chats that this API has under another name, or not at all."""
 
 
-_only = partial(only, hints=UNSUPPORTED)
-
-
-class TextContent(LenientBody):
-    """A text in a message: of the user, of the model, or its refusal."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
 Content = Annotated[
-    Annotated[str, Tag("[text]")]
-    | Annotated[
-        list[Annotated[TextContent, _only("parts", "input_text", "output_text", "text")]],
-        Field(fail_fast=True),
-        Tag("[more]"),
-    ],
+    Annotated[str, Tag("[text]")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("[more]")],
     TEXT_OR_MORE,
 ]
 """A text, whole or in parts."""
@@ -111,16 +88,45 @@ class InputReasoning(LenientBody):
         return "".join(text for text in texts if isinstance(text, str))
 
 
+class OtherItem(LenientBody):
+    """An item that is left out."""
+
+    type: str
+
+
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 """Types of the items of a conversation."""
+
+
+def _as_known(item: Any) -> Any:
+    """An item of the conversation. Calls of tools that are not functions, and their results, become those of
+    functions: `custom_tool_call`, `local_shell_call_output` and others."""
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    if not isinstance(kind, str) or kind in ITEMS:
+        return item
+    if kind == "item_reference":
+        raise PydanticCustomError("unsupported", "items of type item_reference: " + STATELESS)
+    number = item.get("call_id", item.get("id"))
+    if kind.endswith("_call_output"):
+        output = item.get("output")
+        text = output if isinstance(output, str | list) else to_line(output)
+        return {"type": "function_call_output", "call_id": number, "output": text}
+    if kind.endswith("_call") and "call_id" in item:
+        told = ("type", "id", "call_id", "status", "name")
+        name = item.get("name", kind.removesuffix("_call"))
+        arguments = to_line({field: value for field, value in item.items() if field not in told})
+        return {"type": "function_call", "call_id": number, "name": name, "arguments": arguments}
+    return item
+
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("[message]")]
     | Annotated[InputCall, Tag("[function_call]")]
     | Annotated[InputCallOutput, Tag("[function_call_output]")]
-    | Annotated[InputReasoning, Tag("[reasoning]")],
-    by_type(otherwise="message"),
-    _only("items", *ITEMS, otherwise="message"),
+    | Annotated[InputReasoning, Tag("[reasoning]")]
+    | Annotated[OtherItem, Tag("[other]")],
+    by_type(*ITEMS, missing="message"),
+    BeforeValidator(_as_known),
 ]
 
 
@@ -133,12 +139,47 @@ class FunctionTool(LenientBody):
     parameters: Json | None = None
     strict: bool | None = None  # no effect: a forced call always follows the schema
 
+    def chat(self) -> Json:
+        """The same tool in a chat."""
+        function = self.model_dump(include={"name", "description", "parameters"})
+        return {"type": "function", "function": function}
+
 
 class FunctionChoice(LenientBody):
     """Names the function that the model must call."""
 
     type: Literal["function"]
     name: str
+
+    def chat(self) -> Json:
+        """The same choice in a chat."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+Named = Annotated[
+    Annotated[FunctionChoice, Tag("[function]")] | Annotated[OtherKind, Tag("[other]")], by_type("function")
+]
+
+
+class AllowedTools(LenientBody):
+    """Names the tools that the model may or must call."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Named], Field(fail_fast=True)]
+
+    def chat(self) -> Json:
+        """The same choice in a chat."""
+        subset = {"mode": self.mode, "tools": [tool.chat() for tool in self.tools]}
+        return {"type": self.type, "allowed_tools": subset}
+
+
+Choice = Annotated[
+    Annotated[FunctionChoice, Tag("[function]")]
+    | Annotated[AllowedTools, Tag("[allowed_tools]")]
+    | Annotated[OtherKind, Tag("[other]")],
+    by_type("function", "allowed_tools"),
+]
 
 
 class TextFormat(LenientBody):
@@ -181,12 +222,20 @@ class ResponsesRequest(LenientBody):
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
     tools: (
-        Annotated[list[Annotated[FunctionTool, _only("tools", "function")]], Field(fail_fast=True)] | None
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[FunctionTool, Tag("[function]")] | Annotated[OtherKind, Tag("[other]")],
+                    by_type("function"),
+                ]
+            ],
+            Field(fail_fast=True),
+        ]
+        | None
     ) = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("[text]")]
-            | Annotated[FunctionChoice, _only("choices of tools", "function"), Tag("[more]")],
+            Annotated[Literal["none", "auto", "required"], Tag("[text]")] | Annotated[Choice, Tag("[more]")],
             TEXT_OR_MORE,
         ]
         | None
@@ -203,17 +252,19 @@ class ResponsesRequest(LenientBody):
 
     def chat(self) -> ChatRequest:
         """The chat that this request asks for. Raises `ApiError`."""
-        known = (*IGNORED, *REFUSED)
+        known, choice = (*IGNORED, *REFUSED), self.tool_choice
+        others = [item.type for item in self.input if isinstance(item, OtherItem)]
         body = {
             **{name: value for name, value in (self.model_extra or {}).items() if name not in known},
+            **{f"input.{kind}": True for kind in others},  # reports them
             "model": self.model,
             "messages": self._messages(),
             "stream": self.stream,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_completion_tokens": self.max_output_tokens,
-            "tools": self._tools(),
-            "tool_choice": self._tool_choice(),
+            "tools": [tool.chat() for tool in self.tools or ()] or None,
+            "tool_choice": choice if isinstance(choice, str | None) else choice.chat(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": self._response_format(),
@@ -259,17 +310,6 @@ class ResponsesRequest(LenientBody):
                     messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
         return messages
 
-    def _tools(self) -> list[Json] | None:
-        if not self.tools:
-            return None
-        wanted = {"name", "description", "parameters"}
-        return [{"type": "function", "function": tool.model_dump(include=wanted)} for tool in self.tools]
-
-    def _tool_choice(self) -> str | Json | None:
-        if isinstance(self.tool_choice, FunctionChoice):
-            return {"type": "function", "function": {"name": self.tool_choice.name}}
-        return self.tool_choice
-
     def _response_format(self) -> Json | None:
         form = self.text.format if self.text is not None else None
         if form is None or form.type != "json_schema":
@@ -279,7 +319,7 @@ class ResponsesRequest(LenientBody):
 
     def echo(self) -> Json:
         """The fields that the reply repeats. Raises `ApiError` if they are too large."""
-        choice = self.tool_choice
+        choice = "auto" if isinstance(self.tool_choice, OtherKind | None) else self.tool_choice
         form = self.text.format if self.text is not None else None
         told = {
             "max_output_tokens": self.max_output_tokens,
@@ -288,16 +328,16 @@ class ResponsesRequest(LenientBody):
             "text": {
                 "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
             },
-            "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "top_logprobs": self.top_logprobs or 0,
             "user": self.user,
         }
         if (size := len(to_line(told))) > MAX_ECHO:
             message = f"metadata, text and user have {size} characters; the reply repeats at most {MAX_ECHO}"
             raise ApiError(400, message, "invalid_value", param="metadata")
-        tools = [tool.model_dump() for tool in self.tools or ()]
+        tools = [tool.model_dump() for tool in self.tools or () if isinstance(tool, FunctionTool)]
         return {**told, "instructions": self.instructions, "tools": tools}  # both are in the prompt too
 
 
-def _joined(content: str | Sequence[TextContent]) -> str:
+def _joined(content: str | Sequence[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,12 +1,11 @@
-"""Parts of bodies that have several forms: which one is read, and errors that name what is not supported."""
+"""Parts of bodies that have several forms: which one is read, and errors that name fields of other APIs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BeforeValidator, Discriminator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Discriminator
 
 from soothsay.server.api_errors import ApiError
 from soothsay.server.protocol import Body
@@ -20,41 +19,33 @@ class LenientBody(Body):
     """A part of a body. Fields that the server does not read are ignored: clients send back what they got."""
 
 
-def by_type(otherwise: str = "") -> Discriminator:
+class OtherKind(LenientBody):
+    """A tool, or a choice of one, that is not a function. Chats leave it out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+    def chat(self) -> dict[str, Any]:
+        """The same in a chat."""
+        return self.model_dump()
+
+
+def by_type(*kinds: str, missing: str = "", other: str = "other") -> Discriminator:
     """Tells objects apart by their field `type`: the branch of "text" is `[text]`.
 
     Args:
-        otherwise: the type if the object does not say.
+        kinds: types that have branches.
+        missing: the type of an object that does not say.
+        other: the type whose branch objects of other types have.
     """
 
     def branch(value: Any) -> str:
-        return f"[{value.get('type') or otherwise if isinstance(value, Mapping) else otherwise}]"
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        kind = kind or missing
+        return f"[{kind if kind in kinds else other}]"
 
     return Discriminator(branch)
-
-
-def only(noun: str, *kinds: str, hints: Mapping[str, str], otherwise: str | None = None) -> BeforeValidator:
-    """Checks the field `type` of an object, so that an error names what is not supported.
-
-    Args:
-        noun: what the objects are, in the error.
-        kinds: the supported types.
-        hints: unsupported types, and what to do instead.
-        otherwise: the type if the object does not say.
-    """
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        kind = value.get("type") or otherwise
-        if kind in kinds:
-            return value
-        name = str(kind)[:64]
-        hint = hints.get(name, f"supported are: {', '.join(kinds)}")
-        facts = {"noun": noun, "name": name, "hint": hint}
-        raise PydanticCustomError("unsupported", "{noun} of type {name} are not supported: {hint}", facts)
-
-    return BeforeValidator(check)
 
 
 def refuse(extra: Mapping[str, Any] | None, refused: Mapping[str, str], renamed: Mapping[str, str]) -> None:
