@@ -168,11 +168,11 @@ FREE = [
     (HermesParser, CALL, True),
     (HermesParser, f"{CALL}\n{CALL}", True),
     (HermesParser, BARE_CALL, True),
-    (HermesParser, f"{BARE_CALL}\n{BARE_CALL}", True),
+    (HermesParser, f"{BARE_CALL}\n{BARE_CALL}", False),
     (HermesParser, '```json\n{\n  "name": "f",\n  "arguments": {}\n}\n```', True),
     (HermesParser, '{"name": "h", "arguments": {}}', False),  # no such tool
     (HermesParser, f"Wait. {CALL}", False),
-    (Llama3Parser, '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}', True),
+    (Llama3Parser, '{"name": "f", "parameters": {"x": 1}}', True),
     (Llama3Parser, '<|python_tag|>{"name": "f", "parameters": {"x": 1}}', True),
     (QwenCoderParser, XML, True),
     (GlmParser, PAIRS.strip(), True),

@@ -86,8 +86,8 @@ FRAMES: Mapping[type[FramedParser], tuple[str, str]] = {
 }
 """Text before and after a forced call, in JSON. The others have `<tool_call>` and line breaks."""
 
-HERMES_BARE = (("", "\n", ""), (f"{FENCE}\n", "\n", "\n```"))
-LLAMA3_BARE = (("", "; ", ""), (PYTHON_TAG, "; ", ""))
+HERMES_BARE = (("", ""), (f"{FENCE}\n", "\n```"))
+LLAMA3_BARE = (("", ""), (PYTHON_TAG, ""))
 """See `ToolFormat.bare`."""
 
 
@@ -110,8 +110,8 @@ class ToolFormat:
     openings: tuple[str, ...] = ()
     """Texts with which the model begins a call by itself."""
 
-    bare: tuple[tuple[str, str, str], ...] = ()
-    """Texts before, between and after calls that no tags surround, for each way to write these."""
+    bare: tuple[tuple[str, str], ...] = ()
+    """Texts before and after a call without tags, for each way to write one."""
 
     hidden: bool = False
     """Whether a tag of calls is a special token, which has a text only without `skip_special_tokens`."""
@@ -136,7 +136,8 @@ class ToolFormat:
     def free_calls(self, tools: Tools, special: Mapping[str, int]) -> Grammar | None:
         """A grammar for answers with calls, as the model writes them. None: the format is unknown.
 
-        What follows the text that opens a call is free. Calls without such a text are JSON.
+        What follows the text that opens a call is free. Without such a text there is one call, in JSON: after
+        it, weak models would repeat it until the answer is cut.
 
         Args:
             tools: that may be called.
@@ -144,9 +145,7 @@ class ToolFormat:
         """
         forms = [f"{spelled(opening, special)} rest" for opening in self.openings]
         rules = [f"rest: (CHARS{_one_of(special)})*", r"CHARS: /(.|\n)+/"]
-        for before, joint, after in self.bare:
-            first, last = (spelled(text, special) for text in (before, after))
-            forms.append(f"{first} call ({quoted(joint)} call)* {last}")
+        forms += [f"{spelled(before, special)} call {spelled(after, special)}" for before, after in self.bare]
         if self.bare:
             spacing = {"whitespace_pattern": WHITESPACE}
             rules.append(f"call: %json {self._calls(tools, _any_object, spacing)}")
