@@ -44,8 +44,8 @@ class ChatGrammars:
 
     def answer(self, text: Grammar, tools: Tools) -> Grammar:
         """A text of a grammar, or calls of some of the tools. Raises `ApiError`."""
-        calls = self.calls.free_calls(tools, self.special) if tools else None
         try:
+            calls = self.calls.free_calls(tools, self.special) if tools else None
             return self._after_thoughts({"text": text} if calls is None else {"text": text, "calls": calls})
         except RequestError as error:
             raise ApiError(400, str(error), "invalid_value", param="response_format") from None

@@ -145,43 +145,6 @@ class FunctionTool(LenientBody):
         return {"type": "function", "function": function}
 
 
-class FunctionChoice(LenientBody):
-    """Names the function that the model must call."""
-
-    type: Literal["function"]
-    name: str
-
-    def chat(self) -> Json:
-        """The same choice in a chat."""
-        return {"type": "function", "function": {"name": self.name}}
-
-
-Named = Annotated[
-    Annotated[FunctionChoice, Tag("[function]")] | Annotated[OtherKind, Tag("[other]")], by_type("function")
-]
-
-
-class AllowedTools(LenientBody):
-    """Names the tools that the model may or must call."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[Named], Field(fail_fast=True)]
-
-    def chat(self) -> Json:
-        """The same choice in a chat."""
-        subset = {"mode": self.mode, "tools": [tool.chat() for tool in self.tools]}
-        return {"type": self.type, "allowed_tools": subset}
-
-
-Choice = Annotated[
-    Annotated[FunctionChoice, Tag("[function]")]
-    | Annotated[AllowedTools, Tag("[allowed_tools]")]
-    | Annotated[OtherKind, Tag("[other]")],
-    by_type("function", "allowed_tools"),
-]
-
-
 class TextFormat(LenientBody):
     """The form of an answer: text, any JSON object, or JSON that follows a schema."""
 
@@ -235,7 +198,7 @@ class ResponsesRequest(LenientBody):
     ) = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("[text]")] | Annotated[Choice, Tag("[more]")],
+            Annotated[Literal["none", "auto", "required"], Tag("[text]")] | Annotated[Json, Tag("[more]")],
             TEXT_OR_MORE,
         ]
         | None
@@ -264,7 +227,7 @@ class ResponsesRequest(LenientBody):
             "top_p": self.top_p,
             "max_completion_tokens": self.max_output_tokens,
             "tools": [tool.chat() for tool in self.tools or ()] or None,
-            "tool_choice": choice if isinstance(choice, str | None) else choice.chat(),
+            "tool_choice": _chat_choice(choice) if isinstance(choice, dict) else choice,
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": self._response_format(),
@@ -319,7 +282,9 @@ class ResponsesRequest(LenientBody):
 
     def echo(self) -> Json:
         """The fields that the reply repeats. Raises `ApiError` if they are too large."""
-        choice = "auto" if isinstance(self.tool_choice, OtherKind | None) else self.tool_choice
+        choice = self.tool_choice or "auto"
+        if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
+            choice = "auto"  # it has no effect
         form = self.text.format if self.text is not None else None
         told = {
             "max_output_tokens": self.max_output_tokens,
@@ -328,7 +293,7 @@ class ResponsesRequest(LenientBody):
             "text": {
                 "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
             },
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tool_choice": choice,
             "top_logprobs": self.top_logprobs or 0,
             "user": self.user,
         }
@@ -337,6 +302,17 @@ class ResponsesRequest(LenientBody):
             raise ApiError(400, message, "invalid_value", param="metadata")
         tools = [tool.model_dump() for tool in self.tools or () if isinstance(tool, FunctionTool)]
         return {**told, "instructions": self.instructions, "tools": tools}  # both are in the prompt too
+
+
+def _chat_choice(choice: Json) -> Json:
+    """A choice of tools as chats have it. `ChatRequest` checks it."""
+    kind, tools = choice.get("type"), choice.get("tools")
+    if kind == "function":
+        return {"type": kind, "function": {"name": choice.get("name")}}
+    if kind == "allowed_tools" and isinstance(tools, list):
+        named = [_chat_choice(tool) if isinstance(tool, dict) else tool for tool in tools]
+        return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+    return choice
 
 
 def _joined(content: str | Sequence[TextPart]) -> str:
