@@ -269,18 +269,6 @@ def test_a_file_that_could_not_be_opened_is_tried_again(tmp_path: Path) -> None:
     assert ring.find(secret) is not None
 
 
-def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
-    """As `mv` and `rsync --times` may put it there."""
-    file, other = tmp_path / "keys.json", tmp_path / "other.json"
-    old, new = add_key(file, "alice"), add_key(other, "carol")
-    ring, before = KeyRing(file), file.stat()
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    other.replace(file)
-    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    assert ring.find(old) is None
-    assert ring.find(new) is not None
-
-
 def test_files_that_others_can_read_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys.json"
     secret = add_key(file, "alice")
