@@ -37,7 +37,9 @@ from soothsay.states_config import DeltaConfig, StateSpaceConfig
 
 DTYPES = (torch.float32, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")
-each_kernels = pytest.mark.parametrize("kernels", {STOCK, FASTEST}, ids=lambda kernels: kernels.name)
+each_kernels = pytest.mark.parametrize(
+    "kernels", dict.fromkeys([STOCK, FASTEST]), ids=lambda kernels: kernels.name
+)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 Run = Callable[[Tensor], Tensor]
 
