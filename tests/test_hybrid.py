@@ -70,7 +70,7 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
         write_head(medusa(trained, heads=2), directory / "medusa", str(directory))
     model = loaded(directory, dtype)
     expected = plain(model)
-    llm = LLM(model, drafter="none", kv_tokens=88, block_size=8, max_rows=40)
+    llm = LLM(model, drafter="none", kv_tokens=80, block_size=8, max_rows=40)
     requests = watch(llm)
     for drafter in (*DRAFTERS, f"medusa(model={directory / 'medusa'})"):
         results = llm.generate(ASKED, MODES, drafter=drafter)

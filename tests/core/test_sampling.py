@@ -407,7 +407,7 @@ def test_answers_of_one_request_have_seeds_of_their_own() -> None:
         ("temperature", math.inf),
         ("temperature", "hot"),
         ("top_k", -2),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("min_p", 1.1),

@@ -69,4 +69,4 @@ def test_features_are_those_of_the_tokens(tiny: Callable[..., Transformer]) -> N
                 Batch.pack([Rows(np.array(tokens), 0)], group=model.config.group), taps=Watcher.taps
             )
         for position, seen in features.items():
-            assert torch.allclose(seen, torch.stack([tap[position] for tap in taps]), atol=1e-4)
+            assert torch.allclose(seen, torch.stack([tap[position] for tap in taps]), atol=1e-3)

@@ -52,7 +52,7 @@ def piped(model: str | Path = "sibyl", dtype: str = "float32", stages: int = 2, 
 def llm() -> Iterator[LLM]:
     """An engine whose pool is too small for all requests together."""
     longest = max(map(len, prompts())) + (GREEDY.max_tokens or 0)
-    made = piped(kv_tokens=longest + 100, block_size=8)
+    made = piped(kv_tokens=longest + 150, block_size=8)
     preempt_often(made)
     yield made
     made.model.rest[0].close()
