@@ -331,14 +331,17 @@ class TestMemory:
         assert long.num_output > 10
         assert not long.num_preemptions
 
-    def test_nobody_passes_a_request_that_was_preempted(self) -> None:
-        serving = Serving(6, share=False)
-        a, b = serving.add(8), serving.add(8)
+    def test_a_preempted_request_is_passed_only_by_callers_that_have_nothing_running(self) -> None:
+        serving = Serving(8, share=False)
+        a, b, c = (serving.add(7, caller="a") for _ in range(3))
         while not serving.evicted:
             serving.step()
-        c = serving.add(1)
-        assert rows(serving.step()) == [(a, 1)]
-        assert serving.scheduler.waiting == [b, c]
+        d = serving.add(1, caller="a")
+        assert rows(serving.step()) == [(a, 1), (b, 1)]
+        assert serving.scheduler.waiting == [c, d]
+        e = serving.add(1, caller="e")
+        assert rows(serving.step()) == [(a, 1), (b, 1), (e, 1)]
+        assert serving.scheduler.waiting == [c, d]
 
     def test_the_last_to_come_goes_when_blocks_run_out_and_is_first_in_line(self) -> None:
         serving = Serving(6, share=False)

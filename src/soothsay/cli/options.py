@@ -16,7 +16,7 @@ LIMITS = "Limits"
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 _limit = partial(typer.Option, rich_help_panel=LIMITS)
 
-MAX_STALL = 0.25
+MAX_STALL = 0.15
 """Default of `MaxStallOption`."""
 
 MODEL_HELP = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 
@@ -162,42 +162,39 @@ class Scheduler:
         """Move waiting requests to the running ones, in order, while there is room.
 
         Those that wait for a shared prefix are passed over. So is the first one that has no room, by those
-        that leave it its room. Nobody passes one that was preempted. A step looks up about `MAX_LOOKUPS`
-        blocks for those that cannot start. The rest of the line then has its turn in the next steps.
+        that leave it its room. One that was preempted is passed only by callers that have nothing running. A
+        step looks up about `MAX_LOOKUPS` blocks for those that cannot start; the next one goes on.
         """
         most, size = self.config.max_requests, self.allocator.block_size
-        num_lookups, room = 0, inf  # blocks for those behind the first one that has no room
-        grown = (max(self._missing_blocks(request, request.num_pending), 0) for request in self.running)
-        reserve = sum(grown) + len(self.running)  # a block in hand each, so that nobody is preempted soon
+        num_lookups, is_scarce = 0, False
+        room = inf  # blocks for those behind the first one that has no room
+        grown = sum(max(self._missing_blocks(other, other.num_pending), 0) for other in self.running)
+        callers = {other.caller for other in self.running}
         for request in self.waiting[:MAX_CANDIDATES]:
             if len(self.running) >= most or num_lookups >= MAX_LOOKUPS:
                 break
+            is_new = request.caller not in callers
+            kept = 0 if request.caller is None else most // 8  # places for callers that have none
+            if not is_new and (is_scarce or len(self.running) >= most - kept):
+                continue
             needed = 1 + -(-len(request.tokens) // size)
-            if _is_coming(request.awaited) or needed > room or self._has_enough(request.caller):
+            if _is_coming(request.awaited) or needed > room:
                 continue
             request.awaited = self._find_awaited(request)
-            if request.awaited is None and self._start(request, reserve):
+            in_hand = 0 if is_new else len(self.running)  # a block each, so that nobody is preempted soon
+            if request.awaited is None and self._start(request, grown + in_hand):
                 room -= needed
-                reserve += 1
+                callers.add(request.caller)
                 continue
             num_lookups += 1 + request.num_sharable // size
             if request.awaited is None and room == inf:
-                if request.num_preemptions:  # those who run need what is left
-                    break
-                room = self._room_beside(request)
+                room, is_scarce = self._room_beside(request), request.num_preemptions > 0
 
     def _room_beside(self, request: Request) -> int:
         """Blocks that are left when a request and all that came after it have theirs, as they are."""
         later = self.running[bisect_left(self.running, _order(request), key=_order) :]
         size = self.allocator.block_size
         return self.allocator.num_blocks - sum(1 + -(-len(r.tokens) // size) for r in (request, *later))
-
-    def _has_enough(self, caller: Hashable) -> bool:
-        """Whether a caller has running requests, and the places that are left are for others."""
-        kept = 0 if caller is None else self.config.max_requests // 8
-        return len(self.running) >= self.config.max_requests - kept and any(
-            request.caller == caller for request in self.running
-        )
 
     def _admit_alone(self, request: Request) -> list[Request]:
         """Make a request run, even if others must be preempted for it. An empty list: there is no room."""

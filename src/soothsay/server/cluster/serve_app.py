@@ -77,7 +77,7 @@ def serving(args: Mapping[str, Any]) -> Server:
     limits = {field: options.pop(field) for field in LIMITS & set(options)}
     limits |= {field: tuple(value) for field, value in limits.items() if isinstance(value, list)}  # of YAML
     kernels = "portable" if portable else "auto"
-    factory = partial(load, model, cores=cores, kernels=kernels, **{"max_stall": 0.25, **options})
+    factory = partial(load, model, cores=cores, kernels=kernels, **{"max_stall": 0.15, **options})
     cluster = Cluster(CLUSTER, factory, cores, PORTABLE if portable else {})
     cluster.__enter__()  # it ends with this process, as the engines do
     fleet = Fleet(cluster.engine, Bounds.parse(str(replicas)))
