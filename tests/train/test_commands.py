@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning"),  # four steps teach little
 ]
 
+QUICK = ("mtp", "eagle3", "dflash")
 COMMANDS = {
     "lm": "",
     "mtp": "--depth 2",
@@ -63,7 +64,9 @@ def train(name: str, data: Path, out: Path, *more: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMMANDS]
+)
 def test_resumes_to_the_same_bits_and_is_served(name: str, data: Path, tmp_path: Path) -> None:
     if name in MUON and not multiplies_bfloat16():
         pytest.skip("this processor does not multiply bfloat16")
