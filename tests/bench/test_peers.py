@@ -310,6 +310,7 @@ def setup(dtype: str = "float32") -> Setup:
     return Setup(model=str(open_checkpoint("sibyl").path), dtype=dtype, threads=1, context=128)
 
 
+@pytest.mark.slow
 def test_engines_of_this_environment_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as commands do
     with (
