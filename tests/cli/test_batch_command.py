@@ -82,6 +82,7 @@ def test_several_engines_answer_what_one_would(tmp_path: Path) -> None:
     assert sorted(lines(two)) == sorted(lines(one))
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_whatever_stops_it(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 120, max_tokens=8), tmp_path / "out.jsonl"
     clean = run(source, tmp_path / "clean.jsonl", "--drafter", "none")
