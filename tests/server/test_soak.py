@@ -176,7 +176,7 @@ def expected() -> list[str]:
 @pytest.mark.parametrize(
     ("clients", "seconds", "kill_at"),
     [
-        pytest.param(20, 12, 4, id="short"),
+        pytest.param(20, 6, 2, id="short"),
         pytest.param(200, 600, 150, id="long", marks=pytest.mark.slow),
     ],
 )

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning"),  # four steps teach little
 ]
 
-QUICK = ("mtp", "eagle3", "dflash")
+QUICK = ("mtp", "eagle3", "block")
 COMMANDS = {
     "lm": "",
     "mtp": "--depth 2",
