@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from every_kind import KINDS, make_kind
 from families import load
+from slow import mostly_slow
 from test_guarantee import GREEDY, SAMPLED, same, watch
 
 from soothsay import LLM, REGISTRY, DrafterError, Result
@@ -76,7 +77,9 @@ def assert_answers_stay(kind: Kind, dtype: str, drafters: Sequence[str], chunk: 
     assert chunk == 1 or sum(request.num_prefix_hits > 0 for request in requests) > 0
 
 
-@pytest.mark.parametrize("place", range(len(CHUNKS)), ids=lambda place: f"chunks of {CHUNKS[place]}")
+@pytest.mark.parametrize(
+    "place", mostly_slow(range(len(CHUNKS))), ids=lambda place: f"chunks of {CHUNKS[place]}"
+)
 def test_each_drafter_with_one_size_of_chunks(kind: Kind, place: int) -> None:
     """Together the sizes name every drafter once."""
     assert_answers_stay(kind, KINDS[kind.name][1], kind.fitting[place :: len(CHUNKS)], CHUNKS[place])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from families import load, random_oracle, random_tokens
+from slow import mostly_slow
 from test_guarantee import GREEDY, SAMPLED, same, watch
 
 from soothsay import LLM, DrafterError, Result
@@ -62,7 +63,7 @@ def all_same(results: Sequence[Result], expected: Sequence[Result]) -> None:
         same(result, reference)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16", "int8", "int4"], 2))
 def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
     """Requests are preempted, and later ones go on from snapshots of the first ones."""
     if not (directory / "medusa").exists():
@@ -82,7 +83,7 @@ def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
     assert all(request.state is None for request in requests)
 
 
-@pytest.mark.parametrize("max_rows", [1, 7, 64, 512])
+@pytest.mark.parametrize("max_rows", mostly_slow([7, 1, 64, 512]))
 def test_chunks_of_prompts(directory: Path, max_rows: int) -> None:
     model = loaded(directory)
     expected = plain(model)

@@ -11,6 +11,7 @@ from time import perf_counter
 import pytest
 from bundled import bundled
 from every_drafter import DRAFTERS, resolve
+from slow import mostly_slow
 
 from soothsay import LLM, Grammar, Request, SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
@@ -68,7 +69,7 @@ def after_the_victim(spec: str, victim: Tenant | None) -> list[tuple[object, ...
     return attack(llm, ATTACKER)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in DRAFTERS if spec not in CLOCKED])
+@pytest.mark.parametrize("spec", mostly_slow([spec for spec in DRAFTERS if spec not in CLOCKED], 2))
 def test_nothing_that_a_tenant_sees_depends_on_others(spec: str) -> None:
     alone, beside = (after_the_victim(resolve(spec), victim) for victim in (None, VICTIM))
     assert alone == beside

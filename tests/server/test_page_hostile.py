@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import engines
 import pytest
 from serving import Running, serving
+from slow import mostly_slow
 from watching import Watched
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def last_said(page: Page) -> str:
     return page.evaluate("[...document.querySelectorAll('.said')].at(-1).textContent")
 
 
-@pytest.mark.parametrize("text", SAID.values(), ids=SAID)
+@pytest.mark.parametrize("text", mostly_slow(SAID.values(), 2), ids=SAID)
 def test_what_a_hostile_model_says_is_text(visited: Watched, text: str) -> None:
     page = visited.page
     let_say(page, text)

@@ -8,6 +8,7 @@ import random
 import time
 
 import pytest
+from slow import mostly_slow
 from tool_cases import (
     BARE,
     BARE_CALL,
@@ -115,7 +116,8 @@ def test_broken_calls_do_not_depend_on_pieces_either(family: Family) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "inside", ["[" * 50_000, " " * 100_000 + "!", "{" * 50_000, '"' + "\\" * 50_000, "<" * 50_000]
+    "inside",
+    mostly_slow(["[" * 50_000, " " * 100_000 + "!", "{" * 50_000, '"' + "\\" * 50_000, "<" * 50_000], 2),
 )
 def test_hostile_texts_end_in_time(family: Family, inside: str) -> None:
     tags = getattr(family, "frames", [("{", "}")])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from every_drafter import resolve
+from slow import mostly_slow
 
 from soothsay import LLM, DrafterError, Request, SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
@@ -142,7 +143,7 @@ def said(request: Request) -> list[int]:
 INNER = ["mtp", "medusa", "block", "eagle", "draft-model", "redrafter", "eagle3(model=UNTRAINED)"]
 
 
-@pytest.mark.parametrize("spec", INNER)
+@pytest.mark.parametrize("spec", mostly_slow(INNER))
 def test_tokens_are_plain_decodings_while_it_learns(sibyl: LLM, spec: str) -> None:
     """Greedy and sampled, together in one batch, again and again: each round knows more."""
     plain = [one.token_ids for one in sibyl.generate(PROMPTS, PARAMS)]

@@ -26,6 +26,7 @@ from one_shot import (
     serve,
 )
 from oracles import block_correction, block_logits, block_outputs, cell_path, make_block_head, randomize
+from slow import mostly_slow
 from tiny import TINY
 from torch import Tensor
 
@@ -63,7 +64,7 @@ for _head in HEADS.values():
 
 
 @pytest.mark.parametrize("variant", HEADS)
-@pytest.mark.parametrize("stress", STRESSES)
+@pytest.mark.parametrize("stress", mostly_slow(STRESSES))
 def test_guesses_are_the_likeliest_by_plain_attention(stress: str, variant: str, tiny: Make) -> None:
     target, head = tiny(0), HEADS[variant]
     config = head.config

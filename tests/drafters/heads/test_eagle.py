@@ -16,6 +16,7 @@ from recurrent import (
     prompts,
     serve,
 )
+from slow import mostly_slow
 
 from soothsay import LLM, SamplingParams
 from soothsay.drafters.heads.eagle import Eagle, Eagle2
@@ -26,7 +27,7 @@ from soothsay.model.transformer import Transformer
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle2])
-@pytest.mark.parametrize("stress", STRESSES)
+@pytest.mark.parametrize("stress", mostly_slow(STRESSES))
 def test_guesses_are_the_formula_s(stress: str, kind: type[RecurrentDrafter], tiny: Make) -> None:
     target = tiny(0)
     head = make_eagle_head(target)

@@ -29,6 +29,7 @@ from recurrent import (
     prompts,
     serve,
 )
+from slow import mostly_slow
 
 from soothsay import LLM, DrafterError, Target
 from soothsay.config import EngineConfig
@@ -43,7 +44,7 @@ from soothsay.drafters.registry import DrafterSpec
 from soothsay.model.transformer import Transformer
 
 
-@pytest.mark.parametrize("stress", STRESSES)
+@pytest.mark.parametrize("stress", mostly_slow(STRESSES))
 def test_guesses_are_the_formula_s(stress: str, tiny: Make) -> None:
     target = tiny(0)
     head = make_eagle3_head(target)
@@ -57,7 +58,7 @@ def test_the_target_s_embedding_and_the_other_residual(tiny: Make) -> None:
     check_all("at ease", target, head, NormedResidual, lambda t: Eagle3(t, head, 3, 4, 4), branch=4)
 
 
-@pytest.mark.parametrize("stress", STRESSES)
+@pytest.mark.parametrize("stress", mostly_slow(STRESSES))
 def test_normed_taps_and_outputs(stress: str, tiny: Make) -> None:
     """EAGLE-3.1."""
     target = tiny(0)

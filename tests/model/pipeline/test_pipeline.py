@@ -52,14 +52,19 @@ def piped(model: str | Path = "sibyl", dtype: str = "float32", stages: int = 2, 
 def llm() -> Iterator[LLM]:
     """An engine whose pool is too small for all requests together."""
     longest = max(map(len, prompts())) + (GREEDY.max_tokens or 0)
-    made = piped(kv_tokens=longest + 150, block_size=8)
+    made = piped(kv_tokens=longest + 400, block_size=8)
     preempt_often(made)
     yield made
     made.model.rest[0].close()
 
 
 @pytest.mark.parametrize(
-    "drafter", [pytest.param(d, marks=() if d in QUICK else pytest.mark.slow) for d in [*DRAFTERS, QUICK[2]]]
+    "drafter",
+    [
+        pytest.param(drafter, marks=() if drafter in QUICK else pytest.mark.slow)
+        for drafter in [*DRAFTERS, QUICK[2]]
+        if not drafter.startswith("assistant")  # it reads keys and values of the target, which are elsewhere
+    ],
 )
 def test_drafters_change_nothing(llm: LLM, drafter: str) -> None:
     """At T = 0 and 1, with taps, preemption, chunks of prompts and prefix hits."""
