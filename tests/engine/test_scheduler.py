@@ -22,7 +22,6 @@ from soothsay.core.turn import Turn
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter, Target
 from soothsay.engine import scheduler
-from soothsay.engine.fair_queue import FairQueue
 from soothsay.engine.pace import MIN_PREFILL_ROWS
 from soothsay.engine.scheduler import Scheduler
 
@@ -306,7 +305,7 @@ class TestMemory:
         serving.scheduler.remove(a)
         assert rows(serving.step()) == [(b, 13)]
 
-    @pytest.mark.parametrize(("long", "passes"), [(9, True), (13, True), (17, False)])
+    @pytest.mark.parametrize(("long", "passes"), [(9, True), (13, False), (17, False)])
     def test_only_those_pass_a_request_without_room_that_leave_it_its_room(
         self, long: int, passes: bool
     ) -> None:
@@ -510,12 +509,23 @@ class TestCallers:
         serving.add(1, caller="c")
         assert serving.scheduler.waiting[0] is b
 
-    def test_callers_that_are_gone_are_forgotten(self) -> None:
-        queue = FairQueue()
-        for caller in range(1000):
-            queue.serve(queue.enter(caller))
-            queue.serve(queue.enter(caller))
-        assert len(queue._next) <= 1
+    def test_a_steady_stream_of_newcomers_does_not_keep_the_many_of_another_waiting(self) -> None:
+        serving = Serving(64, max_requests=1)
+        many = [serving.add(3, max_tokens=1, caller="a") for _ in range(5)]
+        for number in range(40):
+            serving.add(3, max_tokens=1, caller=f"new {number}")
+            serving.step()
+        assert [request.finish_reason is not None for request in many] == [True] * 5
+
+    def test_cancelled_requests_do_not_count(self) -> None:
+        serving = Serving(64, max_requests=1)
+        for request in [serving.add(3, caller="a") for _ in range(50)]:
+            serving.scheduler.remove(request)
+        a, _, c = serving.add(3, max_tokens=1, caller="a"), *(serving.add(3, 1, 1, "b") for _ in range(2))
+        serving.step()
+        serving.step()
+        assert a.finish_reason is not None
+        assert c.finish_reason is None
 
 
 PREFIX = list(range(100, 112))  # three blocks

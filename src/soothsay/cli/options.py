@@ -16,9 +16,6 @@ LIMITS = "Limits"
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 _limit = partial(typer.Option, rich_help_panel=LIMITS)
 
-MAX_STALL = 0.15
-"""Default of `MaxStallOption`."""
-
 MODEL_HELP = (
     "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
     "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."

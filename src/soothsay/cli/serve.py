@@ -15,10 +15,10 @@ from rich.console import Console
 
 from soothsay.cli.engine_options import EngineOptions, PlacementOptions
 from soothsay.cli.option_groups import grouped
-from soothsay.cli.options import MAX_STALL, MaxStallOption, ModelArgument, NameOption
+from soothsay.cli.options import MaxStallOption, ModelArgument, NameOption
 from soothsay.cli.server_limits import ServerLimits
 from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.server.server_config import ServerConfig, served_name
+from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
 
 if TYPE_CHECKING:
     from soothsay.server.fleet.fleet import Fleet

@@ -18,7 +18,6 @@ from soothsay.core.answer import FinishReason, StepTrace
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
-from soothsay.engine.fair_queue import FairQueue
 from soothsay.engine.pace import MaskPace, Pace, mask_seconds
 from soothsay.engine.snapshots import Snapshots
 from soothsay.errors import RequestError
@@ -29,7 +28,7 @@ MAX_LOOKUPS = 1 << 14
 """Blocks that are looked up in a step for requests that cannot start. They take about 4 ms."""
 
 MAX_CANDIDATES = 1 << 10
-"""Waiting requests, from the first one on, of which a step may admit some. To skip them takes about 1 ms."""
+"""Waiting requests, from the first one on, that a step may admit. To skip them takes about 0.4 ms."""
 
 
 class Scheduler:
@@ -73,11 +72,17 @@ class Scheduler:
         self._clock = clock
         self._scheduled_at = 0.0
         self._arrivals = count()
-        self._queue = FairQueue()
+        self._served = 0  # the last turn that was served
 
     def add(self, request: Request) -> None:
-        """Put a request into the waiting line."""
-        request.arrival, request.turn = next(self._arrivals), self._queue.enter(request.caller)
+        """Put a request into the waiting line, a turn behind the last one of its caller.
+
+        A caller who has none in the line waits for one request of each of the others, however many they have
+        (self-clocked fair queueing, Golestani 1994).
+        """
+        caller = request.priority, request.caller
+        own = (other.turn for other in reversed(self.waiting) if (other.priority, other.caller) == caller)
+        request.arrival, request.turn = next(self._arrivals), 1 + max(next(own, 0), self._served)
         insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
@@ -174,21 +179,22 @@ class Scheduler:
             if len(self.running) >= most or num_lookups >= MAX_LOOKUPS:
                 break
             is_new = request.caller not in callers
-            kept = 0 if request.caller is None else most // 8  # places for callers that have none
-            if not is_new and (is_scarce or len(self.running) >= most - kept):
+            others = 0 if request.caller is None else most // 8  # places for callers that have none
+            if not is_new and (is_scarce or len(self.running) >= most - others):
                 continue
+            in_hand = 0 if is_new else len(self.running)  # a block each, so that nobody is preempted soon
             needed = 1 + -(-len(request.tokens) // size)
-            if _is_coming(request.awaited) or needed > room:
+            if _is_coming(request.awaited) or needed + in_hand > room:
                 continue
             request.awaited = self._find_awaited(request)
-            in_hand = 0 if is_new else len(self.running)  # a block each, so that nobody is preempted soon
             if request.awaited is None and self._start(request, grown + in_hand):
                 room -= needed
                 callers.add(request.caller)
                 continue
             num_lookups += 1 + request.num_sharable // size
             if request.awaited is None and room == inf:
-                room, is_scarce = self._room_beside(request), request.num_preemptions > 0
+                room = min(self._room_beside(request), self.allocator.num_free - grown)
+                is_scarce = request.num_preemptions > 0
 
     def _room_beside(self, request: Request) -> int:
         """Blocks that are left when a request and all that came after it have theirs, as they are."""
@@ -222,7 +228,7 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.num_prefix_hits = request.cached
         self.waiting.remove(request)
-        self._queue.serve(request.turn)
+        self._served = max(self._served, request.turn)
         insort(self.running, request, key=_order)
         return True
 

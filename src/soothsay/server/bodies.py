@@ -50,7 +50,6 @@ class BodyReader:
             kind: the class of the body.
             work: all that takes a time that grows with the body. It runs in the thread that parses the body,
                 and nothing but its result is kept.
-
         """
         if not _is_safe(http.headers):
             raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from soothsay.files import user_path
 
+MAX_STALL = 0.15
+"""Default limit of seconds for a step that reads prompts, see `EngineConfig`. A request waits for a few."""
+
 
 @dataclass(frozen=True)
 class ServerConfig:

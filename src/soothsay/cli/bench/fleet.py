@@ -15,11 +15,12 @@ from rich.table import Table
 
 from soothsay.cli.bench.bench_options import JsonOption, PngOption, check_charts
 from soothsay.cli.option_groups import grouped
-from soothsay.cli.options import MAX_STALL, MaxRunningOption, MaxStallOption
+from soothsay.cli.options import MaxRunningOption, MaxStallOption
 from soothsay.cli.terminal import notice
 from soothsay.config import EngineConfig
 from soothsay.files import write_json
 from soothsay.plotting import save_png
+from soothsay.server.server_config import MAX_STALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

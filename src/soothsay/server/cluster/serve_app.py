@@ -22,7 +22,7 @@ from soothsay.server.engines import stages_on_ray
 from soothsay.server.fleet.fleet import Fleet
 from soothsay.server.fleet.scaling import Bounds
 from soothsay.server.process import PORTABLE, load
-from soothsay.server.server_config import ServerConfig, served_name
+from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
 
 CLUSTER = "auto"
 """Serve runs the deployment inside a cluster, which is the one for the engines too."""
@@ -77,7 +77,7 @@ def serving(args: Mapping[str, Any]) -> Server:
     limits = {field: options.pop(field) for field in LIMITS & set(options)}
     limits |= {field: tuple(value) for field, value in limits.items() if isinstance(value, list)}  # of YAML
     kernels = "portable" if portable else "auto"
-    factory = partial(load, model, cores=cores, kernels=kernels, **{"max_stall": 0.15, **options})
+    factory = partial(load, model, cores=cores, kernels=kernels, **{"max_stall": MAX_STALL, **options})
     cluster = Cluster(CLUSTER, factory, cores, PORTABLE if portable else {})
     cluster.__enter__()  # it ends with this process, as the engines do
     fleet = Fleet(cluster.engine, Bounds.parse(str(replicas)))
