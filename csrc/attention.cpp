@@ -5,7 +5,7 @@
 // sums of its own, which are joined in order, so that threads can share a long context (Dao et al. 2023, "Flash-Decoding").
 // A row's result depends on its query and its own keys alone, so its bits are the same in any batch, tree or chunk, with
 // any number of threads. The paths of a tree read their common context together, and then the rest of their keys separately.
-#include "kernels.h"
+#include "operations.h"
 #include "kv_formats.h"
 #include "pool.h"
 #include <algorithm>

@@ -1,4 +1,5 @@
 // The gated delta rule (soothsay/model/delta_rule.py).
+#include "operations.h"
 #include "token_rule.h"
 
 namespace {

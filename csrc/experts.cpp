@@ -1,4 +1,5 @@
 // A mixture of experts: rows are sorted by expert, and each chosen expert's weights are read once.
+#include "operations.h"
 #include "activations.h"
 #include "pool.h"
 #include "products.h"

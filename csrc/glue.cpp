@@ -3,7 +3,7 @@
 // same in any batch.
 #include "activations.h"
 #include "integer_keys.h"
-#include "kernels.h"
+#include "operations.h"
 #include "pool.h"
 
 namespace {
@@ -165,7 +165,7 @@ extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float*
     else write((float*)kv);
 }
 
-extern "C" void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n) {
+extern "C" void soothsay_sigmoid_gate(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n) {
     parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r)
             for (int j = 0; j < n; j += LANES) {

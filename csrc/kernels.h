@@ -11,34 +11,9 @@ int soothsay_runs_here();
 // The number of threads that the functions below use, with the calling one; 1 until it is set.
 void soothsay_set_threads(int count);
 
-// total [rows, n] = x + delta (or x + norm(delta) * post); normed = norm(total) * weight. Any of delta, post and weight may
-// be null. `total` may be x; without delta it is not written.
-void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post, const float* weight,
-                       float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
-
 // Formats of a KV pool [heads, slots, row]. A row has d floats or d bfloat16. With integer keys a row has d + 2 places of 16
 // bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused.
 enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS };
-
-// qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, row]; the three
-// norms [d] or null.
-void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin, const float* q_norm,
-                           const float* k_norm, const float* v_norm, const int64_t* slot, int64_t rows, int queries,
-                           int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv,
-                           int format);
-
-// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, row]; path i has keys[key_begin[i]..key_begin[i + 1])
-// in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
-// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both (not with integer keys). Null sinks:
-// none. A query head's sink is a score in each of its softmaxes, of a key that has no value. A row sees the last `window`
-// positions, if that is negative those from the last multiple of -window on, if it is 0 all.
-void soothsay_attend(const float* q, const void* kv, int format, const int64_t* keys, const int64_t* key_begin,
-                     const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
-                     int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
-                     int64_t window, const float* sinks, float* out);
-
-// x [rows, n] *= sigmoid(gates), in place; gates have `stride` elements from row to row.
-void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n);
 
 // The gated delta rule of a layer (soothsay/model/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
 // scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are
@@ -57,14 +32,6 @@ struct soothsay_states {
     int64_t nodes;
 };
 
-// rows: channels, and where there is `out`, value_heads * value_size gates of outputs; `stride` elements from row to row.
-// gates [rows, 2 value_heads]. out [rows, value_heads * value_size] or null. Null states: all strands live within the pass.
-// The plan has the number of strands, and for each (soothsay/core/strands.py): first row, rows that advance the state, number
-// of the first node that is a row, number of nodes, slot or -1, whether it is new, number of marks; then the parents of the
-// nodes, and for each mark the rows that have advanced the state and the slot that gets the state then.
-void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16, const soothsay_delta* delta,
-                         const soothsay_states* states, const int64_t* plan, float* out);
-
 // Mamba-2 of a layer (soothsay/model/state_space.py). taps [taps, channels] and bias [channels], channels being x of all heads,
 // then B and C of all groups; log_rates, offsets and skips [heads]; scale [heads * head_size], or null: outputs are not normed.
 // Sizes of heads and of states are multiples of 16.
@@ -74,29 +41,12 @@ struct soothsay_state_space {
     float eps;
 };
 
-// rows [count]: channels, and where there is `out`, heads * head_size gates of outputs; `stride` elements from row to row. steps
-// [count, heads]. out [count, heads * head_size] or null. Matrices of states are [slots, heads, state_size, head_size], and gates
-// of the journal are steps; all else of states, and the plan, are those of soothsay_delta_rule.
-void soothsay_run_state_space(const void* rows, int64_t count, int64_t stride, const void* steps, int is_bf16,
-                              const soothsay_state_space* weights, const soothsay_states* states, const int64_t* plan,
-                              float* out);
-
 // A convolution over the last tokens, channel by channel (soothsay/model/convolution.py). taps [taps, channels], the token's own
 // last; channels are a multiple of 16.
 struct soothsay_convolution {
     const float* taps;
     int taps_count, channels;
 };
-
-// out [rows, channels] of the inputs rows [rows, channels]. If it is gated, rows are [rows, 3 channels]: b, c and x. Then the
-// inputs are b x, written in place of b, and outputs are multiplied by c. States have no matrices and gates; they and the plan
-// are those of soothsay_delta_rule.
-void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated, const soothsay_convolution* convolution,
-                       const soothsay_states* states, const int64_t* plan, float* out);
-
-// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form. 2, of gpt-oss:
-// gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1). 3: a squared ReLU of [rows, n], without a gate.
-void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 
 // Numbers of the groups of a weight's inputs, [panels, groups, PANEL]: float or half. With `units`, half
 // [panels, groups / span, PANEL], they are int8 times the unit of `span` groups. Null values: there are none.
@@ -150,9 +100,76 @@ struct soothsay_mixture {
     int64_t* ran;             // soothsay_mix writes here how many experts had rows
 };
 
-// x [rows, hidden] -> out [rows, hidden]. A row's outputs, times their shares, are added in order. `scores` [rows, count], or
-// null: those of the mixture's router for x.
-void soothsay_mix(const void* x, int x_is_bf16, int64_t rows, const float* scores, const soothsay_mixture* mixture, float* out);
+// What an operation reads or writes: [rows, heads, size] float or bfloat16, `row` elements from row to row and `head` from head to
+// head, `begin` bytes after its base: the address `place`, or `place` bytes a row in the scratch memory of the pass, or the pass's
+// stream or inputs, or the layer's embedding.
+enum soothsay_where { SOOTHSAY_NOWHERE, SOOTHSAY_ADDRESS, SOOTHSAY_SCRATCH, SOOTHSAY_STREAM, SOOTHSAY_INPUTS, SOOTHSAY_EMBEDDING };
+struct soothsay_operand {
+    int64_t place, begin, row, head;
+    int where, is_bf16, heads, size;
+};
+
+// The operations of decoder layers, with their operands, what they hold, their numbers and their factors. soothsay/model/native/
+// operations.py says what each computes. Operands are contiguous but for those of a copy, gates, and what is rotated.
+//   linear         x, out; held weights
+//   linear_heads   x [rows, heads, in], out [rows, heads, out]; held an array of weights for each head
+//   add_norm       x, delta, total, normed; held norm of delta, norm of total; factor epsilon
+//   centred_norm   x, out; held weight; factor epsilon
+//   rotate_store   qkv, q; held norms of queries, keys and values; numbers queries, gates, keys, d, rope; factors epsilon, scale
+//   attend         q, out; held sinks; numbers heads, values, group, d, window; factor softcap
+//   sigmoid_gate   x, gates, out
+//   delta          rows, gates, out; held soothsay_delta
+//   state_space    rows, steps, out; held soothsay_state_space
+//   convolve       rows, out; held soothsay_convolution; number whether it is gated
+//   gated          gate_up, out; number activation
+//   mix            x, scores, out; held soothsay_mixture
+//   copy           x, out
+//   scale          x, out; held numbers of a row, or factor
+//   blend          x, y, out = a x + b y; factors a, b
+//   add_gated      x, gates [rows, 1], y, out = x + sigmoid(gate) y
+//   grow           x, out = x times the factor of the position; held factors; numbers span, shift, last factor
+//   rotate         x, out; number rope
+//   store          rows of a KV pool of one head
+enum soothsay_kind {
+    SOOTHSAY_LINEAR, SOOTHSAY_LINEAR_HEADS, SOOTHSAY_ADD_NORM, SOOTHSAY_CENTRED_NORM, SOOTHSAY_ROTATE_STORE, SOOTHSAY_ATTEND,
+    SOOTHSAY_SIGMOID_GATE, SOOTHSAY_DELTA, SOOTHSAY_STATE_SPACE, SOOTHSAY_CONVOLVE, SOOTHSAY_GATED, SOOTHSAY_MIX, SOOTHSAY_COPY,
+    SOOTHSAY_SCALE, SOOTHSAY_BLEND, SOOTHSAY_ADD_GATED, SOOTHSAY_GROW, SOOTHSAY_ROTATE, SOOTHSAY_STORE
+};
+struct soothsay_op {
+    int kind, numbers[5];
+    float factors[2];
+    const void* held[3];
+    soothsay_operand operands[4];
+};
+
+// What all layers read and write in a pass. The paths are those of soothsay_attend, the plan that of soothsay_delta_rule. ropes:
+// cosines and sines [rows, d] of the first rope, then of the second. stream [rows, stream_size] is every layer's input, and becomes its
+// output. `pool_slots` is the number of slots of the KV pools.
+struct soothsay_pass {
+    int64_t rows;
+    const int64_t *positions, *slots, *keys, *key_begin, *path_rows, *path_positions, *row_begin, *shared;
+    int64_t num_paths;
+    const int64_t* plan;
+    const float* ropes[4];
+    int64_t pool_slots;
+    float* stream;
+    const void* inputs;
+    char* scratch;
+    int stream_size;
+};
+
+// Operations of a layer in a pass, and the memory of the layer: a KV pool of this format, states, or both. `tap` gets a copy of the stream before them, or is null.
+struct soothsay_layer {
+    const soothsay_op* ops;
+    void* kv;
+    const soothsay_states* states;
+    const float* embedding;
+    float* tap;
+    int count, format;
+};
+
+// Runs operations of layers, one layer after the other.
+void soothsay_run(const soothsay_layer* layers, int count, const soothsay_pass* pass);
 
 // Some rows of the weights, which are integers: rows [count] -> out [count, inputs]. Rows that do not exist are NaN.
 void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
@@ -260,42 +277,11 @@ struct soothsay_paths {
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places, int* parents,
                         double* scores);
 
-// A decoder block. With `delta`, the gated delta rule takes the place of attention, with `convolution` a gated convolution: then
-// qkv gives its rows.
-struct soothsay_parts {
-    const soothsay_weights *qkv, *o, *gate_up, *down;
-    const soothsay_weights* gates;  // of the rule; or null
-    const soothsay_delta* delta;    // or null
-    const soothsay_convolution* convolution;  // or null
-    const soothsay_mixture* mixture;  // in place of gate_up and down; or null
-    const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // any but the third may be null
-    const float *q_norm, *k_norm;                                                  // both or none
-    const float* sinks;                                                            // [queries], or null
-    int64_t window;                                                                // see soothsay_attend
-    float eps, scale, softcap;                                                     // of norms, of queries, of scores (0: none)
-    int is_bf16, qkv_is_bf16;  // of layers' outputs; of qkv's, which with the rule or a convolution are as the others
-    int hidden, queries, keys, d, activation, is_local;                                    // is_local: uses the second rope
-    int gate_heads;                                                                        // of attention's output: queries or 0
-};
-
-// Runs blocks one after the other. Block i reads streams[i] [rows, hidden] and writes its output to streams[i + 1], which
-// may be the same memory. Attention reads `inputs`, or the norm of the stream if that is null. ropes: cosines and sines
-// [rows, d] of global layers, then of local layers. kv[i] is the pool of block i in this format, or its soothsay_states, or
-// null; `plan` is that of soothsay_delta_rule. `first`, `second` and `third` are scratch buffers. For each row, `first` has
-// max(hidden, intermediate) elements; `second` the larger of qkv's outputs (in their type) and gates' outputs together,
-// hidden elements, and queries * d floats, which come after qkv's outputs where there are gate_heads; `third` gate_up's outputs
-// in elements, or queries * d floats, or the rule's values or the channels, or for a mixture hidden floats, whichever is larger.
-void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams, const void* inputs,
-                     int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
-                     const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
-                     const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan,
-                     void* const* kv, int64_t slots, int format, void* first, void* second, void* third);
-
 // A drafter's recurrent head of one block (soothsay/drafters/heads/modules/eagle3.py), and the shape of its trees
 // (soothsay/drafters/trees/shapes.py). A row reads a token's embedding and the feature before the token, both normed, and gives
 // the next row's feature; `norm` of that gives logits.
 struct soothsay_recurrent {
-    const soothsay_parts* block;  // without attention_norm; qkv reads embedding and feature
+    const soothsay_layer* block;  // its operations read embedding and feature, and a stream of the feature
     const soothsay_weights *head, *fuse, *table;  // table: of embeddings, or null
     const float* tap_norms;                // [taps * tap_size], weights of a norm for each layer's part of a feature, or null
     const void* rows;                      // the table if it is not in integers, [vocabulary, hidden]
@@ -303,10 +289,11 @@ struct soothsay_recurrent {
     const float *cos, *sin;                             // [positions, d]
     const int64_t* ids;                                 // [outputs], the tokens that the head's outputs stand for, or null
     int64_t outputs, vocabulary;                        // of the head; rows of the table
-    int64_t first, second, third;                       // bytes a row of the scratch buffers of soothsay_blocks
+    int64_t scratch;                                    // bytes a row of the block's scratch memory
     double least;  // a tree ends where its next nodes together are right less often
     float embedding_scale, eps;
     int rows_are_bf16, norms_residual, norms_output;  // whether features are normed before the block adds to them, or outputs
+    int hidden, d, is_bf16;            // size of a feature, of the rope; of what the block reads
     int taps, tap_size, fuse_is_bf16;  // fuse makes a feature of taps * tap_size numbers
     int depth, width, branch;
 };

@@ -1,6 +1,6 @@
 // The one look of a drafter whose guesses a recurrent cell refines, in one call: its products are so small that a call from
 // Python between two of them takes longer.
-#include "kernels.h"
+#include "operations.h"
 #include "simd.h"
 #include <algorithm>
 #include <vector>

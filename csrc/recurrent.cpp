@@ -1,6 +1,6 @@
 // Drafts with a recurrent head of one decoder block (EAGLE-3) in one call: the rows of committed tokens, and then the tree, level by
 // level. The twin of soothsay/drafters/trees/growth.py. A level is so little work that Python between two of them takes as long.
-#include "kernels.h"
+#include "operations.h"
 #include "largest.h"
 #include "noise.h"
 #include "simd.h"
@@ -11,6 +11,7 @@
 namespace {
 
 constexpr double NEVER = -INFINITY;
+constexpr int ALIGNED = 64;  // bytes
 
 // A node that was just added to a tree, and may be expanded next.
 struct Candidate {
@@ -190,7 +191,7 @@ class Pass {
 
   public:
     Pass(const soothsay_recurrent& recurrent, const soothsay_pool& kv)
-        : r(recurrent), pool(kv), hidden(recurrent.block->hidden), half(recurrent.block->is_bf16) {}
+        : r(recurrent), pool(kv), hidden(recurrent.hidden), half(recurrent.is_bf16) {}
 
     // What the target's layers gave for some tokens [rows, taps * tap_size] -> features [rows, hidden].
     std::vector<float> fuse(std::vector<float> read) const {
@@ -213,33 +214,30 @@ class Pass {
     // The outputs of all rows, which read `features` [rows, hidden].
     std::vector<float> run(const Layout& layout, const std::vector<float>& features) const {
         const int64_t rows = layout.rows, size = half ? 2 : 4;
-        const int d = r.block->d;
-        std::vector<float> embedded(rows * hidden), residual, out(rows * hidden), cos(rows * d), sin(rows * d);
-        std::vector<char> both(2 * rows * hidden * size), first(rows * r.first), second(rows * r.second), third(rows * r.third);
+        const int d = r.d;
+        std::vector<float> embedded(rows * hidden), out(features), cos(rows * d), sin(rows * d);
+        std::vector<char> both(2 * rows * hidden * size), scratch(rows * r.scratch + ALIGNED);
         embed(layout.out.tokens, rows, embedded.data());
         norm_into(embedded.data(), r.embedding_norm, rows, both.data(), 0);
         norm_into(features.data(), r.feature_norm, rows, both.data(), 1);
-        const float* stream = features.data();
         if (r.norms_residual) {
-            residual.resize(rows * hidden);
             for (int64_t i = 0; i < rows; ++i)
                 for (int j = 0; j < hidden; j += LANES) {
                     const char* from = both.data() + ((2 * i + 1) * hidden + j) * size;
-                    store(&residual[i * hidden + j], half ? load((const bf16*)from) : load((const float*)from));
+                    store(&out[i * hidden + j], half ? load((const bf16*)from) : load((const float*)from));
                 }
-            stream = residual.data();
         }
         for (int64_t i = 0; i < rows; ++i) {
             std::copy_n(r.cos + layout.out.positions[i] * d, d, &cos[i * d]);
             std::copy_n(r.sin + layout.out.positions[i] * d, d, &sin[i * d]);
         }
-        const float* ropes[4] = {cos.data(), sin.data(), cos.data(), sin.data()};
-        float* streams[2] = {const_cast<float*>(stream), out.data()};
-        void* kv[1] = {pool.data};
         const soothsay_layout& l = layout.out;
-        soothsay_blocks(&r.block, 1, streams, both.data(), half, ropes, rows, l.slots, l.keys, l.key_begin, l.rows, l.row_positions,
-                        l.row_begin, l.shared, int(layout.totals[0]), nullptr, kv, pool.slots, pool.format, first.data(),
-                        second.data(), third.data());
+        char* const aligned = (char*)(((uintptr_t)scratch.data() + ALIGNED - 1) & ~uintptr_t(ALIGNED - 1));
+        soothsay_pass pass{rows, l.positions, l.slots, l.keys, l.key_begin, l.rows, l.row_positions, l.row_begin, l.shared, layout.totals[0],
+                           nullptr, {cos.data(), sin.data(), cos.data(), sin.data()}, pool.slots, out.data(), both.data(), aligned, hidden};
+        soothsay_layer block = *r.block;
+        block.kv = pool.data, block.format = pool.format;
+        soothsay_run(&block, 1, &pass);
         if (r.norms_output) norm(out, out);
         return out;
     }
@@ -264,7 +262,7 @@ extern "C" void soothsay_draft(const soothsay_recurrent* recurrent, const sooths
                                int64_t count) {
     const soothsay_recurrent& r = *recurrent;
     const Pass pass(r, *pool);
-    const int hidden = r.block->hidden, branch = int(std::min<int64_t>(r.branch, r.outputs));
+    const int hidden = r.hidden, branch = int(std::min<int64_t>(r.branch, r.outputs));
     const int64_t width = r.outputs;
     std::vector<Growing> all;
     std::vector<float> features;

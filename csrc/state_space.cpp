@@ -1,4 +1,5 @@
 // Mamba-2 (soothsay/model/state_space.py).
+#include "operations.h"
 #include "token_rule.h"
 
 namespace {

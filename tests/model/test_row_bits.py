@@ -153,7 +153,7 @@ def test_routes_of_experts(kernels: Kernels, options: dict[str, Any]) -> None:
 @each_kernels
 def test_gates(kernels: Kernels) -> None:
     def run(x: Tensor) -> Tensor:
-        return kernels.open(x[:, :80].contiguous(), x[:, 80:].bfloat16())
+        return kernels.sigmoid_gate(x[:, :80].contiguous(), x[:, 80:].bfloat16())
 
     assert_row_bits(run, torch.randn(64, 160))
 

@@ -19,7 +19,7 @@ from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
 from soothsay.bench.step import held_bytes, reading
 from soothsay.config import DType
-from soothsay.model.blocks import fuse, unfuse
+from soothsay.model.blocks import record, unrecord
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
@@ -136,17 +136,17 @@ def touched_experts(model: Transformer, run: Workload) -> list[int]:
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
         assert isinstance(layer, Experts)
-        _, chosen = layer.kernels.route(layer.router(inputs[0]), layer.config, None)
+        _, chosen = layer.kernels.route(layer.router(inputs[1]), layer.config, None)
         found.append(len(set(chosen.flatten().tolist())))
 
     hooks = [part.register_forward_hook(count) for part in model.modules() if isinstance(part, Experts)]
-    unfuse(model)  # which calls no hooks
+    unrecord(model)  # which calls no hooks
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
-        fuse(model)
+        record(model)
     return found
 
 

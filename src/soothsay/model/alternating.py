@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import AlternatingConfig, ModelConfig
-from soothsay.core.batch import Batch
-from soothsay.core.cache import LayerMemory
 from soothsay.model.attention_layer import attention_of
+from soothsay.model.decoder_block import DecoderBlock, dtype_of
 from soothsay.model.feed_forward import FeedForward, moments
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_embeddings import LayerInput
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm, Vector
 
@@ -62,18 +62,21 @@ class Alternate(nn.Module):
         self.corrections = Vector("weight", self.parts, self.parts)
         self.scale = Vector("correct_output_scale", config.hidden_size) if alternating.scaled else None
 
-    def predict(self, parts: Tensor) -> Tensor:
-        """`[N, parts, hidden] -> [N, parts, hidden]`."""
+    def predict(self, stream: Tensor) -> Tensor:
+        """`[N, parts * hidden] -> [N, parts * hidden]` float32."""
+        parts = stream.view(len(stream), self.parts, -1)
         coefficients = self._routed(parts[:, 0], self.predictions).view(-1, self.parts, self.parts)
         predicted = coefficients[:, :, :1] * parts[:, :1]
         for source in range(1, self.parts):
             predicted = predicted + coefficients[:, :, source, None] * parts[:, None, source]
-        return predicted + parts
+        return (predicted + parts).flatten(1)
 
-    def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
-        """Correct `[N, parts, hidden]` by the first part `[N, hidden]` as it was computed."""
+    def correct(self, stream: Tensor, computed: Tensor) -> Tensor:
+        """Correct `[N, parts * hidden]` by the first part `[N, hidden]` as it was computed."""
+        predicted = stream.view(len(stream), self.parts, -1)
         coefficients = self._routed(computed, self.corrections) + 1
-        return coefficients[:, :, None] * (computed - predicted[:, 0])[:, None] + predicted
+        corrected = coefficients[:, :, None] * (computed - predicted[:, 0])[:, None] + predicted
+        return corrected.flatten(1)
 
     def _routed(self, x: Tensor, matrix: Vector) -> Tensor:
         """A matrix `[out, parts]` times what the router makes of `x`, `[N, out]`, summed in order."""
@@ -85,8 +88,8 @@ class Alternate(nn.Module):
         return total
 
 
-class AlternatingBlock(nn.Module):
-    """A layer of Gemma 3n. It has the interface of `Block`."""
+class AlternatingBlock(DecoderBlock):
+    """A layer of Gemma 3n."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
         super().__init__()
@@ -98,7 +101,8 @@ class AlternatingBlock(nn.Module):
             return RMSNorm(config.hidden_size, config.norm_eps)
 
         self.rope_number = int(layer in config.second_rope_layers)
-        self.kernels, self.hidden = kernels, config.hidden_size
+        self.kernels, self.width = kernels, config.stream_size
+        self.hidden, self.embedding_size = config.hidden_size, size
         self.alternate = Alternate(config, c, kernels)
         self.attention = attention_of(config, layer, kernels)
         self.laurel_in: nn.Module = Dense.random(config.hidden_size, c.laurel_rank)
@@ -110,32 +114,32 @@ class AlternatingBlock(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of its linear layers' outputs."""
-        return cast(torch.dtype, self.attention.o.dtype)
+        """See `DecoderBlock`."""
+        return dtype_of(self.attention.o)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        batch: Batch,
-        kv: LayerMemory | None,
-        inputs: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Tensor:
-        """`[N, parts * hidden] -> [N, parts * hidden]`, float32. For the arguments see `Block`."""
-        kernels = self.kernels
-        predicted = self.alternate.predict(x.view(len(x), -1, self.hidden))
-        first = predicted[:, 0].contiguous()
-        normed = kernels.norm(first, self.attention_norm, self.dtype)
-        attended = kernels.add(first, self.attention(normed, rope, batch, kv), self.attention_post_norm)
-        learned = kernels.add(normed.float(), self.laurel_out(self.laurel_in(normed)), self.laurel_norm)
-        first = (attended + learned) * 0.5**0.5
-        delta = self.mlp(kernels.norm(first, self.mlp_norm, self.dtype))
-        parts = self.alternate.correct(predicted, kernels.add(first, delta, self.mlp_post_norm))
-        active = parts[:, 0].contiguous()
-        scale = self.alternate.scale
-        delta = self.layer_input.delta(active if scale is None else active * scale.value, embedding)
-        return torch.cat([active[:, None], parts[:, 1:] + delta[:, None]], 1).flatten(1)
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """See `DecoderBlock`."""
+        sizes = [self.hidden, self.width - self.hidden]
+        predicted = ops.compute(self.alternate.predict, self.width, x)
+        first = ops.split(predicted, sizes)[0]
+        normed = ops.norm(first, self.attention_norm, self.dtype)
+        attended = ops.add(first, self.attention(ops, normed, at), self.attention_post_norm)
+        laurel = ops.apply(self.laurel_out, ops.apply(self.laurel_in, normed))
+        learned = ops.add(ops.cast(normed, torch.float32), laurel, self.laurel_norm)
+        first = ops.scale(ops.blend(attended, 1.0, learned, 1.0), 0.5**0.5)
+        delta = self.mlp(ops, ops.norm(first, self.mlp_norm, self.dtype))
+        computed = ops.add(first, delta, self.mlp_post_norm)
+        parts = ops.compute(self.alternate.correct, self.width, predicted, computed)
+        active, scale = ops.split(parts, sizes)[0], self.alternate.scale
+        active = active if scale is None else ops.scale(active, scale.value)
+        delta = self.layer_input.delta(ops, active, at.embedding)
+        return ops.compute(_add_to_rest, self.width, parts, delta)
+
+
+def _add_to_rest(parts: Tensor, delta: Tensor) -> Tensor:
+    """Add `[N, hidden]` to all parts of the stream `[N, parts * hidden]` but the first one."""
+    first, rest = parts[:, : delta.shape[1]], parts[:, delta.shape[1] :]
+    return torch.cat([first, (rest.reshape(len(delta), -1, delta.shape[1]) + delta[:, None]).flatten(1)], 1)
 
 
 def _magnitude(x: Tensor) -> Tensor:

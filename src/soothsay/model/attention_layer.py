@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
-from soothsay.core.batch import Batch
-from soothsay.core.cache import KVAndStates, LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.latent_attention import LatentAttention
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm, UnitNorm
 from soothsay.model.rope import QueryGrowth
@@ -65,40 +62,39 @@ class Attention(nn.Module):
             return RMSNorm(size, c.norm_eps)
         return UnitNorm(size, c.norm_eps) if c.qk_unit_norm and not c.is_unrotated(layer) else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. First writes its keys and values, if any, to `kv` `[2 * H_kv, S, d]`."""
-        c, kv = self.config, cast(Tensor | None, kv)
-        qkv = cast(Tensor, self.qkv(x)).view(x.shape[0], -1, self.heads.size)  # [N, H_q + 2 H_kv, d]
-        gate = None
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]`. First writes its keys and values, if it has some, to those of the pass."""
+        c, heads, gates = self.config, self.heads, None
+        qkv = ops.heads(ops.apply(self.qkv, x), heads.size)  # [N, H_q + gates + 2 H_kv, d]
         if self.gates:
-            q, gate, keys_values = torch.split(qkv, [c.num_heads, self.gates, 2 * c.num_kv_heads], dim=1)
-            qkv = torch.cat([q, keys_values], dim=1)
-        if kv is None:  # KV lives within the pass: row i in slot i
-            kv = qkv.new_empty(2 * self.heads.count, x.shape[0], self.heads.size)
-        if self.heads.keys_are_values and not self.shares:
-            qkv = torch.cat([qkv, qkv[:, c.num_heads :]], dim=1)
+            _, gates, _ = ops.split(qkv, [c.num_heads, self.gates, 2 * heads.count])
+        if heads.keys_are_values and not self.shares:
+            _, keys = ops.split(qkv, [c.num_heads, heads.count])
+            qkv = ops.cat([qkv, keys], qkv.dtype)
         norms = None if self.q_norm is None else (self.q_norm, self.k_norm or self.q_norm)
         if norms is not None and c.qk_norm_over_heads:
-            qkv, norms = self._normed(qkv, *norms), None
-        own = kv[:0] if self.shares else kv
-        q = self.kernels.rotate_store(qkv, norms, rope, c.attention_scale, own, batch.slots, self.v_norm)
+            qkv, norms = self._normed(ops, qkv, *norms), None
+        kv, own = at.keys(2 * heads.count, heads.size, qkv), 0 if self.shares else heads.count
+        slots, scale = at.batch.slots, c.attention_scale
+        q = ops.rotate_store(qkv, norms, at.rope, scale, kv, slots, self.v_norm, gates=self.gates, keys=own)
         if self.growth is not None:
-            q = q * self.growth(batch.positions)
+            g = self.growth
+            q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
         sinks = None if self.sinks is None else self.sinks.sinks
-        out = self.kernels.attend(q, kv, batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
-        if gate is not None:
-            out = self.kernels.open(out, gate.flatten(1))
-        return cast(Tensor, self.o(out))
+        out = ops.attend(q, kv, at.batch, softcap=c.attention_softcap, window=self.window, sinks=sinks)
+        if gates is not None:
+            out = ops.sigmoid_gate(out, ops.flat(gates))
+        return ops.apply(self.o, out)
 
-    def _normed(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
+    def _normed(self, ops: Kernels, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
         """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
         c = self.config
-        q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        q, k, v = ops.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads])
         parts = [
-            self.kernels.norm(part.flatten(1).float().contiguous(), norm, qkv.dtype).view(part.shape)
+            ops.heads(ops.norm(ops.cast(ops.flat(part), torch.float32), norm, qkv.dtype), c.head_dim)
             for part, norm in ((q, q_norm), (k, k_norm))
         ]
-        return torch.cat([*parts, v], dim=1)
+        return ops.cat([*parts, v], qkv.dtype)
 
 
 class AttentionBesideStates(Attention):
@@ -111,13 +107,10 @@ class AttentionBesideStates(Attention):
         self.beside = StateSpaceLayer(config, kernels, in_features)
         self.multipliers = config.state_space.beside
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
-        """`[N, in] -> [N, hidden]` float32. Writes keys and values, and advances the states in `kv`."""
-        keys, states = (None, None) if kv is None else cast(KVAndStates, kv)
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]` float32. Writes keys and values, and advances the states of the pass."""
         of_states, of_keys = self.multipliers
-        read = super().forward(x, rope, batch, keys).float() * of_keys
-        kept = cast(Tensor, self.beside(x, rope, batch, states))
-        return read + kept.float() * of_states
+        return ops.blend(super().forward(ops, x, at), of_keys, self.beside(ops, x, at), of_states)
 
     def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""

@@ -1,4 +1,4 @@
-"""The blocks of a decoder, one after the other or in one call."""
+"""The blocks of a decoder, one after the other or in few calls."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.alternating import AlternatingBlock
 from soothsay.model.attention_layer import attention_of
-from soothsay.model.feed_forward import DenseAndExperts, Experts, feed_forward
-from soothsay.model.kernels import FusedBlocks, Kernels, Ropes
+from soothsay.model.decoder_block import DecoderBlock, dtype_of
+from soothsay.model.feed_forward import DenseAndExperts, feed_forward
+from soothsay.model.kernels import Kernels, RecordedBlocks, Ropes
 from soothsay.model.layer_embeddings import LayerInput
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.single_part import SinglePart
 
 
-class Block(nn.Module):
+class Block(DecoderBlock):
     """A decoder block: attention and feed-forward layer, added to the residual stream.
 
     A norm stands before each (Llama), after each (OLMo 2), or both (Gemma). Or both read the same normed
     stream (Cohere). With `in_features`, attention reads rows of that size that come with each pass, in place
     of the normed stream.
     """
-
-    fused: FusedBlocks | None = None
-    """Runs the whole block in one call; see `fuse`."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
@@ -39,8 +38,7 @@ class Block(nn.Module):
             return RMSNorm(config.hidden_size, eps, centred=config.centred_norms)
 
         self.rope_number = int(layer in config.second_rope_layers)
-        """0: it rotates by `rope`. 1: by `second_rope`."""
-        self.kernels = kernels
+        self.kernels, self.width, self.in_features = kernels, config.hidden_size, in_features
         self.attention = attention_of(config, layer, kernels, in_features)
         self.mlp = feed_forward(config, layer, kernels)
         self.attention_norm = norm() if config.pre_norms and in_features is None else None
@@ -49,47 +47,34 @@ class Block(nn.Module):
         self.mlp_norm = norm() if config.pre_norms and not normed_inside else None
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
-        size = config.layer_embedding_size
+        self.embedding_size = size = config.layer_embedding_size
         self.layer_input = None if size is None else LayerInput(config, size, kernels)
         self.scalar = Vector("layer_scalar", 1) if config.layer_scalars else None
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of its linear layers' outputs."""
-        return cast(torch.dtype, self.attention.o.dtype)
+        """See `DecoderBlock`."""
+        return dtype_of(self.attention.o)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        batch: Batch,
-        kv: LayerMemory | None,
-        inputs: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, float32.
-
-        `inputs` `[N, in]` are for attention with `in_features`, `embedding` `[N, size]` for `LayerInput`.
-        """
-        if self.fused is not None:
-            return self.fused(x, (rope, rope), batch, None if kv is None else (kv,), (0,), (), inputs)[1]
-        dtype = self.dtype
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """See `DecoderBlock`."""
+        dtype, inputs = self.dtype, at.inputs
         if self.attention_norm is not None:
-            inputs = self.kernels.norm(x, self.attention_norm, dtype)
+            inputs = ops.norm(x, self.attention_norm, dtype)
         inputs = x if inputs is None else inputs
-        delta = self.attention(inputs, rope, batch, kv)
+        delta = self.attention(ops, inputs, at)
         if self.mlp_norm is None:
-            x = self.kernels.add(x, delta, self.attention_post_norm)
+            x = ops.add(x, delta, self.attention_post_norm)
             normed = inputs if self.parallel else x
         else:
-            x, normed = self.kernels.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
-        x = self.kernels.add(x, self.mlp(normed), self.mlp_post_norm)
+            x, normed = ops.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
+        x = ops.add(x, self.mlp(ops, normed), self.mlp_post_norm)
         if self.layer_input is not None:
-            x = self.layer_input(x, embedding)
-        return x if self.scalar is None else x * self.scalar.value
+            x = self.layer_input(ops, x, at.embedding)
+        return x if self.scalar is None else ops.scale(x, self.scalar.value)
 
 
-def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> Block | SinglePart | AlternatingBlock:
+def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> DecoderBlock:
     """A layer of a decoder."""
     if config.alternating is not None:
         return AlternatingBlock(config, layer, kernels)
@@ -100,13 +85,13 @@ def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> Block | Singl
 class Blocks(nn.ModuleList):
     """The blocks of a decoder."""
 
-    fused: FusedBlocks | None = None
-    """Runs all blocks in one call; see `fuse`."""
+    recorded: RecordedBlocks | None = None
+    """Runs all blocks in few calls; see `record`."""
 
     @property
     def dtype(self) -> torch.dtype:
         """Element type of their linear layers' outputs."""
-        return cast(Block, self[0]).dtype
+        return cast(DecoderBlock, self[0]).dtype
 
     def forward(
         self,
@@ -121,7 +106,7 @@ class Blocks(nn.ModuleList):
         """One pass through some blocks.
 
         Args:
-            x: `[N, hidden]` float32, the first block's input.
+            x: `[N, width]` float32, the first block's input.
             ropes: cosines and sines of the rows.
             batch: N rows.
             kv: `[2 * H_kv, S, d]`, or states, for each block of the decoder; None: they live within the pass.
@@ -130,41 +115,37 @@ class Blocks(nn.ModuleList):
             embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
 
         Returns:
-            `[N, hidden]` float32 inputs by tap, and the last output by the number of blocks.
+            `[N, width]` float32 inputs by tap, and the last output by the number of blocks.
         """
-        if self.fused is not None:
-            return self.fused(x, ropes, batch, kv, layers, taps, None)
+        if self.recorded is not None:
+            return self.recorded(x, ropes, batch, kv, layers, taps, None, embeddings)
         streams = {}
         for layer in layers:
             if layer in taps:
                 streams[layer] = x
-            block = cast(Block, self[layer])
+            block = cast(DecoderBlock, self[layer])
             own = None if kv is None else kv[layer]
             embedding = None if embeddings is None else embeddings[layer]
             x = block(x, ropes[block.rope_number], batch, own, None, embedding)
         return {**streams, len(self): x}
 
 
-def fuse(module: nn.Module) -> None:
-    """Make the blocks in `module` run in one call, together or each by itself, if their kernels can.
+def record(module: nn.Module) -> None:
+    """Make the blocks in `module` run in few calls, together or each by itself, if their kernels can.
 
-    Mixtures of experts in other blocks run in a call of their own.
-
-    From then on, weights must keep their addresses, and hooks inside a block are not called. `unfuse` undoes
+    From then on, weights must keep their addresses, and hooks inside a block are not called. `unrecord` undoes
     it.
     """
     for part in module.modules():
         if isinstance(part, Blocks):
-            blocks = [block for block in part if isinstance(block, Block)]
-            part.fused = blocks[0].kernels.fuse(blocks) if len(blocks) == len(part) else None
-        elif isinstance(part, Block):
-            part.fused = part.kernels.fuse([part])
-        elif isinstance(part, Experts):
-            part.fused = part.kernels.fuse_experts(part)
+            blocks = cast(Sequence[DecoderBlock], part)
+            part.recorded = blocks[0].kernels.record(blocks)
+        elif isinstance(part, DecoderBlock):
+            part.recorded = part.kernels.record([part])
 
 
-def unfuse(module: nn.Module) -> None:
+def unrecord(module: nn.Module) -> None:
     """Make the blocks in `module` run layer by layer, so that layers can be hooked and replaced."""
     for part in module.modules():
-        if isinstance(part, Blocks | Block | Experts):
-            part.fused = None
+        if isinstance(part, Blocks | DecoderBlock):
+            part.recorded = None

@@ -6,17 +6,14 @@ tokens, channel by channel, and c opens its output. A state is the last inputs o
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
-from soothsay.core.batch import Batch
-from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.states_config import ConvolutionConfig
 
@@ -45,12 +42,10 @@ class ConvolutionLayer(nn.Module):
         self.taps = Taps(config.convolution)
         self.o: nn.Module = Dense.random(size, config.hidden_size)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. Advances the states in `kv` by the rows of committed tokens."""
-        b, c, inner = cast(Tensor, self.bcx(x)).chunk(3, dim=-1)
-        states = cast(LayerStates | None, kv)
-        out = self.kernels.convolve(b * inner, self.taps.weight, states, batch.strands)
-        return cast(Tensor, self.o(c.float() * out))
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""
+        bcx, taps = ops.apply(self.bcx, x), self.taps.weight
+        return ops.apply(self.o, ops.gated_convolve(bcx, taps, at.states, at.batch.strands))
 
     def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""

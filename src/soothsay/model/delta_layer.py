@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
-from soothsay.core.batch import Batch
-from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 
 
@@ -31,11 +28,11 @@ class DeltaLayer(nn.Module):
         self.recurrence = Recurrence(c, config.norm_eps)
         self.o: nn.Module = Dense.random(c.values, config.hidden_size)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. Advances the states in `kv` by the rows of committed tokens."""
-        states = cast(LayerStates | None, kv)
-        out = self.kernels.delta_rule(self.qkvz(x), self.gates(x), self.recurrence, states, batch.strands)
-        return cast(Tensor, self.o(out))
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""
+        qkvz, gates = ops.apply(self.qkvz, x), ops.apply(self.gates, x)
+        out = ops.delta_rule(qkvz, gates, self.recurrence, at.states, at.batch.strands)
+        return ops.apply(self.o, out)
 
     def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
-from soothsay.core.functions import sigmoid
-from soothsay.model.kernels import SQUARED_RELU, FusedExperts, Kernels
+from soothsay.model.kernels import SQUARED_RELU, Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers, RMSNorm, Vector
 
@@ -52,17 +51,23 @@ class FeedForward(DensePart):
         """See `DensePart`."""
         return self.gate_up
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        gate_up = cast(Tensor, self.gate_up(x))
+        gate_up = ops.apply(self.gate_up, x)
         if self.multipliers is not None:
-            gate_up = self.multipliers(gate_up)
+            gate_up = ops.scale(gate_up, self.multipliers.row)
         if self.cutoff is not None:
-            gate, up = gate_up.chunk(2, dim=-1)
-            mean, deviation = moments(gate.float())
-            gate = F.relu(gate.float() - (mean + deviation * self.cutoff)).to(up.dtype)
-            gate_up = torch.cat([gate, up], -1)
-        return cast(Tensor, self.down(self.kernels.gated(gate_up, self.activation)))
+            dtype = gate_up.dtype
+            gate_up = ops.cast(ops.compute(self._sparse, gate_up.shape[1], gate_up), dtype)
+        return ops.apply(self.down, ops.gated(gate_up, self.activation))
+
+    def _sparse(self, gate_up: Tensor) -> Tensor:
+        """Gates below the cutoff become zero, and the others are lessened by it: `[N, 2 * size]` float32."""
+        assert self.cutoff is not None
+        gate, up = gate_up.chunk(2, dim=-1)
+        mean, deviation = moments(gate.float())
+        gate = F.relu(gate.float() - (mean + deviation * self.cutoff)).to(up.dtype)
+        return torch.cat([gate, up], -1).float()
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,9 +95,9 @@ class SquaredReLU(DensePart):
         """See `DensePart`."""
         return self.up
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        return cast(Tensor, self.down(self.kernels.gated(self.up(x), self.activation)))
+        return ops.apply(self.down, ops.gated(ops.apply(self.up, x), self.activation))
 
 
 def dense(config: ModelConfig, size: int, kernels: Kernels) -> DensePart:
@@ -101,7 +106,7 @@ def dense(config: ModelConfig, size: int, kernels: Kernels) -> DensePart:
     return kind(config, size, kernels)
 
 
-def dtype_of(part: nn.Module) -> torch.dtype:
+def part_dtype(part: nn.Module) -> torch.dtype:
     """Element type of the outputs of a dense part, or of a mixture's experts."""
     one = part.experts[0] if isinstance(part, Experts) else part
     return cast(torch.dtype, cast(DensePart, one).down.dtype)
@@ -112,9 +117,6 @@ class Experts(nn.Module):
 
     `scaled`: the outputs of each expert are multiplied by a learned number.
     """
-
-    fused: FusedExperts | None = None
-    """Does `mixed` in one call; see `soothsay.model.blocks.fuse`."""
 
     def __init__(
         self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels, *, scaled: bool = False
@@ -136,19 +138,19 @@ class Experts(nn.Module):
         gated = self.shared is not None and experts.shared_gate
         self.shared_gate: nn.Module | None = Dense.random(config.hidden_size, 1) if gated else None
 
-    def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`. `routed` `[N, hidden]` is what the router reads; None: `x`."""
+    def forward(self, ops: Kernels, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """`[N, hidden] -> [N, hidden]` float32. `routed` `[N, hidden]` is what the router reads; None: `x`."""
         routed = x if routed is None and self.latent_in is not None else routed
-        scores = None if routed is None else cast(Tensor, self.router(routed))
-        read = x if self.latent_in is None else cast(Tensor, self.latent_in(x))
-        out = self.mixed(read, scores) if self.fused is None else self.fused(read, scores)
+        scores = None if routed is None else ops.apply(self.router, routed)
+        out = ops.mix(self, x if self.latent_in is None else ops.apply(self.latent_in, x), scores)
         if self.latent_out is not None:
-            out = cast(Tensor, self.latent_out(out)).float()
+            out = ops.cast(ops.apply(self.latent_out, out), torch.float32)
         if self.shared is None or self.mixes_shared:
             return out
+        shared = self.shared(ops, x)
         if self.shared_gate is None:
-            return cast(Tensor, out + self.shared(x))
-        return cast(Tensor, out + sigmoid(self.shared_gate(x).float()) * self.shared(x))
+            return ops.add(out, shared, None)
+        return ops.add_gated(out, ops.apply(self.shared_gate, x), shared)
 
     @property
     def mixes_shared(self) -> bool:
@@ -163,19 +165,19 @@ class Experts(nn.Module):
         scores = self.router(x) if scores is None else scores
         correction, scales = (None if v is None else v.value for v in (self.correction, self.scales))
         weights, chosen = self.kernels.route(scores, self.config, correction, scales)  # [N, k]
-        out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=dtype_of(self))  # [N, k, in]
+        out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=part_dtype(self))  # [N, k, in]
         ran = sorted(set(chosen.flatten().tolist()))
         self.ran.fill_(len(ran))
         for index in ran:
             rows, rank = (chosen == index).nonzero(as_tuple=True)
             own = x[rows] * weights[rows, rank, None] if self.config.scales_inputs else x[rows]
-            out[rows, rank] = self.experts[index](own)
+            out[rows, rank] = self.experts[index](self.kernels, own)
         if self.config.scales_inputs:
             weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]
         for rank in range(1, self.config.chosen):
             mixed = mixed + out[:, rank] * weights[:, rank, None]
-        return mixed + cast(nn.Module, self.shared)(x) if self.mixes_shared else mixed
+        return mixed + cast(nn.Module, self.shared)(self.kernels, x) if self.mixes_shared else mixed
 
 
 class DenseAndExperts(nn.Module):
@@ -200,14 +202,14 @@ class DenseAndExperts(nn.Module):
             config.hidden_size, config.norm_eps, stored_as="scale", factor=config.hidden_size**-0.5
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, hidden]` float32, the residual stream -> `[N, hidden]` float32."""
-        kernels, dtype = self.kernels, cast(torch.dtype, self.dense.down.dtype)
-        dense: Tensor = self.dense(kernels.norm(x, self.dense_norm, dtype))
-        routed = kernels.norm(x, self.router_norm, dtype)
-        mixed: Tensor = self.mixture(kernels.norm(x, self.experts_norm, dtype), routed)
-        dense = kernels.norm(dense.float(), self.dense_post_norm, x.dtype)
-        return kernels.add(dense, mixed, self.experts_post_norm)
+        dtype = cast(torch.dtype, self.dense.down.dtype)
+        dense = self.dense(ops, ops.norm(x, self.dense_norm, dtype))
+        routed = ops.norm(x, self.router_norm, dtype)
+        mixed = self.mixture(ops, ops.norm(x, self.experts_norm, dtype), routed)
+        dense = ops.norm(ops.cast(dense, torch.float32), self.dense_post_norm, torch.float32)
+        return ops.add(dense, mixed, self.experts_post_norm)
 
 
 def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:

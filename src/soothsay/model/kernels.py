@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +28,15 @@ from soothsay.core.strands import Strands
 from soothsay.model.attention import attend
 from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence, delta_rule
+from soothsay.model.layer_pass import Rotation
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import Rope, rotate
 from soothsay.model.routing import route
 from soothsay.model.state_space import StateSpace, state_space
+
+if TYPE_CHECKING:
+    from soothsay.model.feed_forward import Experts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
 """Those of gated feed-forward layers, of float32."""
@@ -67,22 +71,25 @@ class Norm(Protocol):
         """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
 
 
-Ropes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Cosines and sines of most layers, then of `second_rope_layers`, as `Rope` returns them."""
+Ropes = tuple[Rotation, Rotation]
+"""Cosines and sines of most layers, then of `second_rope_layers`."""
 
 
-FusedBlocks = Callable[
-    [Tensor, Ropes, Batch, Sequence[LayerMemory] | None, Sequence[int], Collection[int], Tensor | None],
-    dict[int, Tensor],
-]
-"""Runs decoder blocks in one call, with the same bits. Its arguments are those of
-`Blocks.forward`, then `inputs` of `Block.forward`."""
+class RecordedBlocks(Protocol):
+    """Decoder blocks as kernels run them: as few calls as there can be, with the bits of `Block.compute`."""
 
-
-FusedExperts = Callable[[Tensor, Tensor | None], Tensor]
-"""A mixture of experts in one call, with the same bits: `[N, hidden]` to `[N, hidden]` float32.
-
-The second argument are the router's scores `[N, experts]`; None: it computes them."""
+    def __call__(
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[LayerMemory] | None,
+        layers: Sequence[int],
+        taps: Collection[int],
+        inputs: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +155,8 @@ class Kernels(noise.SamplingKernels):
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
         if norm.centred:
-            return F.layer_norm(x, norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
-        return rms_norm(x, norm.weight, norm.eps).to(dtype)
+            return F.layer_norm(x.contiguous(), norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
+        return rms_norm(x.contiguous(), norm.weight, norm.eps).to(dtype)
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
         """`x + delta`, or `x + norm(delta)`: `[N, size]` float32."""
@@ -166,29 +173,35 @@ class Kernels(noise.SamplingKernels):
         self,
         qkv: Tensor,
         norms: tuple[Norm, Norm] | None,
-        rope: tuple[Tensor, Tensor],
+        rope: Rotation,
         scale: float,
         kv: Tensor,
         slots: Tensor,
         value_norm: Norm | None = None,
+        *,
+        gates: int = 0,
+        keys: int | None = None,
     ) -> Tensor:
         """Rotate queries and keys, and write keys and values to the pool.
 
         Args:
-            qkv: `[N, H_q + 2 * H_kv, d]`.
+            qkv: `[N, H_q + gates + 2 * keys, d]`.
             norms: of queries and keys, applied to each head before rotation.
             rope: cosines and sines, `[N, 1, d]` float32, as `Rope` returns them.
             scale: factor of the queries.
-            kv: `[2 * H_kv, S, row]` of a KV pool; written at `slots`. It may have no heads.
+            kv: `[2 * H_kv, S, row]` of a KV pool; written at `slots`.
             slots: `[N]` int64.
             value_norm: of values, applied to each head.
+            gates: heads after the queries that are left out.
+            keys: heads of keys in `qkv`; None: all that the pool has. 0: nothing is written.
 
         Returns:
             `[N, H_q, d]` float32 queries.
         """
-        keys = kv.shape[0] // 2
-        queries = qkv.shape[1] - 2 * keys
+        keys = kv.shape[0] // 2 if keys is None else keys
+        queries = qkv.shape[1] - gates - 2 * keys
         heads = qkv.float()
+        heads = torch.cat([heads[:, :queries], heads[:, queries + gates :]], dim=1) if gates else heads
         qk, v = heads[:, : queries + keys], heads[:, queries + keys :]
         if norms is not None:
             q_norm, k_norm = norms
@@ -200,6 +213,8 @@ class Kernels(noise.SamplingKernels):
         if value_norm is not None:
             v = self.norm(v, value_norm, v.dtype)
         qk = rotate(qk, *rope)
+        if not keys:
+            return qk * scale
         k, v = qk[:, queries:].transpose(0, 1), v.transpose(0, 1)  # [H_kv, N, d]
         new = written(k, v) if kv.dtype == torch.int16 else torch.cat([k, v]).to(kv.dtype)
         kv.index_copy_(1, slots, new)
@@ -218,7 +233,7 @@ class Kernels(noise.SamplingKernels):
         """Attention of each row to its own path; see `soothsay.model.attention.attend`."""
         return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
 
-    def open(self, x: Tensor, gates: Tensor) -> Tensor:
+    def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
         """`x` times the sigmoid of `gates`: `[N, size]` float32."""
         return x * sigmoid(gates.float())
 
@@ -281,6 +296,13 @@ class Kernels(noise.SamplingKernels):
         """
         return convolve(x, taps, states, strands)
 
+    def gated_convolve(
+        self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """A convolution between two gates: `[N, 3 * channels]`, b, c and x -> `c * convolve(b * x)`, float32."""
+        b, c, inner = bcx.chunk(3, dim=-1)
+        return c.float() * self.convolve(b * inner, taps, states, strands)
+
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
 
@@ -310,19 +332,82 @@ class Kernels(noise.SamplingKernels):
         """
         return stock_linear(weight, bias, dtype)
 
-    def fuse(self, blocks: Sequence[nn.Module]) -> FusedBlocks | None:
-        """One call that runs all of `blocks`; None if these kernels have none for them.
+    def record(self, blocks: Sequence[Any]) -> RecordedBlocks | None:
+        """Few calls that run `blocks`; None if these kernels have none. Weights must keep their addresses.
 
-        `blocks` are of `soothsay.model.blocks.Block`. Their weights must keep their addresses.
+        `blocks` are of `soothsay.model.blocks.DecoderBlock`.
         """
         return None
 
-    def fuse_experts(self, experts: nn.Module) -> FusedExperts | None:
-        """One call for a mixture of experts; None if these kernels have none for it.
+    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of a linear layer: `[N, in] -> [N, out]`."""
+        return cast(Tensor, layer(x))
 
-        It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
-        """
-        return None
+    def apply_heads(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
+        """The outputs of a linear layer for each head: `[N, H, in] -> [N, H, out]`."""
+        heads = x.transpose(0, 1).contiguous()
+        return torch.stack([layer(head) for layer, head in zip(layers, heads, strict=True)], dim=1)
+
+    def mix(self, experts: Experts, x: Tensor, scores: Tensor | None) -> Tensor:
+        """A mixture of experts; see `soothsay.model.feed_forward.Experts.mixed`."""
+        return experts.mixed(x, scores)
+
+    def compute(self, function: Callable[..., Tensor], size: int, *inputs: Tensor) -> Tensor:
+        """`function` of some rows: `[N, size]` float32. No set of kernels has a form of its own for it."""
+        return function(*inputs)
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Parts of each row: of the numbers `[N, size]`, or of the heads `[N, H, d]`."""
+        return torch.split(x, list(sizes), dim=1)
+
+    def split_heads(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Parts of each head: `[N, H, d]` to `[N, H, size]` each."""
+        return torch.split(x, list(sizes), dim=2)
+
+    def cat(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Join parts of rows, as `split` parts them, in one element type."""
+        return torch.cat([part.to(dtype) for part in parts], dim=1)
+
+    def cat_heads(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Join parts of heads, as `split_heads` parts them, in one element type."""
+        return torch.cat([part.to(dtype) for part in parts], dim=2)
+
+    def heads(self, x: Tensor, size: int) -> Tensor:
+        """Rows as heads: `[N, H * size] -> [N, H, size]`."""
+        return x.view(len(x), -1, size)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Heads as rows: `[N, H, size] -> [N, H * size]`."""
+        return x.flatten(1)
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x` in another element type."""
+        return x.to(dtype)
+
+    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        """`x` `[N, size]` times a number, or the numbers `[size]` or `[1]` of a float32 tensor; same dtype."""
+        return (x * factor).to(x.dtype)
+
+    def blend(self, x: Tensor, a: float, y: Tensor, b: float) -> Tensor:
+        """`a * x + b * y`: `[N, size]` float32."""
+        return x.float() * a + y.float() * b
+
+    def add_gated(self, x: Tensor, gates: Tensor, y: Tensor) -> Tensor:
+        """`x + sigmoid(gates) * y`: `[N, size]` float32, of gates `[N, 1]`."""
+        return x + sigmoid(gates.float()) * y
+
+    def grow(self, q: Tensor, factors: Tensor, span: int, shift: int, positions: Tensor) -> Tensor:
+        """Queries `[N, H, d]` float32 times `factors[(position + shift) // span]`, at most the last factor."""
+        spans = ((positions + shift) // span).clamp(max=len(factors) - 1)
+        return q * factors[spans][:, None, None]
+
+    def rotate(self, x: Tensor, rope: Rotation) -> Tensor:
+        """Rotate heads `[N, H, d]` float32."""
+        return rotate(x, *rope)
+
+    def store(self, rows: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """Write `rows` `[N, row]` to a KV pool of one head, `[1, S, row]`, at `slots` `[N]` int64."""
+        kv.index_copy_(1, slots, rows[None].to(kv.dtype))
 
     def fuse_look(self, layers: LookLayers) -> FusedLook | None:
         """One call for all that a drafter's look computes; None if these kernels have none for it.

@@ -8,17 +8,14 @@ tokens and trees all run so, for equal bits.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.core.batch import Batch
 from soothsay.model.kernels import Kernels
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import rotate
 
 EPS = 1e-6
 """Epsilon of the norms of latent states. The file's own holds for the other norms."""
@@ -42,11 +39,11 @@ class PerHead(Dense):
         whole = self.weight.view(self.heads, -1, self.weight.shape[1])
         return whole[:, : self.plain], whole[:, self.plain :]
 
-    def queries(self, q: Tensor) -> Tensor:
+    def queries(self, ops: Kernels, q: Tensor) -> Tensor:
         """Queries in the latent space: `[N, H, plain] -> [N, H, rank]`."""
         return torch.einsum("nhp,hpr->nhr", q.to(self.dtype), self._parts()[0])
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, ops: Kernels, x: Tensor) -> Tensor:
         """Values of latent states: `[N, H, rank] -> [N, H, value]`."""
         return torch.einsum("nhr,hvr->nhv", x.to(self.dtype), self._parts()[1])
 
@@ -64,19 +61,13 @@ class PackedPerHead(nn.Module):
         self.keys = layers(weight[:, :plain].transpose(1, 2))
         self.valued = layers(weight[:, plain:])
 
-    def queries(self, q: Tensor) -> Tensor:
+    def queries(self, ops: Kernels, q: Tensor) -> Tensor:
         """See `PerHead`."""
-        return _each(self.keys, q)
+        return ops.apply_heads(self.keys, q)
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, ops: Kernels, x: Tensor) -> Tensor:
         """See `PerHead`."""
-        return _each(self.valued, x)
-
-
-def _each(layers: nn.ModuleList, x: Tensor) -> Tensor:
-    """Run each head through its own layer: `[N, H, in] -> [N, H, out]`."""
-    heads = x.transpose(0, 1).contiguous()
-    return torch.stack([layer(head) for layer, head in zip(layers, heads, strict=True)], dim=1)
+        return ops.apply_heads(self.valued, x)
 
 
 class LatentAttention(nn.Module):
@@ -102,32 +93,30 @@ class LatentAttention(nn.Module):
         )
         self.o: nn.Module = Dense.random(heads * c.value, config.hidden_size, bias=config.o_bias)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. First writes a row of each token to `kv` `[1, S, rank + rotated]`."""
-        c, rows = self.latent, len(x)
-        latent, key = torch.split(self.kv_a(x), [c.rank, c.rotated], dim=-1)
-        new = torch.cat([self._normed(latent, self.kv_a_norm).float(), self._rotated(key, rope)], dim=-1)
-        new = new.to(latent.dtype)
-        if kv is None:  # KV lives within the pass: row i in slot i
-            kv = new.new_empty(1, *new.shape)
-        kv.index_copy_(1, batch.slots, new[None])
-        queries = self._queries(x).view(rows, -1, c.plain + c.rotated)
-        plain, turning = torch.split(queries, [c.plain, c.rotated], dim=-1)
-        q = torch.cat([self.kv_b.queries(plain).float(), rotate(turning.float(), *rope)], dim=-1)
-        q = q * self.config.attention_scale
-        out = self.kernels.attend(q, kv, batch, softcap=self.config.attention_softcap, window=self.window)
-        values = self.kv_b.values(out.view(rows, -1, c.rank + c.rotated)[..., : c.rank])
-        return cast(Tensor, self.o(values.flatten(1)))
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]`. First writes a row of each token to the memory `[1, S, rank + rotated]`."""
+        c, float32 = self.latent, torch.float32
+        latent, key = ops.split(read := ops.apply(self.kv_a, x), [c.rank, c.rotated])
+        latent = ops.cast(self._normed(ops, latent, self.kv_a_norm), float32)
+        key = ops.flat(ops.rotate(ops.heads(ops.cast(key, float32), c.rotated), at.rope))
+        kv = at.keys(1, c.rank + c.rotated, read)
+        ops.store(ops.cat([latent, key], read.dtype), kv, at.batch.slots)
+        queries = ops.heads(self._queries(ops, x), c.plain + c.rotated)
+        plain, turning = ops.split_heads(queries, [c.plain, c.rotated])
+        turned = ops.rotate(ops.cast(turning, float32), at.rope)
+        q = ops.cat_heads([self.kv_b.queries(ops, plain), turned], float32)
+        q = ops.scale(q, self.config.attention_scale)
+        softcap = self.config.attention_softcap
+        out = ops.heads(ops.attend(q, kv, at.batch, softcap=softcap, window=self.window), c.rank + c.rotated)
+        values = self.kv_b.values(ops, ops.split_heads(out, [c.rank, c.rotated])[0])
+        return ops.apply(self.o, ops.flat(values))
 
-    def _queries(self, x: Tensor) -> Tensor:
+    def _queries(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, in] -> [N, H * (plain + rotated)]`."""
         if self.latent.query_rank is None:
-            return cast(Tensor, self.q(x))
-        return cast(Tensor, self.q_b(self._normed(self.q_a(x), self.q_a_norm)))
-
-    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return self.kernels.norm(x.float().contiguous(), norm, x.dtype)
+            return ops.apply(self.q, x)
+        return ops.apply(self.q_b, self._normed(ops, ops.apply(self.q_a, x), self.q_a_norm))
 
     @staticmethod
-    def _rotated(key: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        return rotate(key.float()[:, None], *rope)[:, 0]
+    def _normed(ops: Kernels, x: Tensor, norm: RMSNorm) -> Tensor:
+        return ops.norm(ops.cast(x, torch.float32), norm, x.dtype)

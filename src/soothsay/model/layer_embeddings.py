@@ -6,8 +6,6 @@ to it once a pass. A layer gates its part by its own output, and adds the result
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -50,16 +48,15 @@ class LayerInput(nn.Module):
         self.projection: nn.Module = Dense.random(size, config.hidden_size)
         self.post_norm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+    def forward(self, ops: Kernels, x: Tensor, embedding: Tensor) -> Tensor:
         """`[N, hidden]` float32 and the layer's `[N, size]` -> `[N, hidden]` float32."""
-        return self.kernels.add(x, self._projected(x, embedding), self.post_norm)
+        return ops.add(x, self._projected(ops, x, embedding), self.post_norm)
 
-    def delta(self, x: Tensor, embedding: Tensor | None) -> Tensor:
+    def delta(self, ops: Kernels, x: Tensor, embedding: Tensor) -> Tensor:
         """What `forward` adds to `x`."""
-        assert embedding is not None
-        return self.kernels.norm(self._projected(x, embedding).float(), self.post_norm, torch.float32)
+        projected = ops.cast(self._projected(ops, x, embedding), torch.float32)
+        return ops.norm(projected, self.post_norm, torch.float32)
 
-    def _projected(self, x: Tensor, embedding: Tensor) -> Tensor:
-        gate = cast(Tensor, self.gate(x))
-        gated = self.kernels.gated(torch.cat([gate, embedding.to(gate.dtype)], dim=-1), self.activation)
-        return cast(Tensor, self.projection(gated))
+    def _projected(self, ops: Kernels, x: Tensor, embedding: Tensor) -> Tensor:
+        gate = ops.apply(self.gate, x)
+        return ops.apply(self.projection, ops.gated(ops.cat([gate, embedding], gate.dtype), self.activation))

@@ -44,6 +44,11 @@ class Dense(nn.Module):
         """Element type of the output."""
         return self.weight.dtype
 
+    @property
+    def out_features(self) -> int:
+        """Numbers of an output row."""
+        return len(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
@@ -76,7 +81,7 @@ class Packed(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
-        self.dtype = weight.dtype
+        self.dtype, self.out_features = weight.dtype, len(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), 16)
         self.bias = None if bias is None else bias.float()
 
@@ -111,6 +116,7 @@ class InBlocks(nn.Module):
     def __init__(self, layer: Dense | Packed):
         super().__init__()
         self.layer, self.name, self.dtype = layer, layer.name, layer.dtype
+        self.out_features = layer.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
@@ -131,6 +137,7 @@ class Integer(nn.Module):
         super().__init__()
         weight = weight.in_small_groups()
         self.dtype, self.bias, self.group_size = dtype, bias, weight.group_size
+        self.out_features = weight.shape[0]
         scales, minimums = weight.factors()
         integers = weight.integers().view(*scales.shape, -1)
         zeros = integers.amin(-1) + 128  # bring the integers of a group into 8 bits
@@ -160,6 +167,7 @@ class Parts(nn.Module):
     def __init__(self, parts: Sequence[nn.Module], dtype: torch.dtype):
         super().__init__()
         self.parts, self.dtype = nn.ModuleList(parts), dtype
+        self.out_features = sum(cast(int, part.out_features) for part in parts)
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from soothsay.config import DType, ModelConfig
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
 from soothsay.model.attention_layer import Sinks
-from soothsay.model.blocks import fuse
+from soothsay.model.blocks import record
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.convolution_layer import Taps
 from soothsay.model.delta_rule import Recurrence
@@ -84,7 +84,7 @@ def load_model(
     if is_table and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
         embedding.table = PackedTable(head)  # the same integers, read in one native call
     model.bits = mode.stored_bits
-    fuse(model)
+    record(model)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -119,7 +119,7 @@ def load_stage(
         model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
     _load_modules(model, names, mode, "cpu", "blocks.")
     stage = model.own
-    fuse(stage.blocks)
+    record(stage.blocks)
     stage.blocks.eval().requires_grad_(False)
     return stage, mode.stored_bits
 

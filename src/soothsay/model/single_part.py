@@ -8,22 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.core.batch import Batch
-from soothsay.core.cache import LayerMemory
 from soothsay.model.attention_layer import attention_of
-from soothsay.model.feed_forward import dtype_of, feed_forward
+from soothsay.model.decoder_block import DecoderBlock, dtype_of
+from soothsay.model.feed_forward import feed_forward, part_dtype
 from soothsay.model.kernels import Kernels
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.norm import RMSNorm
 
 
-class SinglePart(nn.Module):
+class SinglePart(DecoderBlock):
     """Attention, what takes its place, or a feed-forward part. It reads the normed stream, and adds to it."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
         super().__init__()
         self.rope_number = int(layer in config.second_rope_layers)
-        """See `Block`."""
-        self.kernels = kernels
+        self.kernels, self.width = kernels, config.hidden_size
         self.part_norm = RMSNorm(config.hidden_size, config.norm_eps)
         has_attention = config.has_attention(layer)
         self.attention = attention_of(config, layer, kernels) if has_attention else None
@@ -31,24 +30,12 @@ class SinglePart(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of its linear layers' outputs."""
-        if self.attention is None:
-            return dtype_of(cast(nn.Module, self.mlp))
-        return cast(torch.dtype, self.attention.o.dtype)
+        """See `DecoderBlock`."""
+        return part_dtype(cast(nn.Module, self.mlp)) if self.attention is None else dtype_of(self.attention.o)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        batch: Batch,
-        kv: LayerMemory | None,
-        inputs: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> Tensor:
-        """`[N, hidden] -> [N, hidden]`, float32. For the arguments see `Block`. The last two are not used."""
-        normed = self.kernels.norm(x, self.part_norm, self.dtype)
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """See `DecoderBlock`."""
+        normed = ops.norm(x, self.part_norm, self.dtype)
         if self.attention is not None:
-            delta = self.attention(normed, rope, batch, kv)
-        else:
-            delta = cast(nn.Module, self.mlp)(normed)
-        return self.kernels.add(x, delta, None)
+            return ops.add(x, self.attention(ops, normed, at), None)
+        return ops.add(x, cast(nn.Module, self.mlp)(ops, normed), None)

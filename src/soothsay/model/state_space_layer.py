@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
-from soothsay.core.batch import Batch
-from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
+from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers
 from soothsay.model.state_space import StateSpace
@@ -35,15 +31,14 @@ class StateSpaceLayer(nn.Module):
         self.rule = StateSpace(c, config.norm_eps)
         self.o: nn.Module = Dense.random(c.size, config.hidden_size)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: LayerMemory | None) -> Tensor:
-        """`[N, in] -> [N, hidden]`. Advances the states in `kv` by the rows of committed tokens."""
-        zxbct = cast(Tensor, self.zxbct(x))
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""
+        zxbct = ops.apply(self.zxbct, x)
         if self.multipliers is not None:
-            zxbct = self.multipliers(zxbct)
-        z, xbc, steps = torch.split(zxbct, self.sizes, dim=1)
-        states, rows = cast(LayerStates | None, kv), torch.cat([xbc, z], dim=1)
-        out = self.kernels.state_space(rows, steps, self.rule, states, batch.strands)
-        return cast(Tensor, self.o(out))
+            zxbct = ops.scale(zxbct, self.multipliers.row)
+        z, xbc, steps = ops.split(zxbct, self.sizes)
+        rows = ops.cat([xbc, z], zxbct.dtype)
+        return ops.apply(self.o, ops.state_space(rows, steps, self.rule, at.states, at.batch.strands))
 
     def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""

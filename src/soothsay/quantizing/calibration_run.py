@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Rows
-from soothsay.model.blocks import Block, unfuse
+from soothsay.model.blocks import Block, unrecord
 from soothsay.model.transformer import Transformer
 
 ROWS = 2048
@@ -35,7 +35,7 @@ class CalibrationRun:
     def __init__(self, model: Transformer, text: Tensor, held_out: int):
         held = len(text) // (held_out + 1)
         self.blocks = [cast(Block, block) for block in model.blocks]
-        unfuse(model)
+        unrecord(model)
         self._text = _SampleStates(model, text[held:])
         self._before, self._after = _SampleStates(model, text[:held]), _SampleStates(model, text[:held])
 

@@ -20,7 +20,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
-from soothsay.model.blocks import fuse
+from soothsay.model.blocks import record
 from soothsay.model.linear import Dense
 from soothsay.model.load import best_kernels
 from soothsay.model.transformer import Transformer
@@ -151,5 +151,5 @@ def served(model: Transformer) -> Transformer:
         if isinstance(module, Dense):
             bias = None if module.bias is None else module.bias.detach()
             made.set_submodule(name, made.kernels.linear(module.weight.detach(), bias, torch.float32))
-    fuse(made)
+    record(made)
     return made.eval().requires_grad_(False)

@@ -133,10 +133,14 @@ class TrainingKernels(StockKernels):
         kv: Tensor,
         slots: Tensor,
         value_norm: Norm | None = None,
+        *,
+        gates: int = 0,
+        keys: int | None = None,
     ) -> Tensor:
         """See `Kernels`. Keys and values go to the last rows of `kv`; `slots` is not used."""
-        keys = kv.shape[0] // 2
-        queries = qkv.shape[1] - 2 * keys
+        keys = kv.shape[0] // 2 if keys is None else keys
+        queries = qkv.shape[1] - gates - 2 * keys
+        qkv = torch.cat([qkv[:, :queries], qkv[:, queries + gates :]], dim=1) if gates else qkv
         qk, v = qkv[:, : queries + keys].float(), qkv[:, queries + keys :]
         if norms is not None:
             q, k = qk[:, :queries], qk[:, queries:]
@@ -144,6 +148,8 @@ class TrainingKernels(StockKernels):
         if value_norm is not None:
             v = self.norm(v.float(), value_norm, v.dtype)
         qk = rotate(qk, *rope)
+        if not keys:
+            return qk * scale
         own = kv[:, kv.shape[1] - len(qkv) :]
         own[:keys] = qk[:, queries:].transpose(0, 1)
         own[keys:] = v.transpose(0, 1)

@@ -130,7 +130,7 @@ def test_what_is_stored_in_16_bits_stays_so(kind: str, tmp_path: Path) -> None:
     assert bits_of(first.mlp.gate_up) == [bits, 16]
     assert bits_of(first.mlp.down) == bits_of(second.mlp.gate_up) == bits_of(second.attention.qkv) == [bits]
     assert bits_of(second.mlp.down) == bits_of(model.head) == [16]
-    assert model.blocks.fused is not None
+    assert model.blocks.recorded is not None
 
 
 @pytest.mark.parametrize("kind", FORMATS)

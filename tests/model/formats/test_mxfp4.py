@@ -74,10 +74,10 @@ def test_experts_run_as_the_integers_they_are(dtype: str, tmp_path: Path) -> Non
                     assert (
                         part.data.nbytes == part.struct.inputs * part.data.shape[0] * 32
                     )  # half a byte each
-        error = (ours(x.to(model.dtype)).float() - theirs(x)).norm() / theirs(x).norm()
+        exact = theirs(plain.kernels, x)
+        error = (ours(model.kernels, x.to(model.dtype)).float() - exact).norm() / exact.norm()
         assert error < 0.03  # activations of 8 bits; a router in bfloat16
         assert ours.config.chosen < int(ours.ran) <= ours.config.count
-    assert ours.fused is not None or model.kernels.name.startswith("stock")
 
 
 def test_the_memory_of_experts_is_counted_in_integers(tmp_path: Path) -> None:

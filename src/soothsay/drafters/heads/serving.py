@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.modules.base import Head, TargetEnds
-from soothsay.model.blocks import fuse
+from soothsay.model.blocks import record
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense
@@ -61,7 +61,7 @@ def serve(
             bias = None if module.bias is None else module.bias.detach().to(dtype)
             out = torch.float32 if is_output else dtype
             head.set_submodule(name, kernels.linear(weight, bias, out))
-    fuse(head)
+    record(head)
     return head.eval().requires_grad_(False)
 
 

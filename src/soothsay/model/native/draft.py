@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from ctypes import Structure, addressof, byref, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from typing import cast
 
 import numpy as np
@@ -17,9 +17,10 @@ from soothsay.core.verify import Guessing
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.kernels import RecurrentLayers
-from soothsay.model.native.fused import NativeBlocks
+from soothsay.model.native.blocks import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, PackedTable, address
+from soothsay.model.native.program import LayerRun
 
 POSITIONS = 1024
 """Positions whose cosines and sines are computed at first."""
@@ -31,11 +32,11 @@ class _Recurrent(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("block", "head", "fuse", "table", "tap_norms", "rows")),
         *((name, c_void_p) for name in ("embedding_norm", "feature_norm", "norm", "cos", "sin", "ids")),
-        *((name, c_int64) for name in ("outputs", "vocabulary", "first", "second", "third")),
+        *((name, c_int64) for name in ("outputs", "vocabulary", "scratch")),
         ("least", c_double),
         *((name, c_float) for name in ("embedding_scale", "eps")),
         *((name, c_int) for name in ("rows_are_bf16", "norms_residual", "norms_output")),
-        *((name, c_int) for name in ("taps", "tap_size", "fuse_is_bf16")),
+        *((name, c_int) for name in ("hidden", "d", "is_bf16", "taps", "tap_size", "fuse_is_bf16")),
         *((name, c_int) for name in ("depth", "width", "branch")),
     )
 
@@ -69,23 +70,27 @@ class NativeDraft:
 
     def __init__(self, run: Callable[..., None], layers: RecurrentLayers):
         self._run, self._layers = run, layers  # which the library reads
-        block, embedding = cast(NativeBlocks, layers.block.fused), cast(Embedding, layers.embedding)
+        block, embedding = cast(Block, layers.block), cast(Embedding, layers.embedding)
+        (program,) = cast(NativeBlocks, block.recorded).programs(block.dtype)
+        (segment,) = program.segments
+        self._block = program, LayerRun(ops=segment.ops, count=segment.count)
         integers = embedding.table if isinstance(embedding, IntegerEmbedding) else None
         plain = None if integers is not None else embedding.weight.detach()
         self._held = plain
         self._recurrent = _Recurrent(
-            block.addresses[0],
+            addressof(self._block[1]),
             *(cast(NativeLinear, layer).address for layer in (layers.head, layers.fuse)),
             None if integers is None else cast(PackedTable, integers).layer.address,
             *(address(layers.tap_norms), address(plain)),
             *(norm.weight.data_ptr() for norm in (layers.embedding_norm, layers.feature_norm, layers.norm)),
             *(None, None, address(layers.ids)),
             *(cast(NativeLinear, layers.head).out_features, len(embedding.weight)),
-            *block.scratch,
+            program.program.scratch,
             0.0,
             *(embedding.scale, layers.norm.eps),
             plain is not None and plain.dtype == torch.bfloat16,
             *(layers.norms_residual, layers.norms_output),
+            *(block.width, len(layers.rope.signed), block.dtype == torch.bfloat16),
             *(layers.taps, cast(NativeLinear, layers.fuse).in_features // layers.taps),
             layers.fuse.dtype == torch.bfloat16,
         )
@@ -103,7 +108,8 @@ class NativeDraft:
             table = weight.dtype in (torch.bfloat16, torch.float32) and weight.is_contiguous()
         return (
             isinstance(block, Block)
-            and isinstance(block.fused, NativeBlocks)
+            and isinstance(block.recorded, NativeBlocks)
+            and not block.recorded.programs(block.dtype)[0].program.cuts
             and isinstance(head, NativeLinear)
             and isinstance(layers.fuse, NativeLinear)
             and head.dtype == torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import Structure, addressof, c_float, c_int, c_void_p
 from typing import cast
 
@@ -90,31 +89,6 @@ class Mixture:
         router = [experts.router] if is_native(experts.router) else []
         dtype = layers[0].dtype
         return all(is_native(layer) and layer.dtype == dtype for layer in layers + router)
-
-
-class NativeExperts:
-    """Computes `Experts.mixed` in one call, which reads the weights of each chosen expert once.
-
-    Args:
-        run: the library's `soothsay_mix`.
-        experts: pass `Mixture.fit`.
-    """
-
-    def __init__(self, run: Callable[..., None], experts: Experts):
-        self._run, self._mixture = run, Mixture(experts)
-        self._router = None if is_native(experts.router) else experts.router
-
-    def __call__(self, x: Tensor, scores: Tensor | None) -> Tensor:
-        """See `FusedExperts`."""
-        x, out = x.contiguous(), torch.empty(x.shape)
-        if scores is None and self._router is not None:
-            scores = self._router(x)
-        scores = None if scores is None else scores.float().contiguous()
-        self._run(
-            *(x.data_ptr(), x.dtype == torch.bfloat16, len(x)),
-            *(address(scores), self._mixture.address, out.data_ptr()),
-        )
-        return out
 
 
 def native_layers(part: DensePart) -> tuple[NativeLinear, NativeLinear]:

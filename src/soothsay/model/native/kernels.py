@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
-from typing import cast
+from ctypes import addressof, byref
 
 import torch
 from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
-from soothsay.core.batch import Batch, Layout, Rows
+from soothsay.core.batch import Layout, Rows
 from soothsay.core.refinement import Candidates, Refinement
-from soothsay.core.states import LayerStates
-from soothsay.core.strands import Strands
 from soothsay.machine import LargePages
-from soothsay.model.blocks import Block
-from soothsay.model.delta_rule import Recurrence
-from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm, RecurrentLayers
+from soothsay.model.decoder_block import DecoderBlock
+from soothsay.model.kernels import Kernels, LookLayers, RecurrentLayers
 from soothsay.model.linear import Parts
 from soothsay.model.native.automata import NativeAutomaton
-from soothsay.model.native.delta import Delta
+from soothsay.model.native.blocks import NativeBlocks
 from soothsay.model.native.draft import NativeDraft
-from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
-from soothsay.model.native.fused import NativeBlocks
+from soothsay.model.native.experts import ACTIVATIONS, Routing
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.look import NativeLook
+from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
 from soothsay.model.native.paths import grow
+from soothsay.model.native.program import LayerRun, Op, Operand, Reads
 from soothsay.model.native.sampling import NativeSampling
-from soothsay.model.native.state_space import StateSpaceWeights
-from soothsay.model.native.states import Convolution, States
+from soothsay.model.native.states import States
 from soothsay.model.quantized import Integers, Mixed
-from soothsay.model.state_space import StateSpace
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
 
 
-class NativeKernels(NativeSampling, Kernels):
+class NativeKernels(NativeOperations, NativeSampling, Kernels):
     """The kernels of one compiled library.
 
     A row's bits depend on the row alone, not on other rows or the number of threads. If the library
@@ -86,174 +80,29 @@ class NativeKernels(NativeSampling, Kernels):
             fits = fits and not convolution.channels % LANES
         return fits and config.activation in ACTIVATIONS
 
-    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-        """See `Kernels`."""
-        if norm.centred:
-            return super().norm(x, norm, dtype)
-        out = torch.empty(x.shape, dtype=dtype)
-        self._add_norm(x, None, None, norm, None, out)
-        return out
+    def _new(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(len(like), *(shape or like.shape[1:]), dtype=dtype)
 
-    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
-        """See `Kernels`."""
-        total = torch.empty(x.shape)
-        self._add_norm(x, delta, post, None, total, None)
-        return total
+    def _whole(self, x: Tensor) -> Tensor:
+        return x.contiguous()
 
-    def add_norm(
-        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """See `Kernels`."""
-        total, out = torch.empty(x.shape), torch.empty(x.shape, dtype=dtype)
-        self._add_norm(x, delta, post, norm, total, out)
-        return total, out
-
-    def _add_norm(
+    def _emit(
         self,
-        x: Tensor,
-        delta: Tensor | None,
-        post: Norm | None,
-        norm: Norm | None,
-        total: Tensor | None,
-        out: Tensor | None,
+        kind: str,
+        operands: Sequence[Tensor | None],
+        held: Sequence[Held] = (),
+        numbers: Sequence[int] = (),
+        factors: Sequence[float] = (),
+        reads: Reads = NOTHING,
     ) -> None:
-        some = norm or post
-        self._library.soothsay_add_norm(
-            x.data_ptr(),
-            address(delta),
-            delta is not None and delta.dtype == torch.bfloat16,
-            None if post is None else post.weight.data_ptr(),
-            None if norm is None else norm.weight.data_ptr(),
-            0.0 if some is None else some.eps,
-            len(x),
-            x.shape[1],
-            address(total),
-            address(out),
-            out is not None and out.dtype == torch.bfloat16,
-        )
-
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Norm, Norm] | None,
-        rope: tuple[Tensor, Tensor],
-        scale: float,
-        kv: Tensor,
-        slots: Tensor,
-        value_norm: Norm | None = None,
-    ) -> Tensor:
-        """See `Kernels`."""
-        rows, heads, d = qkv.shape
-        keys = kv.shape[0] // 2
-        q = torch.empty(rows, heads - 2 * keys, d)
-        self._library.soothsay_rotate_store(
-            qkv.data_ptr(),
-            qkv.dtype == torch.bfloat16,
-            rope[0].data_ptr(),
-            rope[1].data_ptr(),
-            None if norms is None else norms[0].weight.data_ptr(),
-            None if norms is None else norms[1].weight.data_ptr(),
-            None if value_norm is None else value_norm.weight.data_ptr(),
-            slots.data_ptr(),
-            *(rows, heads - 2 * keys, 0, keys, d, kv.shape[1]),
-            0.0 if norms is None else norms[0].eps,  # the norm of values has the same
-            scale,
-            q.data_ptr(),
-            kv.data_ptr(),
-            KV_FORMATS[kv.dtype],
-        )
-        return q
-
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See `Kernels`. Keys are read in place."""
-        heads = max(1, kv.shape[0] // 2)
-        out = torch.empty(q.shape)
-        self._library.soothsay_attend(
-            q.data_ptr(),
-            kv.data_ptr(),
-            KV_FORMATS[kv.dtype],
-            *batch.paths.pointers,
-            *(heads, len(kv) // 2, q.shape[1] // heads, q.shape[2], kv.shape[1]),
-            softcap or 0.0,
-            window or 0,
-            address(sinks),
-            out.data_ptr(),
-        )
-        return out.view(len(q), -1)
-
-    def open(self, x: Tensor, gates: Tensor) -> Tensor:
-        """See `Kernels`."""
-        out, gates = x.clone(), gates.contiguous()
-        half = gates.dtype == torch.bfloat16
-        self._library.soothsay_open(out.data_ptr(), gates.data_ptr(), half, out.shape[1], *out.shape)
-        return out
-
-    def delta_rule(
-        self,
-        qkvz: Tensor,
-        gates: Tensor,
-        weights: Recurrence,
-        states: LayerStates | None,
-        strands: Strands,
-    ) -> Tensor:
-        """See `Kernels`."""
-        qkvz, gates = qkvz.contiguous(), gates.to(qkvz.dtype).contiguous()
-        rows, width = qkvz.shape
-        c, delta = weights.config, Delta.of(weights)
-        out = torch.empty(rows, c.values) if width > c.channels else None
-        self._library.soothsay_delta_rule(
-            *(qkvz.data_ptr(), width, gates.data_ptr(), qkvz.dtype == torch.bfloat16, byref(delta)),
-            None if states is None else byref(States.of(states)),
-            *(strands.plan.buffer_info()[0], address(out)),
-        )
-        return torch.empty(0) if out is None else out
-
-    def state_space(
-        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
-    ) -> Tensor:
-        """See `Kernels`."""
-        xbcz, steps = xbcz.contiguous(), steps.to(xbcz.dtype).contiguous()
-        rows, width = xbcz.shape
-        c, own = weights.config, StateSpaceWeights.of(weights)
-        out = torch.empty(rows, c.size) if width > c.channels else None
-        self._library.soothsay_run_state_space(
-            *(xbcz.data_ptr(), rows, width, steps.data_ptr(), xbcz.dtype == torch.bfloat16, byref(own)),
-            None if states is None else byref(States.of(states)),
-            *(strands.plan.buffer_info()[0], address(out)),
-        )
-        return torch.empty(0) if out is None else out
-
-    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
-        """See `Kernels`."""
-        x, out = x.contiguous(), torch.empty(x.shape)
-        self._library.soothsay_convolve(
-            *(x.data_ptr(), x.dtype == torch.bfloat16, len(x), False, byref(Convolution.of(taps))),
-            None if states is None else byref(States.of(states)),
-            *(strands.plan.buffer_info()[0], out.data_ptr()),
-        )
-        return out
-
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """See `Kernels`."""
-        rows, size = len(gate_up), gate_up.shape[1] // (1 if activation == SQUARED_RELU else 2)
-        out = torch.empty(rows, size, dtype=gate_up.dtype)
-        self._library.soothsay_gated(
-            gate_up.data_ptr(),
-            gate_up.dtype == torch.bfloat16,
-            ACTIVATIONS[activation],
-            *(rows, size),
-            out.data_ptr(),
-        )
-        return out
+        places = [address_of(part) for part in held]
+        op = Op.of(kind, [Operand.of(x) for x in operands], places, numbers, factors)
+        states = None if reads.states is None else States.of(reads.states)
+        run = LayerRun(ops=addressof(op), states=address_of(states), count=1)
+        if reads.kv is not None:
+            run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]
+        first = next(x for x in operands if x is not None)
+        self._run(byref(run), 1, byref(reads.as_pass(len(first))))
 
     def route(
         self,
@@ -298,16 +147,9 @@ class NativeKernels(NativeSampling, Kernels):
             return Parts([self.linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
         return super().linear(weight, bias, dtype)
 
-    def fuse(self, blocks: Sequence[nn.Module]) -> NativeBlocks | None:
+    def record(self, blocks: Sequence[DecoderBlock]) -> NativeBlocks:
         """See `Kernels`."""
-        fitting = [block for block in blocks if isinstance(block, Block) and NativeBlocks.fit(block)]
-        whole = len(fitting) == len(blocks)
-        return NativeBlocks(self._run_blocks, fitting) if whole else None
-
-    def fuse_experts(self, experts: nn.Module) -> NativeExperts | None:
-        """See `Kernels`."""
-        fits = isinstance(experts, Experts) and Mixture.fit(experts)
-        return NativeExperts(self._run_experts, cast(Experts, experts)) if fits else None
+        return NativeBlocks(self._run, blocks)
 
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """See `Kernels`."""
@@ -321,17 +163,14 @@ class NativeKernels(NativeSampling, Kernels):
         """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
         self._library.soothsay_rows(rows.data_ptr(), len(rows), weights, out.data_ptr())
 
-    def _run_experts(self, *arguments: object) -> None:
-        self._library.soothsay_mix(*arguments)
-
     def _look(self, *arguments: object) -> None:
         self._library.soothsay_look(*arguments)
 
     def _draft(self, *arguments: object) -> None:
         self._library.soothsay_draft(*arguments)
 
-    def _run_blocks(self, *arguments: object) -> None:
-        self._library.soothsay_blocks(*arguments)
+    def _run(self, *arguments: object) -> None:
+        self._library.soothsay_run(*arguments)
 
     def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""

@@ -22,30 +22,11 @@ BFLOAT16 = ("amx", "avx512bf16")
 DECLARATIONS = """
 int soothsay_runs_here();
 void soothsay_set_threads(int count);
-void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post,
-    const float* weight, float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
-void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
-    const float* q_norm, const float* k_norm, const float* v_norm, const int64_t* slot, int64_t rows,
-    int queries, int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv,
-    int format);
-void soothsay_attend(const float* q, const void* kv, int format, const int64_t* keys,
-    const int64_t* key_begin, const int64_t* rows, const int64_t* positions, const int64_t* row_begin,
-    const int64_t* shared, int num_paths, int heads, int values, int group, int d, int64_t slots,
-    float softcap, int64_t window, const float* sinks, float* out);
-void soothsay_open(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n);
-void soothsay_delta_rule(const void* rows, int64_t stride, const void* gates, int is_bf16,
-    const soothsay_delta* delta, const soothsay_states* states, const int64_t* plan, float* out);
-void soothsay_run_state_space(const void* rows, int64_t count, int64_t stride, const void* steps, int is_bf16,
-    const soothsay_state_space* weights, const soothsay_states* states, const int64_t* plan, float* out);
-void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated,
-    const soothsay_convolution* convolution, const soothsay_states* states, const int64_t* plan, float* out);
-void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
     int out_is_bf16);
 void soothsay_route(const void* scores, int are_bf16, int64_t rows, const soothsay_routing* routing,
     float* shares, int64_t* chosen);
-void soothsay_mix(const void* x, int x_is_bf16, int64_t rows, const float* scores,
-    const soothsay_mixture* mixture, float* out);
+void soothsay_run(const soothsay_layer* layers, int count, const soothsay_pass* pass);
 void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
 void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
 void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out,
@@ -74,11 +55,6 @@ void soothsay_look(const soothsay_looking* looking, const float* features, const
     int64_t rows, float* logits, float* read, float* states);
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places,
     int* parents, double* scores);
-void soothsay_blocks(const soothsay_parts* const* blocks, int count, float* const* streams,
-    const void* inputs, int inputs_are_bf16, const float* const* ropes, int64_t rows, const int64_t* slot,
-    const int64_t* keys, const int64_t* key_begin, const int64_t* path_rows, const int64_t* positions,
-    const int64_t* row_begin, const int64_t* shared, int num_paths, const int64_t* plan, void* const* kv,
-    int64_t slots, int format, void* first, void* second, void* third);
 void soothsay_draft(const soothsay_recurrent* recurrent, const soothsay_pool* pool,
     soothsay_growing* requests, int64_t count);
 """

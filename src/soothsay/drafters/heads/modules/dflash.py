@@ -7,6 +7,7 @@ decoder blocks. They differ in their `PathHead`, in the convolution of DFlash2, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from dataclasses import dataclass
 from typing import cast
 
@@ -194,7 +195,8 @@ class DFlashBlock(nn.Module):
         normed = self.kernels.norm(x, self.attention_norm, context.dtype)
         delta = attend(normed) if self.attention_conv is None else self.attention_conv.around(attend, normed)
         x, normed = self.kernels.add_norm(x, delta, None, self.mlp_norm, context.dtype)
-        delta = self.mlp(normed) if self.mlp_conv is None else self.mlp_conv.around(self.mlp, normed)
+        mlp = partial(self.mlp, self.kernels)
+        delta = mlp(normed) if self.mlp_conv is None else self.mlp_conv.around(mlp, normed)
         return self.kernels.add(x, delta, None)
 
 

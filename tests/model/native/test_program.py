@@ -1,4 +1,4 @@
-"""Blocks in one call against the same kernels called one by one: the same bits."""
+"""Programs against the same operations called one by one: the same bits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention_layer import Sinks
-from soothsay.model.blocks import Block, fuse, unfuse
-from soothsay.model.delta_layer import DeltaLayer
-from soothsay.model.feed_forward import Experts, FeedForward
-from soothsay.model.linear import Dense
-from soothsay.model.native.fused import NativeBlocks
+from soothsay.model.blocks import Block, record, unrecord
+from soothsay.model.decoder_block import DecoderBlock
+from soothsay.model.feed_forward import Experts
+from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.layer_pass import LayerPass
+from soothsay.model.linear import Dense, Packed
+from soothsay.model.native.blocks import NativeBlocks
 from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.native.linear import NativeLinear
-from soothsay.model.norm import Vector
+from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.rope import Rope
 from soothsay.model.transformer import Transformer
@@ -92,14 +93,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
 }
-FUSED = {
-    "olmo2": [False] * 3,
-    "cohere": [False] * 3,
-    "ministral3": [False] * 3,
-    "nemotron_h": [False] * 3,
-    "nemotron_3_super": [False] * 3,
-    "qwen3_next": [True, False, False],
-}  # first block, second block, both
 MODES = {
     "bfloat16": NumericMode(torch.bfloat16),
     "int8": NumericMode(torch.bfloat16, 8),
@@ -139,6 +132,46 @@ def batch(model: Transformer, *, pooled: bool) -> Batch:
     return Batch.pack(rows, block_size=8, group=model.config.group, windows=model.config.windows)
 
 
+def cuts(blocks: object) -> list[int]:
+    """Cuts of each block's program."""
+    assert isinstance(blocks, NativeBlocks)
+    return [native.program.cuts for native in blocks.programs()]
+
+
+Forward = Callable[[Kernels, Tensor, LayerPass], Tensor]
+
+
+class Formula(DecoderBlock):
+    """A layer that computes a formula."""
+
+    rope_number, dtype = 0, torch.float32
+
+    def __init__(self, forward: Forward, width: int):
+        super().__init__()
+        self._forward, self.width = forward, width
+
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        return self._forward(ops, x, at)
+
+
+def assert_recorded(
+    kernels: NativeKernels, forward: Forward, x: Tensor, rows: Batch, most: int = 0
+) -> Tensor:
+    """Compute `forward` as operations and as a program with at most so many cuts: the same bits, which are returned."""
+    rope, before = Rope(RopeConfig(), 32)(rows.positions), x.clone()
+    expected = forward(kernels, x, LayerPass(rows, rope))
+    blocks = kernels.record([Formula(forward, x.shape[1])])
+    assert cuts(blocks)[0] <= most
+    assert torch.equal(blocks(x, (rope, rope), rows, None, (0,), ())[1], expected)
+    assert torch.equal(x, before)
+    return expected
+
+
+def others(block: torch.nn.Module) -> int:
+    """Count the linear layers that the library does not multiply by. Routers are often plain."""
+    return sum(isinstance(part, Packed) for part in block.modules())
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_are_the_same(
@@ -153,19 +186,11 @@ def test_bits_are_the_same(
     model = Transformer(config, kernels, kv_dtype=kv_dtype)
     pack(model, kernels, MODES[mode], kv_dtype)
     routed = [part.mlp for part in model.blocks if isinstance(part.mlp, Experts)]
-    ran = []
-    native = [
-        (isinstance(part.mlp, FeedForward) or isinstance(part.mlp.router, NativeLinear))
-        and (not isinstance(part.attention, DeltaLayer) or isinstance(part.attention.gates, NativeLinear))
-        for part in model.blocks
-    ]
-    expected, results = FUSED.get(family, [*native, all(native)]), []
-    for fused in (False, True):
-        if fused:
-            fuse(model)
-        found = [isinstance(part.fused, NativeBlocks) for part in (*model.blocks, model.blocks)]
-        assert found == (expected if fused else [False] * 3)
-        assert all((part.fused is not None) == fused for part in routed)
+    ran, results = [], []
+    for recorded in (False, True):
+        if recorded:
+            record(model)
+            assert cuts(model.blocks.recorded) == [others(block) for block in model.blocks]
         pool = model.new_cache(20, 8, requests=2, nodes=4)
         memory = [part for layer in pool.layers for part in ([layer] if isinstance(layer, Tensor) else layer)]
         for part in memory:
@@ -189,10 +214,9 @@ def test_experts_have_room_for_sums_wider_than_all_heads(
     config = tiny(1, **COMMON | FAMILIES["mixtral"] | {"hidden_size": 256}).config
     model = Transformer(config, kernels)
     pack(model, kernels, MODES["int8"])
-    fuse(model)
-    fused = model.blocks[1].fused
-    assert isinstance(fused, NativeBlocks)
-    assert fused.scratch[2] >= 4 * config.hidden_size > 4 * config.num_heads * config.head_dim
+    record(model)
+    assert isinstance(recorded := model.blocks.recorded, NativeBlocks)
+    assert recorded.programs()[1].program.scratch >= 4 * config.hidden_size
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -205,14 +229,19 @@ def test_experts_may_be_chosen_by_other_rows_than_they_read(
     torch.manual_seed(0)
     model = Transformer(tiny(1, **COMMON | {"experts": ExpertsConfig(8, 2, 48, layers=(1,))}).config, kernels)
     pack(model, kernels, MODES[mode])
-    fuse(model)
-    experts = model.blocks[1].mlp
+    experts, hidden = model.blocks[1].mlp, model.config.hidden_size
     assert isinstance(experts, Experts)
-    assert experts.fused is not None
-    x, routed = torch.randn(2, 20, model.config.hidden_size).to(model.dtype)
-    by_others = experts(x, routed)
-    assert torch.equal(by_others, experts.mixed(x, experts.router(routed)))
-    assert not torch.equal(by_others, experts(x))
+
+    def by_others(ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        routed = ops.scale(x, -1.0)
+        return experts(ops, ops.cast(x, model.dtype), ops.cast(routed, model.dtype))
+
+    def by_same(ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        return experts(ops, ops.cast(x, model.dtype))
+
+    x, rows = torch.randn(43, hidden), batch(model, pooled=False)
+    found = [assert_recorded(kernels, forward, x, rows, 1) for forward in (by_others, by_same)]
+    assert not torch.equal(*found)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -234,8 +263,8 @@ def test_attention_may_read_rows_of_its_own(
     rope = model.rope(rows.positions)
     before = x.clone()
     expected = block(x, rope, rows, None, inputs)
-    fuse(block)
-    assert block.fused is not None
+    record(block)
+    assert block.recorded is not None
     assert torch.equal(block(x, rope, rows, None, inputs), expected)
     assert not torch.equal(block(x, rope, rows, None, -inputs), expected)
     assert torch.equal(x, before)
@@ -245,14 +274,15 @@ def test_layers_of_other_kinds_are_called_one_by_one(
     tiny: Callable[..., Transformer], kernels: NativeKernels
 ) -> None:
     model = Transformer(tiny(1, **COMMON).config, kernels)
-    fuse(model)
-    assert [block.fused for block in model.blocks] == [None, None]
     pack(model.blocks[0], kernels, MODES["int8"])
-    fuse(model)
-    assert [block.fused is None for block in model.blocks] == [False, True]
-    assert model.blocks.fused is None
-    unfuse(model)
-    assert [block.fused for block in model.blocks] == [None, None]
+    model.eval().requires_grad_(False)
+    rows = batch(model, pooled=False)
+    expected, _ = model(rows)
+    record(model)
+    assert cuts(model.blocks.recorded) == [0, 4]
+    assert torch.equal(model(rows)[0], expected)
+    unrecord(model)
+    assert [part.recorded for part in (*model.blocks, model.blocks)] == [None] * 3
 
 
 def test_a_model_that_nobody_holds_is_gone_at_once(
@@ -261,8 +291,8 @@ def test_a_model_that_nobody_holds_is_gone_at_once(
     """Gigabytes are not to wait for a search for cycles."""
     model = Transformer(tiny(1, **COMMON).config, kernels)
     pack(model, kernels, MODES["int8"])
-    fuse(model)
-    assert model.blocks.fused is not None
+    record(model)
+    assert model.blocks.recorded is not None
     gone = weakref.ref(model.blocks[0])
     gc.disable()
     try:
@@ -285,7 +315,7 @@ def test_some_layers_and_what_they_read(
     pack(model, kernels, MODES["int8"])
     taps = tuple(tap for tap in taps if layers is None or tap in (*layers, 3))
     results = []
-    for change in (unfuse, fuse):
+    for change in (unrecord, record):
         change(model)
         pool = model.new_cache(20, 8)
         hidden, seen = model(batch(model, pooled=True), pool, layers=layers, taps=taps)
@@ -293,3 +323,67 @@ def test_some_layers_and_what_they_read(
     assert len(results[0]) == 1 + len(taps) + 3
     for expected, result in zip(*results, strict=True):
         assert torch.equal(expected, result)
+
+
+PARTS: dict[str, Forward] = {
+    "nothing": lambda ops, x, at: x,
+    "a part of each row twice": lambda ops, x, at: ops.cat(
+        [ops.split(x, [48, 16])[0], ops.split(x, [16, 48])[0]], x.dtype
+    ),
+    "parts of heads in another order": lambda ops, x, at: ops.flat(
+        ops.cat_heads(ops.split_heads(ops.heads(x, 32), [8, 24])[::-1], torch.float32)
+    ),
+    "heads in another order": lambda ops, x, at: ops.flat(
+        ops.cat(ops.split(ops.heads(x, 16), [1, 3])[::-1], torch.float32)
+    ),
+    "odd sizes": lambda ops, x, at: ops.cat(
+        ops.split(ops.scale(ops.cast(x, torch.bfloat16), 0.3), [21, 43]), x.dtype
+    ),
+    "a value that is used again": lambda ops, x, at: ops.add(
+        ops.scale(x, 2.0), ops.blend(x, 0.3, ops.cast(x, torch.bfloat16), -0.7), None
+    ),
+    "a norm that subtracts the mean": lambda ops, x, at: ops.norm(x, CENTRED, torch.float32),
+    "a norm of a part": lambda ops, x, at: ops.cat(
+        [ops.norm(ops.split(x, [32, 32])[1], HALF, x.dtype), ops.split(x, [32, 32])[0]], x.dtype
+    ),
+    "gates of rows": lambda ops, x, at: ops.add_gated(
+        x, ops.split(x, [63, 1])[1], ops.cast(x, torch.bfloat16)
+    ),
+    "rotation": lambda ops, x, at: ops.flat(ops.rotate(ops.heads(x, 32), at.rope)),
+    "growth": lambda ops, x, at: ops.flat(ops.grow(ops.heads(x, 32), GROWTH, 4, 2, at.batch.positions)),
+    "a row of factors": lambda ops, x, at: ops.scale(ops.cast(x, torch.bfloat16), torch.linspace(0.1, 2, 64)),
+    "gates": lambda ops, x, at: ops.sigmoid_gate(x, ops.scale(x, -1.0)),
+}
+CENTRED, HALF, GROWTH = RMSNorm(64, 1e-5, centred=True), RMSNorm(32, 1e-5), torch.linspace(1, 2, 6)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_operations_of_values(tiny: Callable[..., Transformer], kernels: NativeKernels, part: str) -> None:
+    torch.manual_seed(0)
+    for norm in (CENTRED, HALF):
+        norm.weight.data.uniform_(0.5, 1.5)
+    rows = batch(tiny(1, **COMMON), pooled=False)
+    x = torch.randn(len(rows.tokens), 64)
+    with torch.inference_mode():
+        found = assert_recorded(kernels, PARTS[part], x, rows)
+        stock = PARTS[part](StockKernels(), x, LayerPass(rows, Rope(RopeConfig(), 32)(rows.positions)))
+    torch.testing.assert_close(found.float(), stock.float(), rtol=2e-2, atol=1e-5)
+
+
+def test_a_cut_in_a_program(tiny: Callable[..., Transformer], kernels: NativeKernels) -> None:
+    """What no set of kernels has a form of its own for is computed between two calls."""
+    rows = batch(tiny(1, **COMMON), pooled=False)
+    x = torch.randn(len(rows.tokens), 64)
+
+    def forward(ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        first, second = ops.split(ops.scale(x, 3.0), [16, 48])
+        return ops.add(x, ops.compute(lambda a, b: torch.cat([b, a], 1).sin(), 64, first, second), None)
+
+    blocks = kernels.record([Formula(forward, 64), Formula(forward, 64)])
+    assert cuts(blocks) == [1, 1]
+    rope = (torch.empty(0), torch.empty(0))
+    at = LayerPass(rows, rope)
+    once = forward(kernels, x, at)
+    found = blocks(x, (rope, rope), rows, None, (0, 1), (1,))
+    assert torch.equal(found[1], once)
+    assert torch.equal(found[2], forward(kernels, once, at))

@@ -1,0 +1,274 @@
+"""The operations of decoder layers, as the library computes them: at once, or recorded for later."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from ctypes import Structure, addressof
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from soothsay.core.batch import Batch
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
+from soothsay.model.delta_rule import Recurrence
+from soothsay.model.kernels import SQUARED_RELU, Norm
+from soothsay.model.layer_pass import Rotation
+from soothsay.model.native.delta import Delta
+from soothsay.model.native.experts import ACTIVATIONS
+from soothsay.model.native.program import Reads
+from soothsay.model.native.state_space import StateSpaceWeights
+from soothsay.model.native.states import Convolution
+from soothsay.model.state_space import StateSpace
+
+NOTHING = Reads()
+
+
+class Addressed(Protocol):
+    """What has a place of its own in memory."""
+
+    @property
+    def address(self) -> int:
+        """Where the library finds it."""
+
+
+Held = Tensor | Structure | Addressed | None
+"""What an operation holds, which has to outlive it: weights, or how it computes."""
+
+
+def address_of(held: Held) -> int | None:
+    """Where the library finds what an operation holds."""
+    match held:
+        case None:
+            return None
+        case Tensor():
+            return held.data_ptr()
+        case Structure():
+            return addressof(held)
+        case _:
+            return held.address
+
+
+class NativeOperations(ABC):
+    """Operations that are written once for both ways to run them. For their contracts see `Kernels`.
+
+    `_new` makes what an operation writes, and `_emit` runs the operation or records it. Tensors are those of
+    a pass, or stand for them.
+    """
+
+    @abstractmethod
+    def _new(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Room for as many rows as `like` has, of `shape`; without one, of the shape that `like` has."""
+
+    @abstractmethod
+    def _emit(
+        self,
+        kind: str,
+        operands: Sequence[Tensor | None],
+        held: Sequence[Held] = (),
+        numbers: Sequence[int] = (),
+        factors: Sequence[float] = (),
+        reads: Reads = NOTHING,
+    ) -> None:
+        """Run or record an operation; see `soothsay_kind` of csrc/kernels.h."""
+
+    @abstractmethod
+    def _whole(self, x: Tensor) -> Tensor:
+        """`x`, with its rows end to end."""
+
+    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """See `Kernels`."""
+        x, out = self._whole(x), self._new(x, dtype)
+        if norm.centred:
+            self._emit("centred_norm", (x, out), (norm.weight,), factors=(norm.eps,))
+        else:
+            self._emit("add_norm", (x, None, None, out), (None, norm.weight), factors=(norm.eps,))
+        return out
+
+    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
+        """See `Kernels`."""
+        x, delta = self._whole(x), self._whole(delta)
+        total = self._new(x, torch.float32)
+        held, eps = (None, 0.0) if post is None else (post.weight, post.eps)
+        self._emit("add_norm", (x, delta, total), (held,), factors=(eps,))
+        return total
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        if norm.centred:
+            total = self.add(x, delta, post)
+            return total, self.norm(total, norm, dtype)
+        x, delta = self._whole(x), self._whole(delta)
+        total, out = self._new(x, torch.float32), self._new(x, dtype)
+        held = None if post is None else post.weight, norm.weight
+        self._emit("add_norm", (x, delta, total, out), held, factors=(norm.eps,))
+        return total, out
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        norms: tuple[Norm, Norm] | None,
+        rope: Rotation,
+        scale: float,
+        kv: Tensor,
+        slots: Tensor,
+        value_norm: Norm | None = None,
+        *,
+        gates: int = 0,
+        keys: int | None = None,
+    ) -> Tensor:
+        """See `Kernels`."""
+        qkv = self._whole(qkv)
+        keys = kv.shape[0] // 2 if keys is None else keys
+        heads, d = qkv.shape[1:]
+        queries = heads - gates - 2 * keys
+        q = self._new(qkv, torch.float32, queries, d)
+        weights = [None, None] if norms is None else [norm.weight for norm in norms]
+        held = *weights, None if value_norm is None else value_norm.weight
+        eps = next((norm.eps for norm in (*(norms or ()), value_norm) if norm is not None), 0.0)
+        reads = Reads(rope=rope, slots=slots, kv=kv)
+        self._emit("rotate_store", (qkv, q), held, (queries, gates, keys, d), (eps, scale), reads)
+        return q
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Kernels`. Keys are read in place."""
+        queries, d = q.shape[1:]
+        heads, values = max(1, kv.shape[0] // 2), kv.shape[0] // 2
+        out = self._new(q, torch.float32, queries * d)
+        numbers = heads, values, queries // heads, d, window or 0
+        self._emit("attend", (q, out), (sinks,), numbers, (softcap or 0.0,), Reads(kv=kv, batch=batch))
+        return out
+
+    def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        """See `Kernels`."""
+        out = self._new(x, torch.float32)
+        self._emit("sigmoid_gate", (x, gates, out))
+        return out
+
+    def delta_rule(
+        self,
+        qkvz: Tensor,
+        gates: Tensor,
+        weights: Recurrence,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """See `Kernels`."""
+        own, c = Delta.of(weights), weights.config
+        return self._rule("delta", qkvz, gates, own, c.channels, c.values, states, strands)
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """See `Kernels`."""
+        own, c = StateSpaceWeights.of(weights), weights.config
+        return self._rule("state_space", xbcz, steps, own, c.channels, c.size, states, strands)
+
+    def _rule(
+        self,
+        kind: str,
+        rows: Tensor,
+        gates: Tensor,
+        weights: Delta | StateSpaceWeights,
+        channels: int,
+        size: int,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """Run a rule over `rows`. Without gates of outputs, outputs are of no use, and are not made."""
+        rows = self._whole(rows)
+        gates = self._whole(self.cast(gates, rows.dtype))
+        out = self._new(rows, torch.float32, size) if rows.shape[1] > channels else None
+        self._emit(kind, (rows, gates, out), (weights,), reads=Reads(states=states, strands=strands))
+        return torch.empty(0) if out is None else out
+
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """See `Kernels`."""
+        return self._convolved(x, taps, states, strands, x.shape[1], False)
+
+    def gated_convolve(
+        self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """See `Kernels`. It writes to `bcx`."""
+        return self._convolved(bcx, taps, states, strands, bcx.shape[1] // 3, True)
+
+    def _convolved(
+        self,
+        x: Tensor,
+        taps: Tensor,
+        states: LayerStates | None,
+        strands: Strands,
+        channels: int,
+        is_gated: bool,
+    ) -> Tensor:
+        x = self._whole(x)
+        out, held = self._new(x, torch.float32, channels), (Convolution.of(taps),)
+        self._emit("convolve", (x, out), held, (is_gated,), reads=Reads(states=states, strands=strands))
+        return out
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `Kernels`."""
+        gate_up = self._whole(gate_up)
+        size = gate_up.shape[1] // (1 if activation == SQUARED_RELU else 2)
+        out = self._new(gate_up, gate_up.dtype, size)
+        self._emit("gated", (gate_up, out), numbers=(ACTIVATIONS[activation],))
+        return out
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `Kernels`."""
+        if x.dtype == dtype:
+            return x
+        out = self._new(x, dtype)
+        self._emit("copy", (x, out))
+        return out
+
+    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        """See `Kernels`."""
+        x, out = self._whole(x), self._new(x, x.dtype)
+        if isinstance(factor, Tensor) and factor.numel() > 1:
+            self._emit("scale", (x, out), (factor,))
+        else:
+            self._emit("scale", (x, out), factors=(float(factor),))
+        return out
+
+    def blend(self, x: Tensor, a: float, y: Tensor, b: float) -> Tensor:
+        """See `Kernels`."""
+        out = self._new(x, torch.float32)
+        self._emit("blend", (self._whole(x), self._whole(y), out), factors=(a, b))
+        return out
+
+    def add_gated(self, x: Tensor, gates: Tensor, y: Tensor) -> Tensor:
+        """See `Kernels`."""
+        out = self._new(x, torch.float32)
+        self._emit("add_gated", (self._whole(x), self._whole(gates), self._whole(y), out))
+        return out
+
+    def grow(self, q: Tensor, factors: Tensor, span: int, shift: int, positions: Tensor) -> Tensor:
+        """See `Kernels`."""
+        q, out = self._whole(q), self._new(q, torch.float32)
+        numbers = span, shift, len(factors) - 1
+        self._emit("grow", (q, out), (factors,), numbers, reads=Reads(positions=positions))
+        return out
+
+    def rotate(self, x: Tensor, rope: Rotation) -> Tensor:
+        """See `Kernels`."""
+        out = self._new(x, torch.float32)
+        self._emit("rotate", (x, out), reads=Reads(rope=rope))
+        return out
+
+    def store(self, rows: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """See `Kernels`."""
+        self._emit("store", (self._whole(rows),), reads=Reads(kv=kv, slots=slots))

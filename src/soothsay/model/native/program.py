@@ -1,0 +1,135 @@
+"""Operations as the library reads them, and the passes that they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int, c_int64, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from soothsay.core.batch import Batch
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
+from soothsay.model.layer_pass import Rotation
+from soothsay.model.native.linear import address
+
+KINDS = (
+    *(
+        "linear",
+        "linear_heads",
+        "add_norm",
+        "centred_norm",
+        "rotate_store",
+        "attend",
+        "sigmoid_gate",
+        "delta",
+    ),
+    *("state_space", "convolve", "gated", "mix", "copy", "scale", "blend", "add_gated", "grow", "rotate"),
+    "store",
+)
+"""The operations, as `soothsay_kind` of csrc/kernels.h counts them."""
+
+NOWHERE, ADDRESS, SCRATCH, STREAM, INPUTS, EMBEDDING = range(6)
+"""The base of an operand; see `soothsay_where` of csrc/kernels.h."""
+
+
+class Operand(Structure):
+    """`soothsay_operand` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("place", "begin", "row", "head")),
+        *((name, c_int) for name in ("where", "is_bf16", "heads", "size")),
+    ]
+
+    @classmethod
+    def of(cls, x: Tensor | None) -> Operand:
+        """A tensor `[N, size]` or `[N, heads, size]`, which has to outlive it."""
+        if x is None:
+            return cls()
+        (row, *more), (_, *sizes) = x.stride(), x.shape
+        head, heads = (more[0], sizes[0]) if len(sizes) == 2 else (0, 1)
+        return cls(x.data_ptr(), 0, row, head, ADDRESS, x.dtype == torch.bfloat16, heads, sizes[-1])
+
+
+class Op(Structure):
+    """`soothsay_op` of csrc/kernels.h."""
+
+    _fields_ = [
+        ("kind", c_int),
+        ("numbers", c_int * 5),
+        ("factors", c_float * 2),
+        ("held", c_void_p * 3),
+        ("operands", Operand * 4),
+    ]
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        operands: Sequence[Operand],
+        held: Sequence[int | None],
+        numbers: Sequence[int],
+        factors: Sequence[float],
+    ) -> Op:
+        """An operation of these operands. `held` are the addresses of what it holds."""
+        return cls(KINDS.index(kind), (*numbers,), (*factors,), (*held,), (*operands,))
+
+
+class Pass(Structure):
+    """`soothsay_pass` of csrc/kernels.h."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        *((name, c_void_p) for name in ("positions", "slots", "keys", "key_begin", "path_rows")),
+        *((name, c_void_p) for name in ("path_positions", "row_begin", "shared")),
+        ("num_paths", c_int64),
+        ("plan", c_void_p),
+        ("ropes", c_void_p * 4),
+        ("pool_slots", c_int64),
+        *((name, c_void_p) for name in ("stream", "inputs", "scratch")),
+        ("stream_size", c_int),
+    ]
+
+    def read_paths(self, batch: Batch) -> None:
+        """Let rows attend as `batch` says, which has to outlive this."""
+        pointers = batch.paths.pointers
+        self.keys, self.key_begin, self.path_rows, self.path_positions, self.row_begin, self.shared = (
+            pointers[:6]
+        )
+        self.num_paths = pointers[6]
+
+
+class LayerRun(Structure):
+    """`soothsay_layer` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("ops", "kv", "states", "embedding", "tap")),
+        *((name, c_int) for name in ("count", "format")),
+    ]
+
+
+class Reads(NamedTuple):
+    """What an operation reads of a pass beside its operands."""
+
+    rope: Rotation | None = None
+    positions: Tensor | None = None
+    slots: Tensor | None = None
+    kv: Tensor | None = None
+    batch: Batch | None = None
+    states: LayerStates | None = None
+    strands: Strands | None = None
+
+    def as_pass(self, rows: int) -> Pass:
+        """The pass of one operation over some rows."""
+        made = Pass(rows, address(self.positions), address(self.slots))
+        if self.rope is not None:
+            made.ropes[:2] = [part.data_ptr() for part in self.rope]
+        if self.kv is not None:
+            made.pool_slots = self.kv.shape[1]
+        if self.batch is not None:
+            made.read_paths(self.batch)
+        if self.strands is not None:
+            made.plan = self.strands.plan.buffer_info()[0]
+        return made

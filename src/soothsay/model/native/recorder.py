@@ -1,0 +1,358 @@
+"""Records what layers compute as programs of the library: the layers' own `forward`, without numbers.
+
+A `Value` stands for a tensor of a pass. Lifetimes of values give them their places in scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_void_p
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.model.native.experts import Mixture
+from soothsay.model.native.linear import NativeLinear
+from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
+from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Op, Operand, Reads
+
+ALIGNED = 64
+"""Bytes to which values are aligned."""
+
+IN_PLACE = {
+    **{"add_norm": (0, 2), "sigmoid_gate": (0, 2), "scale": (0, 1), "grow": (0, 1), "add_gated": (0, 3)},
+}
+"""Operations that may write an output over an input: the numbers of both among the operands."""
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory of a pass: some bytes for each row."""
+
+    size: int
+    where: int = SCRATCH
+    place: int = 0
+    first: int = 0
+    """The operation that writes it first."""
+    last: int = -1
+    """The last operation that uses it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """Stands for a tensor `[N, size]` or `[N, heads, size]`: a whole buffer, or a part of each row."""
+
+    buffer: Buffer
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    """Heads, if there are some, and size."""
+    row: int
+    """Elements from row to row."""
+    begin: int = 0
+    """Elements of a row before it."""
+    head: int = 0
+    """Elements from head to head."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a tensor. The number of rows is not known."""
+        return -1, *self.sizes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its rows are end to end."""
+        heads, size = self.heads, self.sizes[-1]
+        return self.row == heads * size and (heads == 1 or self.head == size)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads; 1 if there are none."""
+        return self.sizes[0] if len(self.sizes) == 2 else 1
+
+    def operand(self) -> Operand:
+        """As the library reads it, once the buffer has its place."""
+        b, half = self.buffer, self.dtype == torch.bfloat16
+        head = self.head if len(self.sizes) == 2 else 0
+        begin = self.begin * self.dtype.itemsize
+        return Operand(b.place, begin, self.row, head, b.where, half, self.heads, self.sizes[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An operation of values. With a `function`, stock operations of Python compute it: it cuts the program."""
+
+    kind: str
+    operands: tuple[Value | None, ...]
+    held: tuple[Held, ...] = ()
+    numbers: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+    function: Callable[..., Tensor] | None = None
+
+    def as_op(self) -> Op:
+        """As the library reads it."""
+        operands = [Operand() if value is None else value.operand() for value in self.operands]
+        return Op.of(
+            self.kind, operands, [address_of(part) for part in self.held], self.numbers, self.factors
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Stands for the keys and values of a layer."""
+
+    shape: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class RecordedPass:
+    """Stands for the `LayerPass` of a layer."""
+
+    rope: int
+    """The number of its rope."""
+    inputs: Value | None
+    embedding: Value | None
+    batch: Any = field(default_factory=lambda: _NoBatch())
+    states: None = None
+    memory: list[tuple[Memory, torch.dtype]] = field(default_factory=list)
+    """Its keys and values, and their element type within a pass."""
+
+    def keys(self, heads: int, size: int, like: Value) -> Memory:
+        """See `LayerPass`."""
+        self.memory.append((Memory((heads, -1, size)), like.dtype))
+        return self.memory[-1][0]
+
+
+class _NoBatch:
+    """Stands for the batch. Operations find what they read of it in their pass."""
+
+    slots = positions = strands = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operations of one layer, with places for all that they write."""
+
+    ops: tuple[Recorded, ...]
+    scratch: int
+    """Bytes a row."""
+    memory: Memory | None
+    kv_dtype: torch.dtype | None
+    """Element type of keys and values within a pass."""
+
+    @property
+    def cuts(self) -> int:
+        """Operations that stock operations of Python compute."""
+        return sum(op.function is not None for op in self.ops)
+
+
+class Recorder(NativeOperations):
+    """Records operations of one layer. For the methods see `Kernels`."""
+
+    def __init__(self) -> None:
+        self.ops: list[Recorded] = []
+
+    def _new(self, like: Any, dtype: torch.dtype, *shape: int) -> Any:
+        sizes = shape or like.sizes
+        width = sizes[0] * sizes[1] if len(sizes) == 2 else sizes[0]
+        head = sizes[-1] if len(sizes) == 2 else 0
+        return Value(Buffer(width * dtype.itemsize), dtype, sizes, width, 0, head)
+
+    def _emit(
+        self,
+        kind: str,
+        operands: Sequence[Any],
+        held: Sequence[Held] = (),
+        numbers: Sequence[int] = (),
+        factors: Sequence[float] = (),
+        reads: Reads = NOTHING,
+    ) -> None:
+        if isinstance(reads.rope, int):  # the number of the rope comes last
+            numbers = (*numbers, reads.rope)
+        self.ops.append(Recorded(kind, tuple(operands), tuple(held), tuple(numbers), tuple(factors)))
+
+    def _whole(self, x: Any) -> Any:
+        if x.is_whole:
+            return x
+        out = self._new(x, x.dtype)
+        self._emit("copy", (x, out))
+        return out
+
+    def apply(self, layer: nn.Module, x: Any) -> Any:
+        """See `Kernels`."""
+        out = self._new(x, cast(torch.dtype, layer.dtype), cast(int, layer.out_features))
+        if isinstance(layer, NativeLinear):
+            self._emit("linear", (self._whole(x), out), (layer,))
+        else:
+            self.ops.append(Recorded("", (x, out), function=layer))
+        return out
+
+    def apply_heads(self, layers: nn.ModuleList, x: Any) -> Any:
+        """See `Kernels`."""
+        each = [layer for layer in layers if isinstance(layer, NativeLinear)]
+        out = self._new(x, cast(torch.dtype, layers[0].dtype), len(layers), cast(int, layers[0].out_features))
+        if len(each) == len(layers):
+            self._emit("linear_heads", (self._whole(x), out), (_Addresses(each),))
+        else:
+            self.ops.append(Recorded("", (x, out), function=lambda rows: _apply_heads(layers, rows)))
+        return out
+
+    def mix(self, experts: Any, x: Any, scores: Any) -> Any:
+        """See `Kernels`."""
+        if not Mixture.fit(experts):
+            scores = self.apply(experts.router, x) if scores is None else scores
+            return self.compute(experts.mixed, x.sizes[-1], x, scores)
+        if scores is None and not isinstance(experts.router, NativeLinear):
+            scores = self.apply(experts.router, x)
+        scores = None if scores is None else self._whole(self.cast(scores, torch.float32))
+        out = self._new(x, torch.float32)
+        self._emit("mix", (self._whole(x), scores, out), (Mixture(experts),))
+        return out
+
+    def compute(self, function: Callable[..., Tensor], size: int, *inputs: Any) -> Any:
+        """See `Kernels`."""
+        out = self._new(inputs[0], torch.float32, size)
+        self.ops.append(Recorded("", (*inputs, out), function=function))
+        return out
+
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """See `Kernels`."""
+        by_head = len(x.sizes) == 2
+        each = x.head if by_head else 1
+        return [
+            replace(x, sizes=(size, x.sizes[1]) if by_head else (size,), begin=x.begin + first * each)
+            for size, first in zip(sizes, accumulate(sizes, initial=0), strict=False)
+        ]
+
+    def split_heads(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """See `Kernels`."""
+        firsts = accumulate(sizes, initial=0)
+        return [
+            replace(x, sizes=(x.sizes[0], size), begin=x.begin + first)
+            for size, first in zip(sizes, firsts, strict=False)
+        ]
+
+    def cat(self, parts: Sequence[Any], dtype: torch.dtype) -> Any:
+        """See `Kernels`."""
+        sizes = [part.sizes[0] for part in parts]
+        out = self._new(parts[0], dtype, sum(sizes), *parts[0].sizes[1:])
+        for part, place in zip(parts, self.split(out, sizes), strict=True):
+            self._emit("copy", (part, place))
+        return out
+
+    def cat_heads(self, parts: Sequence[Any], dtype: torch.dtype) -> Any:
+        """See `Kernels`."""
+        sizes = [part.sizes[1] for part in parts]
+        out = self._new(parts[0], dtype, parts[0].sizes[0], sum(sizes))
+        for part, place in zip(parts, self.split_heads(out, sizes), strict=True):
+            self._emit("copy", (part, place))
+        return out
+
+    def heads(self, x: Any, size: int) -> Any:
+        """See `Kernels`."""
+        return replace(x, sizes=(x.sizes[0] // size, size), head=size)
+
+    def flat(self, x: Any) -> Any:
+        """See `Kernels`."""
+        x = self._whole(x)
+        return replace(x, sizes=(x.row,), head=0)
+
+
+def record(
+    forward: Callable[[Any, Any, Any], Any],
+    width: int,
+    rope: int = 0,
+    inputs: tuple[int, torch.dtype] | None = None,
+    embedding: int | None = None,
+) -> Program:
+    """Record a layer.
+
+    Args:
+        forward: `forward(operations, x, layer_pass)` of a stream `[N, width]` float32 returns the next one.
+        width: of the stream.
+        rope: the number of the layer's rope.
+        inputs: size and element type of `LayerPass.inputs`; None: there are none.
+        embedding: size of `LayerPass.embedding`; None: there is none.
+    """
+
+    def outer(where: int, size: int, dtype: torch.dtype = torch.float32) -> Value:
+        return Value(Buffer(size * dtype.itemsize, where), dtype, (size,), size)
+
+    recorder, stream = Recorder(), outer(STREAM, width)
+    given = None if inputs is None else outer(INPUTS, *inputs)
+    at = RecordedPass(rope, given, None if embedding is None else outer(EMBEDDING, embedding))
+    out = forward(recorder, stream, at)
+    scratch = _place(recorder.ops, stream.buffer, out.buffer)
+    ops = tuple(recorder.ops)
+    if out.buffer.where != STREAM:
+        ops += (Recorded("copy", (out, stream)),)
+    memory, dtype = at.memory[0] if at.memory else (None, None)
+    return Program(ops, scratch, memory, dtype)
+
+
+def _place(ops: Sequence[Recorded], stream: Buffer, final: Buffer) -> int:
+    """Give buffers their places; returns the bytes a row of scratch memory."""
+    seen = dict[Buffer, None]()
+    for number, op in enumerate(ops):
+        for value in op.operands:
+            if value is not None:
+                if value.buffer not in seen:
+                    seen[value.buffer] = None
+                    value.buffer.first = number
+                value.buffer.last = number
+    final.last = len(ops)
+    live, whole = set[Buffer](), 0
+    for number, op in enumerate(ops):
+        live = {buffer for buffer in live if buffer.last >= number}
+        source, target = _in_place(op)
+        if source is not None and target is not None and source.last == number == target.first:
+            if source.size == target.size and source.where in (SCRATCH, STREAM):
+                target.where, target.place = source.where, source.place
+                live.add(target)
+        for value in op.operands:
+            if value is None or value.buffer in live or value.buffer.where != SCRATCH:
+                continue
+            buffer = value.buffer
+            if buffer.first == number:
+                buffer.place = _room(live, buffer.size)
+                live.add(buffer)
+        whole = max(whole, max((b.place + _aligned(b.size) for b in live if b.where == SCRATCH), default=0))
+    return whole
+
+
+def _in_place(op: Recorded) -> tuple[Buffer | None, Buffer | None]:
+    """The buffer that an operation may overwrite, and the one that may take its place."""
+    source, target = (op.operands[place] for place in IN_PLACE.get(op.kind, (0, 0)))
+    if source is target or source is None or target is None or not source.is_whole:
+        return None, None
+    return source.buffer, target.buffer
+
+
+def _room(live: set[Buffer], size: int) -> int:
+    """The first place where `size` bytes a row are free."""
+    place = 0
+    for other in sorted((buffer for buffer in live if buffer.where == SCRATCH), key=lambda b: b.place):
+        if place + size <= other.place:
+            break
+        place = max(place, other.place + _aligned(other.size))
+    return place
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+class _Addresses:
+    """The addresses of layers, one after the other, at an `address`."""
+
+    def __init__(self, layers: Sequence[NativeLinear]):
+        self._layers = layers
+        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
+        self.address = addressof(self._addresses)
+
+
+def _apply_heads(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    heads = x.transpose(0, 1).contiguous()
+    return torch.stack([layer(head) for layer, head in zip(layers, heads, strict=True)], dim=1)
