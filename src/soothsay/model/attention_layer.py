@@ -63,7 +63,7 @@ class Attention(nn.Module):
         return UnitNorm(size, c.norm_eps) if c.qk_unit_norm and not c.is_unrotated(layer) else None
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
-        """`[N, in] -> [N, hidden]`. First writes its keys and values, if it has some, to those of the pass."""
+        """`[N, in] -> [N, hidden]`. First writes its own keys and values, if any, to `at`."""
         c, heads, gates = self.config, self.heads, None
         qkv = ops.heads(ops.apply(self.qkv, x), heads.size)  # [N, H_q + gates + 2 H_kv, d]
         if self.gates:

@@ -133,8 +133,8 @@ class Blocks(nn.ModuleList):
 def record(module: nn.Module) -> None:
     """Make the blocks in `module` run in few calls, together or each by itself, if their kernels can.
 
-    From then on, weights must keep their addresses, and hooks inside a block are not called. `unrecord` undoes
-    it.
+    From then on, weights must keep their addresses, and hooks inside a block are not called. `unrecord`
+    undoes it.
     """
     for part in module.modules():
         if isinstance(part, Blocks):

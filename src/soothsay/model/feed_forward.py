@@ -139,7 +139,7 @@ class Experts(nn.Module):
         self.shared_gate: nn.Module | None = Dense.random(config.hidden_size, 1) if gated else None
 
     def forward(self, ops: Kernels, x: Tensor, routed: Tensor | None = None) -> Tensor:
-        """`[N, hidden] -> [N, hidden]` float32. `routed` `[N, hidden]` is what the router reads; None: `x`."""
+        """`[N, hidden] -> [N, hidden]` float32. The router reads `routed` `[N, hidden]`; None: `x`."""
         routed = x if routed is None and self.latent_in is not None else routed
         scores = None if routed is None else ops.apply(self.router, routed)
         out = ops.mix(self, x if self.latent_in is None else ops.apply(self.latent_in, x), scores)

@@ -299,7 +299,7 @@ class Kernels(noise.SamplingKernels):
     def gated_convolve(
         self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
     ) -> Tensor:
-        """A convolution between two gates: `[N, 3 * channels]`, b, c and x -> `c * convolve(b * x)`, float32."""
+        """`c * convolve(b * x)` float32, of `[N, 3 * channels]`: b, c and x."""
         b, c, inner = bcx.chunk(3, dim=-1)
         return c.float() * self.convolve(b * inner, taps, states, strands)
 
@@ -385,7 +385,7 @@ class Kernels(noise.SamplingKernels):
         return x.to(dtype)
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
-        """`x` `[N, size]` times a number, or the numbers `[size]` or `[1]` of a float32 tensor; same dtype."""
+        """`x` `[N, size]` times a number, or times a float32 tensor `[size]` or `[1]`; same dtype."""
         return (x * factor).to(x.dtype)
 
     def blend(self, x: Tensor, a: float, y: Tensor, b: float) -> Tensor:
@@ -397,7 +397,7 @@ class Kernels(noise.SamplingKernels):
         return x + sigmoid(gates.float()) * y
 
     def grow(self, q: Tensor, factors: Tensor, span: int, shift: int, positions: Tensor) -> Tensor:
-        """Queries `[N, H, d]` float32 times `factors[(position + shift) // span]`, at most the last factor."""
+        """Queries `[N, H, d]` float32 times factor `(position + shift) // span`, at most the last."""
         spans = ((positions + shift) // span).clamp(max=len(factors) - 1)
         return q * factors[spans][:, None, None]
 

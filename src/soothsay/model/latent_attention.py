@@ -94,7 +94,7 @@ class LatentAttention(nn.Module):
         self.o: nn.Module = Dense.random(heads * c.value, config.hidden_size, bias=config.o_bias)
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
-        """`[N, in] -> [N, hidden]`. First writes a row of each token to the memory `[1, S, rank + rotated]`."""
+        """`[N, in] -> [N, hidden]`. First writes rows to the memory `[1, S, rank + rotated]`."""
         c, float32 = self.latent, torch.float32
         latent, key = ops.split(read := ops.apply(self.kv_a, x), [c.rank, c.rotated])
         latent = ops.cast(self._normed(ops, latent, self.kv_a_norm), float32)

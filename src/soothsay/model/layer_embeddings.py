@@ -48,15 +48,16 @@ class LayerInput(nn.Module):
         self.projection: nn.Module = Dense.random(size, config.hidden_size)
         self.post_norm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, ops: Kernels, x: Tensor, embedding: Tensor) -> Tensor:
+    def forward(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
         """`[N, hidden]` float32 and the layer's `[N, size]` -> `[N, hidden]` float32."""
         return ops.add(x, self._projected(ops, x, embedding), self.post_norm)
 
-    def delta(self, ops: Kernels, x: Tensor, embedding: Tensor) -> Tensor:
+    def delta(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
         """What `forward` adds to `x`."""
         projected = ops.cast(self._projected(ops, x, embedding), torch.float32)
         return ops.norm(projected, self.post_norm, torch.float32)
 
-    def _projected(self, ops: Kernels, x: Tensor, embedding: Tensor) -> Tensor:
+    def _projected(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
+        assert embedding is not None
         gate = ops.apply(self.gate, x)
         return ops.apply(self.projection, ops.gated(ops.cat([gate, embedding], gate.dtype), self.activation))

@@ -42,7 +42,7 @@ class LayerPass:
         return cls(batch, rope, *parts_of(memory), inputs, embedding)
 
     def keys(self, heads: int, size: int, like: Tensor) -> Tensor:
-        """The layer's keys and values. Within the pass, row i is in slot i, with the element type of `like`."""
+        """The keys and values. Within the pass, row i is in slot i, with the dtype of `like`."""
         return like.new_empty(heads, len(like), size) if self.kv is None else self.kv
 
 

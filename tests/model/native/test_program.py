@@ -157,7 +157,7 @@ class Formula(DecoderBlock):
 def assert_recorded(
     kernels: NativeKernels, forward: Forward, x: Tensor, rows: Batch, most: int = 0
 ) -> Tensor:
-    """Compute `forward` as operations and as a program with at most so many cuts: the same bits, which are returned."""
+    """Compute `forward` as operations, and as a program with at most `most` cuts: the same bits."""
     rope, before = Rope(RopeConfig(), 32)(rows.positions), x.clone()
     expected = forward(kernels, x, LayerPass(rows, rope))
     blocks = kernels.record([Formula(forward, x.shape[1])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ctypes import addressof, byref, sizeof
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class _Segment(NamedTuple):
     """Operations of a program that run in one call, and what stock operations compute after them."""
 
     ops: int  # their address
-    count: int
+    size: int  # number of them
     cut: Recorded | None
 
 
@@ -63,12 +63,12 @@ class _Plan:
     """The programs of some layers, one after the other."""
 
     def __init__(self, layers: Sequence[int], programs: Sequence[NativeProgram]):
-        runs, self.firsts, self.layers, self.calls = [], list[int](), list[int](), list[_Call]()
-        begin = 0
+        runs, begin = list[LayerRun](), 0
+        self.firsts, self.layers, self.calls = list[int](), list[int](), list[_Call]()
         for layer, native in zip(layers, programs, strict=True):
             self.firsts.append(len(runs))
             for segment in native.segments:
-                runs.append(LayerRun(ops=segment.ops, count=segment.count))
+                runs.append(LayerRun(ops=segment.ops, count=segment.size))
                 self.layers.append(layer)
                 if segment.cut is not None:
                     self.calls.append(_Call(begin, len(runs), segment.cut, layer))
@@ -77,6 +77,7 @@ class _Plan:
         self.runs = (LayerRun * len(runs))(*runs)
         self.programs = dict(zip(layers, (native.program for native in programs), strict=True))
         self.scratch = max(program.scratch for program in self.programs.values())
+        self.within = max(program.kv_size for program in self.programs.values())
         self.has_states = any(native.has_states for native in programs)
         self._places: list[tuple[int | None, int | None]] | None = None
         self._held: list[States] = []
@@ -93,17 +94,11 @@ class _Plan:
             run.format = 0 if pool is None else KV_FORMATS[pool.dtype]
         self._places, self._held = places, [one for one in states if one is not None]
 
-    def bind_within(self, runs: Sequence[LayerRun], rows: int) -> Tensor:
-        """Let `runs` of the layers read and write memory within the pass, one after the other. Returns it."""
-        sizes = [
-            p.memory.shape[0] * p.memory.shape[2] for p in self.programs.values() if p.memory is not None
-        ]
-        within = torch.empty(rows * max(sizes, default=0))
+    def bind_within(self, runs: Iterable[LayerRun], place: int) -> None:
+        """Let `runs` of the layers read and write memory within the pass, one after the other, at `place`."""
         for run, layer in zip(runs, self.layers, strict=True):
             dtype = self.programs[layer].kv_dtype
-            run.kv, run.states = within.data_ptr(), None
-            run.format = 0 if dtype is None else KV_FORMATS[dtype]
-        return within
+            run.kv, run.states, run.format = place, None, 0 if dtype is None else KV_FORMATS[dtype]
 
 
 class NativeBlocks:
@@ -145,7 +140,7 @@ class NativeBlocks:
         """See `RecordedBlocks`."""
         plan = self._plan(None if inputs is None else inputs.dtype, tuple(layers))
         rows, stream = len(x), x.clone()
-        scratch = torch.empty(rows * plan.scratch, dtype=torch.uint8)
+        scratch = torch.empty(rows * (plan.scratch + plan.within), dtype=torch.uint8)
         made = Pass(rows, batch.positions.data_ptr(), batch.slots.data_ptr())
         made.read_paths(batch)
         made.ropes[:] = [part.data_ptr() for rope in ropes for part in rope]
@@ -158,7 +153,8 @@ class NativeBlocks:
         if kv is not None:
             plan.bind([_places(memory) for memory in kv], kv)
         runs = type(plan.runs).from_buffer_copy(plan.runs)
-        within = plan.bind_within(runs, rows) if kv is None else None  # alive until the last call
+        if kv is None:
+            plan.bind_within(runs, scratch.data_ptr() + rows * plan.scratch)
         if embeddings is not None:
             for run, layer in zip(runs, plan.layers, strict=True):
                 run.embedding = embeddings[layer].data_ptr()

@@ -73,7 +73,7 @@ class NativeDraft:
         block, embedding = cast(Block, layers.block), cast(Embedding, layers.embedding)
         (program,) = cast(NativeBlocks, block.recorded).programs(block.dtype)
         (segment,) = program.segments
-        self._block = program, LayerRun(ops=segment.ops, count=segment.count)
+        self._block = program, LayerRun(ops=segment.ops, count=segment.size)
         integers = embedding.table if isinstance(embedding, IntegerEmbedding) else None
         plain = None if integers is not None else embedding.weight.detach()
         self._held = plain

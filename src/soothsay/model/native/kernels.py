@@ -22,7 +22,7 @@ from soothsay.model.native.experts import ACTIVATIONS, Routing
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS
-from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.native.linear import NativeLinear
 from soothsay.model.native.look import NativeLook
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
 from soothsay.model.native.paths import grow

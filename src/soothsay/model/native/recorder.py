@@ -82,7 +82,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An operation of values. With a `function`, stock operations of Python compute it: it cuts the program."""
+    """An operation of values. A `function` is computed in Python: it cuts the program."""
 
     kind: str
     operands: tuple[Value | None, ...]
@@ -104,6 +104,8 @@ class Memory:
     """Stands for the keys and values of a layer."""
 
     shape: tuple[int, int, int]
+    dtype: torch.dtype
+    """Within a pass."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,13 @@ class RecordedPass:
     embedding: Value | None
     batch: Any = field(default_factory=lambda: _NoBatch())
     states: None = None
-    memory: list[tuple[Memory, torch.dtype]] = field(default_factory=list)
-    """Its keys and values, and their element type within a pass."""
+    memory: list[Memory] = field(default_factory=list)
+    """Its keys and values."""
 
     def keys(self, heads: int, size: int, like: Value) -> Memory:
         """See `LayerPass`."""
-        self.memory.append((Memory((heads, -1, size)), like.dtype))
-        return self.memory[-1][0]
+        self.memory.append(Memory((heads, -1, size), like.dtype))
+        return self.memory[-1]
 
 
 class _NoBatch:
@@ -138,9 +140,10 @@ class Program:
     ops: tuple[Recorded, ...]
     scratch: int
     """Bytes a row."""
-    memory: Memory | None
+    kv_size: int
+    """Bytes a row of keys and values within a pass."""
     kv_dtype: torch.dtype | None
-    """Element type of keys and values within a pass."""
+    """Their element type; None: there are none."""
 
     @property
     def cuts(self) -> int:
@@ -288,8 +291,10 @@ def record(
     ops = tuple(recorder.ops)
     if out.buffer.where != STREAM:
         ops += (Recorded("copy", (out, stream)),)
-    memory, dtype = at.memory[0] if at.memory else (None, None)
-    return Program(ops, scratch, memory, dtype)
+    if not at.memory:
+        return Program(ops, scratch, 0, None)
+    ((heads, _, size), dtype) = at.memory[0].shape, at.memory[0].dtype
+    return Program(ops, scratch, heads * size * dtype.itemsize, dtype)
 
 
 def _place(ops: Sequence[Recorded], stream: Buffer, final: Buffer) -> int:
@@ -307,10 +312,10 @@ def _place(ops: Sequence[Recorded], stream: Buffer, final: Buffer) -> int:
     for number, op in enumerate(ops):
         live = {buffer for buffer in live if buffer.last >= number}
         source, target = _in_place(op)
-        if source is not None and target is not None and source.last == number == target.first:
-            if source.size == target.size and source.where in (SCRATCH, STREAM):
-                target.where, target.place = source.where, source.place
-                live.add(target)
+        ends = source is not None and source.last == number and source.where in (SCRATCH, STREAM)
+        if source and target and ends and target.first == number and target.size == source.size:
+            target.where, target.place = source.where, source.place
+            live.add(target)
         for value in op.operands:
             if value is None or value.buffer in live or value.buffer.where != SCRATCH:
                 continue

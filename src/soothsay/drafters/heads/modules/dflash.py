@@ -7,8 +7,8 @@ decoder blocks. They differ in their `PathHead`, in the convolution of DFlash2, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
