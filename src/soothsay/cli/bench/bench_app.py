@@ -8,7 +8,6 @@ from soothsay.cli.bench.agentic import agentic
 from soothsay.cli.bench.busy import busy
 from soothsay.cli.bench.decode import decode
 from soothsay.cli.bench.experts import experts
-from soothsay.cli.bench.fleet import fleet
 from soothsay.cli.bench.learn import learn
 from soothsay.cli.bench.peers import peers
 from soothsay.cli.bench.quality import quality
@@ -22,6 +21,6 @@ bench = typer.Typer(
     no_args_is_help=True,
     help="Measure speed and acceptance. What is compared takes turns within one run.",
 )
-COMMANDS = decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, busy, fleet, report
+COMMANDS = decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, busy, report
 for command in COMMANDS:
     bench.command()(command)
