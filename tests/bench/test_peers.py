@@ -405,7 +405,7 @@ def plan(fake: str, tmp_path: Path) -> PeerPlan:
         model="sibyl",
         work=tmp_path / "work",
         threads=1,
-        pythons={"": fake},
+        pythons=[fake],
         tokens=8,
         rounds=2,
         questions=questions,
@@ -498,18 +498,20 @@ def test_peers_need_weights_that_they_can_read_and_known_names(tmp_path: Path) -
     write_gguf(RandomCheckpoint(SHAPE), tmp_path / "model.gguf", "F32")
     file = str(tmp_path / "model.gguf")
     with pytest.raises(SoothsayError, match="a GGUF file as it is, and not in bfloat16"):
-        PeerBench(PeerPlan(file, tmp_path, 1))
-    assert PeerBench(PeerPlan(file, tmp_path, 1, dtypes=["auto"], draft_model=file)).is_file
+        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1))
+    assert PeerBench(
+        PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["auto"], draft_model=file)
+    ).is_file
     with pytest.raises(SoothsayError, match="at equal weights; name their element type"):
-        PeerBench(PeerPlan("sibyl", tmp_path, 1, dtypes=["auto"]))
+        PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, dtypes=["auto"]))
     with pytest.raises(
         SoothsayError, match=r"a draft model is a GGUF file beside another one; other\.gguf is"
     ):
-        PeerBench(PeerPlan(file, tmp_path, 1, dtypes=["auto"], draft_model="other.gguf"))
+        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["auto"], draft_model="other.gguf"))
     with pytest.raises(SoothsayError, match="no peer is named vllm; there are transformers, openvino"):
-        PeerBench(PeerPlan("sibyl", tmp_path, 1, peers=["vllm"]))
+        PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, peers=["vllm"]))
     with pytest.raises(SoothsayError, match="no peer is named jax"):
-        PeerBench(PeerPlan("sibyl", tmp_path, 1, pythons={"jax": "python"}))
+        PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, pythons=["jax=python"]))
 
 
 def run(*arguments: str) -> Result:
@@ -519,7 +521,7 @@ def run(*arguments: str) -> Result:
 @pytest.mark.usefixtures("only_fakes")
 def test_command(plan: PeerPlan, tmp_path: Path) -> None:
     result = run(
-        *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[""], "--threads", "1"),
+        *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[0], "--threads", "1"),
         *("--peer", "llama.cpp", "--peer", "openvino", "--tokens", "4", "--rounds", "1"),
         *("--spec-bench", str(plan.questions), "--per-task", "1", "--max-tokens", "4"),
         *("--json", str(tmp_path / "out.jsonl")),

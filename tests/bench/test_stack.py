@@ -29,7 +29,7 @@ from soothsay.drafters.base import NoDrafter
 from soothsay.errors import SoothsayError
 from soothsay.plotting import save_png
 
-SMALL = StackPlan("sibyl", requests=4, tokens=3, rounds=2, prefix=40, peer=False)
+SMALL = StackPlan(model="sibyl", requests=4, tokens=3, rounds=2, prefix=40, peer=False)
 NAMES = ["plain", "integers", "speculation", "4 at once", "prefix without cache", "prefix cache"]
 RUNGS = (
     Rung("transformers", "theirs"),

@@ -8,20 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.option_groups import grouped
-from soothsay.cli.options import MODEL_HELP, MaxTokensOption, ModelOptions, SamplingOptions
 from soothsay.cli.printed_answer import PrintedAnswer
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
+from soothsay.options import MAX_TOKENS, MODEL, ModelOptions, SamplingOptions, argument, option
 
 if TYPE_CHECKING:
     from soothsay.core.params import SamplingParams
@@ -38,46 +37,43 @@ TEMPERATURE = 0.7
 """The temperature where neither the user nor the model names one."""
 
 
-@grouped
-def chat(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="sibyl")] = None,
-    *,
-    named: Annotated[
-        str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)
-    ] = None,
-    system: Annotated[str, typer.Option("--system", help="The system message.")] = "",
-    show_drafted: Annotated[
-        bool, typer.Option("--show-drafted", help=f"Show accepted draft tokens in {ACCEPTED}.")
-    ] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Show answers as the model writes them, with Markdown as text.")
-    ] = False,
-    max_tokens: MaxTokensOption = 512,
-    sampling: SamplingOptions,
-    options: ModelOptions,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Chat:
     """Talk with a model. /help lists the commands within a conversation.
 
     Where neither an option nor the model's files name a temperature, it is 0.7.
     """
-    if model is not None and named is not None and model != named:
-        raise typer.BadParameter(f"give one model: MODEL is {model!r}, but --model is {named!r}")
-    model = model or named or "sibyl"
-    from soothsay.core.params import SamplingParams
 
-    given = sampling.given(max_tokens=max_tokens)
-    llm = load_llm(model, **asdict(options))
-    params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
-    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-        raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(f"{model}, drafter {options.drafter}. /help for commands, Ctrl-D to leave.", "dim"))
-    if llm.sampling_defaults:
-        console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
-    markdown = console.is_terminal and not console.is_dumb_terminal and not plain
-    Conversation(
-        llm, params, options.drafter, console, system=system, colour=show_drafted, markdown=markdown
-    ).run()
+    model: str | None = argument(None, MODEL, show_default="sibyl")
+    named: str | None = option(None, "The same as MODEL.", "--model", "-m", show_default=False)
+    system: str = option("", "The system message.")
+    show_drafted: bool = option(False, f"Show accepted draft tokens in {ACCEPTED}.")
+    plain: bool = option(False, "Show answers as the model writes them, with Markdown as text.")
+    max_tokens: int = option(512, MAX_TOKENS, "-n")
+    sampling: SamplingOptions
+    options: ModelOptions
+
+    def run(self) -> None:
+        """Talk until the user leaves."""
+        if self.model is not None and self.named is not None and self.model != self.named:
+            raise typer.BadParameter(
+                f"give one model: MODEL is {self.model!r}, but --model is {self.named!r}"
+            )
+        model = self.model or self.named or "sibyl"
+        from soothsay.core.params import SamplingParams
+
+        given = self.sampling.given(max_tokens=self.max_tokens)
+        llm = load_llm(model, **asdict(self.options))
+        params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
+        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+            raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
+        console, drafter = Console(highlight=False, soft_wrap=True), self.options.drafter
+        console.print(Text(f"{model}, drafter {drafter}. /help for commands, Ctrl-D to leave.", "dim"))
+        if llm.sampling_defaults:
+            console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
+        markdown = console.is_terminal and not console.is_dumb_terminal and not self.plain
+        looks = {"colour": self.show_drafted, "markdown": markdown}
+        Conversation(llm, params, drafter, console, system=self.system, **looks).run()
 
 
 class Conversation:
@@ -226,8 +222,8 @@ class Conversation:
 
     def _help(self, _: str) -> None:
         table = Table.grid(padding=(0, 2))
-        for name, (_command, argument, description) in self._commands.items():
-            table.add_row(f"{name} {argument}", Text(description, "dim"))
+        for name, (_command, given, description) in self._commands.items():
+            table.add_row(f"{name} {given}", Text(description, "dim"))
         self.console.print(table)
         self._say("Ctrl-C stops an answer. At the prompt, it leaves.")
 

@@ -6,21 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.options import MODEL_HELP, AnswerTokensOption, DTypeOption
 from soothsay.cli.registry import try_drafters
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.tasks import TASKS, Task
 from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
+from soothsay.config import DType
 from soothsay.errors import DrafterError, ModelError
+from soothsay.options import MAX_TOKENS, MODEL, ModelOptions, option, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -85,50 +86,44 @@ class DemoEntry:
         return all(answer.tokens == plain.answers[0].tokens for answer in self.answers)
 
 
-def demo(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", show_default="smollm2; sibyl without a network", help=MODEL_HELP),
-    ] = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            show_default="those of auto, suffix and mtp that fit the model",
-            help="A drafter to compare. Can be repeated.",
-        ),
-    ] = None,
-    max_tokens: AnswerTokensOption = 96,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds. Times are the median over them.")] = 5,
-    dtype: DTypeOption = "auto",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Demo:
     """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
-    if PLAIN in (drafter or ()):
-        raise typer.BadParameter(f"{PLAIN!r} is plain decoding, which is what the others are compared with")
-    model = model or _usual_model()
-    llm = load_llm(model, dtype=dtype, prefix_caching=False)  # so that every answer prefills its prompt
-    names = list(dict.fromkeys(drafter)) if drafter else _default_drafters(llm)
-    console = Console(highlight=False)
-    console.print()
-    console.print(
-        Text.assemble(
-            (model, "bold"),
-            f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. ",
-            "Accepted draft tokens are in ",
-            (ACCEPTED, ACCEPTED),
-            ".",
-        )
+
+    model: str | None = option(None, MODEL, "-m", show_default="smollm2; sibyl without a network")
+    drafter: list[str] | None = option(
+        None,
+        "A drafter to compare. Can be repeated.",
+        "-d",
+        show_default="those of auto, suffix and mtp that fit the model",
     )
-    if model == "sibyl":
-        console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
-    console.print()
-    entries = _measure_with_progress(llm, names, max_tokens, repeats)
-    for task in TASKS:
-        _show_answer(console, task, [e for e in entries if e.task is task and e.drafter != PLAIN])
-    console.print(_table(entries))
-    if not _show_verdict(console, entries):
-        raise typer.Exit(1)
+    max_tokens: int = option(96, MAX_TOKENS, "-n", min=1)
+    repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Compare. Exits with 1 if an answer differs."""
+        if PLAIN in (self.drafter or ()):
+            raise typer.BadParameter(
+                f"{PLAIN!r} is plain decoding, which is what the others are compared with"
+            )
+        model = self.model or _usual_model()
+        llm = load_llm(model, dtype=self.dtype, prefix_caching=False)  # every answer prefills its prompt
+        names = list(dict.fromkeys(self.drafter)) if self.drafter else _default_drafters(llm)
+        console = Console(highlight=False)
+        console.print()
+        what = f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. "
+        colour = (ACCEPTED, ACCEPTED)
+        console.print(Text.assemble((model, "bold"), what, "Accepted draft tokens are in ", colour, "."))
+        if model == "sibyl":
+            console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
+        console.print()
+        entries = _measure_with_progress(llm, names, self.max_tokens, self.repeats)
+        for task in TASKS:
+            _show_answer(console, task, [e for e in entries if e.task is task and e.drafter != PLAIN])
+        console.print(_table(entries))
+        if not _show_verdict(console, entries):
+            raise typer.Exit(1)
 
 
 def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> DemoAnswer:
@@ -218,12 +213,9 @@ def _shortened(text: Text) -> Text:
 
 
 def _table(entries: Sequence[DemoEntry]) -> Table:
+    numbers = "tokens/s", "speed-up", "steps", "accepted", "equal"
     note = "accepted: tokens a step, including the bonus token"
-    table = Table(box=box.SIMPLE_HEAD, caption=note, caption_justify="left", padding=(0, 1))
-    for heading in ("task", "drafter"):
-        table.add_column(heading)
-    for heading in ("tokens/s", "speed-up", "steps", "accepted", "equal"):
-        table.add_column(heading, justify="right")
+    table = numbers_table(("task", "drafter"), numbers, caption=note)
     for entry in entries:
         plain = _plain(entries, entry)
         first = entry is plain

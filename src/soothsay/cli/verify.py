@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
@@ -13,20 +14,25 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
-from soothsay.cli.options import (
-    PROMPTS_HELP,
-    DTypeOption,
-    MaxTokensOption,
-    ModelArgument,
-    SeedOption,
-    TemperatureOption,
-)
 from soothsay.cli.progress import answer_bar
 from soothsay.cli.registry import try_drafters
+from soothsay.cli.tables import numbers_table
 from soothsay.cli.tasks import TASKS
 from soothsay.cli.terminal import notice
-from soothsay.config import EngineConfig
+from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError
+from soothsay.options import (
+    FILE,
+    MAX_TOKENS,
+    MODEL,
+    PROMPTS,
+    TEMPERATURE,
+    ModelOptions,
+    SamplingOptions,
+    argument,
+    option,
+    shared,
+)
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
@@ -35,59 +41,47 @@ if TYPE_CHECKING:
     from soothsay.tokenizer import Tokenizer
 
 
-def verify(
-    model: ModelArgument = "sibyl",
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            show_default="all that need no files",
-            help="A drafter to check. Can be repeated.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            "-p",
-            exists=True,
-            dir_okay=False,
-            show_default="built-in prompts",
-            help=PROMPTS_HELP,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="all", help="Number of prompts, spread evenly over the file."),
-    ] = None,
-    max_tokens: MaxTokensOption = 128,
-    temperature: TemperatureOption = 0.0,
-    seed: SeedOption = None,
-    batch: Annotated[int, typer.Option(min=1, help="Requests in a batch, of all drafters mixed.")] = 8,
-    dtype: DTypeOption = "auto",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Verify:
     """Check that no drafter changes a token, or a bit of the logits that it was drawn from.
 
     Decodes each prompt plainly, alone and with an empty cache. Then decodes it again with each drafter and
     with none, mixed in batches. The exit code is 0 if all answers are equal, and 1 if not.
     """
-    entries = read_prompts(prompts) if prompts else _built_in()
-    entries = entries if limit is None else spread(entries, limit)
-    with notice(f"loading {model} ..."):
-        from soothsay import LLM, SamplingParams
-        from soothsay.bench.equality import compare
 
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-        rows = min(batch * EngineConfig.max_tree, EngineConfig.max_rows)  # few, so that prefill needs chunks
-        llm = LLM(model, drafter="none", dtype=dtype, max_requests=batch, max_rows=rows)
-        drafters = {spec: spec for spec in drafter} if drafter else _without_files(llm)
-    ids = [encode(entry, llm) for entry in entries]
-    with answer_bar("comparing", len(ids) * (2 + len(drafters.keys() - {"none"}))) as advance:
-        report = compare(llm, ids, drafters, params, advance=advance)
-    _show(Console(highlight=False), report, entries, llm.tokenizer, params.temperature)
-    if report.divergences:
-        raise typer.Exit(1)
+    model: str = argument("sibyl", MODEL)
+    drafter: list[str] | None = option(
+        None, "A drafter to check. Can be repeated.", "-d", show_default="all that need no files"
+    )
+    prompts: Path | None = option(None, PROMPTS, "-p", **FILE, show_default="built-in prompts")
+    limit: int | None = option(
+        None, "Number of prompts, spread evenly over the file.", min=1, show_default="all"
+    )
+    max_tokens: int = option(128, MAX_TOKENS, "-n")
+    temperature: float = option(0.0, TEMPERATURE, "-t", panel=SamplingOptions.PANEL)
+    seed: int | None = shared(SamplingOptions, "seed")
+    batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Compare. Exits with 1 if an answer differs."""
+        entries = read_prompts(self.prompts) if self.prompts else _built_in()
+        entries = entries if self.limit is None else spread(entries, self.limit)
+        with notice(f"loading {self.model} ..."):
+            from soothsay import LLM, SamplingParams
+            from soothsay.bench.equality import compare
+
+            params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
+            # few, so that prefill needs chunks
+            rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
+            llm = LLM(self.model, drafter="none", dtype=self.dtype, max_requests=self.batch, max_rows=rows)
+            drafters = {spec: spec for spec in self.drafter} if self.drafter else _without_files(llm)
+        ids = [encode(entry, llm) for entry in entries]
+        with answer_bar("comparing", len(ids) * (2 + len(drafters.keys() - {"none"}))) as advance:
+            report = compare(llm, ids, drafters, params, advance=advance)
+        _show(Console(highlight=False), report, entries, llm.tokenizer, params.temperature)
+        if report.divergences:
+            raise typer.Exit(1)
 
 
 def _built_in() -> list[PromptEntry]:
@@ -110,10 +104,8 @@ def _show(
     temperature: float,
 ) -> None:
     """Show a table of all drafters, and a second table of the divergences if there are any."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("drafter", overflow="fold")
-    for heading in ("prompts", "tokens compared", "tokens a step", "divergences"):
-        table.add_column(heading, justify="right")
+    numbers = "prompts", "tokens compared", "tokens a step", "divergences"
+    table = numbers_table(("drafter",), numbers)
     for comparison in report.comparisons:
         count = len(comparison.divergences)
         table.add_row(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from soothsay.bench.page_style import STYLE
+from soothsay.bench.html_page import html_page, html_table, paragraphs
 from soothsay.bench.report.speedup_charts import bars, lines, stacks
 from soothsay.bench.report.speedup_tables import COLUMNS, HEADINGS, different, notes, table, title
 from soothsay.bench.spec.spec_results import OVERALL, PLAIN, SpecResults, SpecRow, by_setting
@@ -29,12 +29,9 @@ def page(every: Sequence[SpecResults]) -> str:
     body = "".join(_section(results, alone=len(every) == 1) for results in every)
     overview = _overview(every) if len(every) > 1 else ""
     meanings = "; ".join(f"<b>{column.heading}</b>: {escape(column.meaning)}" for column in COLUMNS)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(heading)}</h1><p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; "
-        f"{meanings}.</p>{overview}{body}</body></html>\n"
+    return html_page(
+        heading,
+        f"<p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; {meanings}.</p>{overview}{body}",
     )
 
 
@@ -61,19 +58,9 @@ def _section(results: SpecResults, alone: bool) -> str:
         if (bad := different(results))
         else ""
     )
-    said = "".join(f"<p>{escape(note)}</p>" for note in notes(results))
-    plots = "".join(_plots(results))
-    return (
-        f"{'' if alone else f'<h2>{escape(title(results))}</h2>'}<p class=dim>{escape(facts)}</p>"
-        f"{alarm}{_table(results)}{said}{plots}"
-    )
-
-
-def _table(results: SpecResults) -> str:
-    content = table(results)
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in content.headings)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in content.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    head = "" if alone else f"<h2>{escape(title(results))}</h2>"
+    drawn = f"{html_table(table(results))}{paragraphs(notes(results))}{''.join(_plots(results))}"
+    return f"{head}<p class=dim>{escape(facts)}</p>{alarm}{drawn}"
 
 
 def _plots(results: SpecResults) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from soothsay.bench.result_table import ResultTable, escaped
 from soothsay.bench.spec.spec_results import OVERALL, Score, SpecResults, SpecRow
 
 HEADINGS = {
@@ -105,29 +106,26 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedupTable:
-    """Headings and rows of cells."""
-
-    headings: list[str]
-    rows: list[list[str]]
-
-
-def table(results: SpecResults) -> SpeedupTable:
+def table(results: SpecResults) -> ResultTable:
     """Return all rows of a run: speed-up by task, then `COLUMNS`; drafters that were left out come last."""
     rows = results.rows()
     settings = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"]
     return _table(results, rows, settings, COLUMNS)
 
 
-def table_of(results: SpecResults, rows: Sequence[SpecRow], width: int) -> SpeedupTable:
+def table_of(
+    results: SpecResults, setting: tuple[float, int], rows: Sequence[SpecRow], width: int
+) -> ResultTable:
     """Return the rows of one temperature and batch, with the columns for lines of `width` characters."""
-    return _table(results, rows, [], [column for column in COLUMNS if column.width <= width])
+    content = _table(results, rows, [], [column for column in COLUMNS if column.width <= width])
+    temperature, batch = setting
+    name = f"{title(results)}, temperature {temperature:g}, batch {batch}: speed-up by task"
+    return replace(content, title=name)
 
 
 def _table(
     results: SpecResults, rows: Sequence[SpecRow], settings: Sequence[str], columns: Sequence[Column]
-) -> SpeedupTable:
+) -> ResultTable:
     columns = [column for column in columns if any(column.cell(row.overall) for row in rows)]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
     cells = [
@@ -146,7 +144,7 @@ def _table(
         *(column.heading for column in columns),
     ]
     left_out = [[name, *("" for _ in headings[2:]), "out"] for name in results.left_out]
-    return SpeedupTable(headings, cells + left_out)
+    return ResultTable(headings, cells + left_out)
 
 
 def markdown(every: Sequence[SpecResults]) -> str:
@@ -155,8 +153,8 @@ def markdown(every: Sequence[SpecResults]) -> str:
         "\n\n".join(
             [
                 *([f"**{title(results)}**"] if len(every) > 1 else []),
-                _markdown_table(table(results)),
-                *(["  \n".join(_escaped(note) for note in notes(results))] if notes(results) else []),
+                table(results).markdown(),
+                *(["  \n".join(escaped(note) for note in notes(results))] if notes(results) else []),
             ]
         )
         for results in every
@@ -193,13 +191,3 @@ def notes(results: SpecResults) -> list[str]:
 def different(results: SpecResults) -> int:
     """Return the number of answers that differ from plain decoding's."""
     return sum(row.overall.different or 0 for row in results.rows())
-
-
-def _markdown_table(content: SpeedupTable) -> str:
-    ruler = ["---", *("---:" for _ in content.headings[1:])]
-    rows = [[_escaped(cell) for cell in row] for row in content.rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (content.headings, ruler, *rows))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", r"\|")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from soothsay.bench.result_table import ResultTable
 from soothsay.bench.serve.serve_results import (
     MEASURES,
     PERCENTILES,
@@ -23,22 +23,12 @@ BUSY = 0.5
 """Share of one core above which a note says that the benchmark itself was busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTable:
-    """Headings and rows of cells. The first `names` columns name what a row is about."""
-
-    title: str
-    names: int
-    headings: list[str]
-    rows: list[list[str]]
-
-
-def tables(results: LoadResults, slo: Slo) -> list[LoadTable]:
+def tables(results: LoadResults, slo: Slo) -> list[ResultTable]:
     """Return tables of throughput, of latencies in milliseconds, and of what else the servers report."""
     return [_throughput(results, slo), _latency(results), _steps(results)]
 
 
-def _throughput(results: LoadResults, slo: Slo) -> LoadTable:
+def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
     several = len(results.journal.conditions["targets"]) > 1
     rows = [
         [
@@ -55,10 +45,10 @@ def _throughput(results: LoadResults, slo: Slo) -> LoadTable:
     ]
     headings = ["load", "target", "answered", "req/s", "tokens/s"]
     headings += [*(["ratio"] if several else []), *(["goodput"] if slo else [])]
-    return LoadTable("throughput", 2, headings, rows)
+    return ResultTable(headings, rows, 2, "throughput")
 
 
-def _latency(results: LoadResults) -> LoadTable:
+def _latency(results: LoadResults) -> ResultTable:
     several = len(results.journal.conditions["targets"]) > 1
     rows = []
     for load, own in results.by_load():
@@ -68,10 +58,10 @@ def _latency(results: LoadResults) -> LoadTable:
                 ratio = [_times(row, own[0], median_of(measure))] if several else []
                 rows.append([load, measure.name, row.target, *values, *ratio])
     headings = [f"p{percentile}" for percentile in PERCENTILES] + (["ratio"] if several else [])
-    return LoadTable("latency, ms", 3, ["load", "", "target", *headings], rows)
+    return ResultTable(["load", "", "target", *headings], rows, 3, "latency, ms")
 
 
-def _steps(results: LoadResults) -> LoadTable:
+def _steps(results: LoadResults) -> ResultTable:
     rows = [
         [
             load,
@@ -85,7 +75,7 @@ def _steps(results: LoadResults) -> LoadTable:
         for row in own
     ]
     headings = ["load", "target", "in flight", "tokens/chunk", "tokens/step", "prompts cached"]
-    return LoadTable("means, as far as the servers report them", 2, headings, rows)
+    return ResultTable(headings, rows, 2, "means, as far as the servers report them")
 
 
 def _request_rate(trial: Trial) -> float:

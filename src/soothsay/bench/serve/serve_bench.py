@@ -13,6 +13,7 @@ from typing import Any
 from soothsay import __version__
 from soothsay.bench.chat_client import ChatClient, ChatError
 from soothsay.bench.journal import Journal
+from soothsay.bench.measure import rotated
 from soothsay.bench.serve.load import Arrivals
 from soothsay.bench.serve.mix import Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
@@ -112,7 +113,7 @@ class ServeBench:
             (number, load, target)
             for number in range(1, plan.rounds + 1)
             for place, load in enumerate(plan.loads)
-            for target in _rotated(self.targets, number - 1 + place)
+            for target in rotated(self.targets, number - 1 + place)
         ]
         lacking = [one for one in order if (one[2].name, one[1].name, one[0]) not in self.results]
         for target in self.targets:
@@ -288,9 +289,3 @@ class _LoadMeter:
 def _rounded(seconds: float) -> float:
     """Round to microseconds, so that files stay small."""
     return round(seconds, 6)
-
-
-def _rotated(targets: Sequence[LoadTarget], first: int) -> list[LoadTarget]:
-    """Return the targets, starting with number `first`, cyclically."""
-    first %= len(targets)
-    return [*targets[first:], *targets[:first]]

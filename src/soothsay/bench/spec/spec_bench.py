@@ -13,6 +13,7 @@ import torch
 
 from soothsay import __version__
 from soothsay.bench.journal import Journal
+from soothsay.bench.measure import rotated
 from soothsay.bench.prompts import PromptEntry, encode
 from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
 from soothsay.bench.spec.questions import Question
@@ -229,7 +230,7 @@ class SpecBench:
             params = SamplingParams(temperature=setting[0], max_tokens=self.plan.max_tokens, seed=seed)
             if one := self._asked(messages, params):
                 asked[question] = one
-        runs, answers = self._answers([*asked.values()], (place + setting[2]) % len(self.contenders))
+        runs, answers = self._answers([*asked.values()], place + setting[2])
         numbers = [question.number for question in asked]
         known = [self.results.plain(setting[0], number, turn) for number in numbers]
         plain = [old or new for old, new in zip(known, answers.get(PLAIN) or (), strict=True)]
@@ -251,7 +252,7 @@ class SpecBench:
         """Let all contenders answer, starting with number `first`. Returns times and answers by name."""
         runs: dict[str, RunTimes] = {}
         answers: dict[str, list[TurnAnswer]] = {}
-        for contender in (*self.contenders[first:], *self.contenders[:first]) if asked else ():
+        for contender in rotated(self.contenders, first) if asked else ():
             if not self.plan.carry:
                 contender.reset()
             runs[contender.name], said = contender.answer(asked)

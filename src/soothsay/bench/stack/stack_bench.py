@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import torch
 
 from soothsay import __version__
 from soothsay.bench.journal import Journal
+from soothsay.bench.measure import turns
 from soothsay.bench.peers.engines.base import Setup, UnavailableError
-from soothsay.bench.peers.peer_bench import turns
 from soothsay.bench.peers.peer_process import PeerProcess
+from soothsay.bench.plans import StackPlan
 from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.stack.rungs import Contender, Ids, Ours, Theirs
 from soothsay.bench.stack.stack_results import (
@@ -34,7 +35,7 @@ from soothsay.bench.stack.stack_results import (
     StackRun,
 )
 from soothsay.bench.texts import PASSAGE, TOPICS
-from soothsay.config import DType, EngineConfig
+from soothsay.config import EngineConfig
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
 from soothsay.llm import LLM
@@ -50,33 +51,6 @@ WARM_UP_TOKENS = 16
 
 Progress = Callable[[int, int, int], None]
 """Called with the number of answers so far, their final number, and the tokens made by this run."""
-
-
-@dataclass(frozen=True, slots=True)
-class StackPlan:
-    """What to measure.
-
-    Args:
-        model: what `LLM` takes.
-        integers: what the weights are rounded to, if the model's files have no integers.
-        drafter: of the rungs with speculation.
-        questions: a file of prompts, see `read_prompts`. None: prompts of ours.
-        requests: number of prompts.
-        tokens: of each answer; end tokens are ignored.
-        rounds: number of times that each rung answers all prompts.
-        prefix: tokens that the prompts of the last rung share.
-        peer: whether transformers takes part.
-    """
-
-    model: str
-    integers: DType = "int8"
-    drafter: str = "auto"
-    questions: Path | None = None
-    requests: int = 16
-    tokens: int = 64
-    rounds: int = 5
-    prefix: int = 1000
-    peer: bool = True
 
 
 class StackBench:

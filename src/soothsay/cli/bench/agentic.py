@@ -2,64 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.bench_options import NodesOption
+from soothsay.cli.bench.bench_options import BenchOptions
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
-from soothsay.config import EngineConfig
+from soothsay.options import FILE, REQUIRED, argument, option, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.agentic import Episode
 
 
-def agentic(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            exists=True,
-            dir_okay=False,
-            help="Conversations with code: JSON lines with 'messages' (may be .gz).",
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", dir_okay=False, help="The file to write, for 'bench spec'.")
-    ],
-    per_task: Annotated[int, typer.Option(min=1, help="Number of episodes of each task.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of episodes.")] = 0,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--replay", metavar="MODEL", help="Also count the steps that drafters would need for this model."
-        ),
-    ] = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option("--drafter", "-d", help="Drafter to count; may be repeated.", show_default="suffix"),
-    ] = None,
-    nodes: NodesOption = EngineConfig.max_tree,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Agentic:
     """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
 
     The file is for 'bench spec'. With --replay, lookup drafters are also tried on exact answers, without
     running the model.
     """
-    from soothsay.bench.agentic import make_episodes, write_questions
 
-    with notice(f"reading {data} ..."):
-        episodes = make_episodes(data, per_task, seed)
-    write_questions(out, episodes)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{out}: {len(episodes)} episodes of {len({e.task for e in episodes})} tasks")
-    if model is None:
-        console.print(f"Try:\n  soothsay bench spec sibyl --spec-bench {out} -d suffix")
-    else:
-        console.print(_replayed(episodes, model, drafter or ["suffix"], nodes), soft_wrap=False)
+    data: Path = argument(
+        REQUIRED, "Conversations with code: JSON lines with 'messages' (may be .gz).", **FILE
+    )
+    out: Path = option(REQUIRED, "The file to write, for 'bench spec'.", "-o", dir_okay=False)
+    per_task: int = option(20, "Number of episodes of each task.", min=1)
+    seed: int = option(0, "Seed of the choice of episodes.", min=0)
+    model: str | None = option(
+        None, "Also count the steps that drafters would need for this model.", "--replay", metavar="MODEL"
+    )
+    drafter: list[str] | None = option(
+        None, "Drafter to count; may be repeated.", "-d", show_default="suffix"
+    )
+    nodes: int = shared(BenchOptions, "nodes")
+
+    def run(self) -> None:
+        """Write the questions, and replay the episodes if a model is given."""
+        from soothsay.bench.agentic import make_episodes, write_questions
+
+        with notice(f"reading {self.data} ..."):
+            episodes = make_episodes(self.data, self.per_task, self.seed)
+        write_questions(self.out, episodes)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        tasks = len({episode.task for episode in episodes})
+        console.print(f"{self.out}: {len(episodes)} episodes of {tasks} tasks")
+        if self.model is None:
+            console.print(f"Try:\n  soothsay bench spec sibyl --spec-bench {self.out} -d suffix")
+        else:
+            table = _replayed(episodes, self.model, self.drafter or ["suffix"], self.nodes)
+            console.print(table, soft_wrap=False)
 
 
 def _replayed(episodes: list[Episode], model: str, drafters: list[str], nodes: int) -> Table:

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 
-from soothsay.cli.options import DTypeOption
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
+from soothsay.config import DType
+from soothsay.options import ModelOptions, argument, option, shared
 
 
-def decode(
-    model: Annotated[str, typer.Argument(help="A model with a chat template; see 'generate'.")] = "sibyl",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each run.")] = 128,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of runs of each contender; ratios are medians.")
-    ] = 7,
-    batch: Annotated[int, typer.Option(min=2, max=32, help="Number of requests in the batch.")] = 16,
-    dtype: DTypeOption = "auto",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Decode:
     """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
-    with notice(f"measuring {model} ..."):
-        from soothsay.bench.decode import bench_decode
 
-        comparisons = bench_decode(model, dtype=dtype, tokens=tokens, rounds=rounds, batch=batch)
-    table = numbers_table(
-        ("greedy decoding", ""), ("tokens/s", "ratio"), caption=f"median of {rounds} rounds"
-    )
-    for comparison in comparisons:
-        table.add_section()
-        for name in comparison.rates.rounds:
-            first = name == comparison.base
-            table.add_row(
-                comparison.title if first else "",
-                name,
-                f"{comparison.rates.median(name):.0f}",
-                "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x",
+    model: str = argument("sibyl", "A model with a chat template; see 'generate'.")
+    tokens: int = option(128, "Tokens of each run.", min=1)
+    rounds: int = option(7, "Number of runs of each contender; ratios are medians.", min=1)
+    batch: int = option(16, "Number of requests in the batch.", min=2, max=32)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Measure, and print a table."""
+        with notice(f"measuring {self.model} ..."):
+            from soothsay.bench.decode import bench_decode
+
+            comparisons = bench_decode(
+                self.model, dtype=self.dtype, tokens=self.tokens, rounds=self.rounds, batch=self.batch
             )
-    Console(highlight=False).print(table)
+        caption = f"median of {self.rounds} rounds"
+        table = numbers_table(("greedy decoding", ""), ("tokens/s", "ratio"), caption=caption)
+        for comparison in comparisons:
+            table.add_section()
+            for name in comparison.rates.rounds:
+                first = name == comparison.base
+                ratio = "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x"
+                rate = f"{comparison.rates.median(name):.0f}"
+                table.add_row(comparison.title if first else "", name, rate, ratio)
+        Console(highlight=False).print(table)

@@ -3,100 +3,66 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.cli.bench.bench_options import AnswerTemperatureOption, JsonOption, PngOption, check_charts
-from soothsay.cli.options import AnswerTokensOption, ModelArgument
+from soothsay.bench.plans import LearnPlan
+from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_chart, save_numbers
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
-from soothsay.files import write_json
-from soothsay.plotting import save_png
+from soothsay.options import FILE, MODEL, REQUIRED, argument, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
 
 
-def learn(
-    model: ModelArgument,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            exists=True,
-            dir_okay=False,
-            help="The stream: JSON lines with 'messages' or 'prompt'.",
-        ),
-    ],
-    drafter: Annotated[
-        str, typer.Option("--drafter", "-d", help="A trained drafter, or a composition with one.")
-    ] = "auto",
-    share: Annotated[
-        float, typer.Option("--share", min=0.001, max=1, help="Share of a core's time for learning.")
-    ] = 0.1,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests, at most.")] = 2000,
-    held_out: Annotated[
-        int, typer.Option("--held-out", min=0, help="Requests at the end that are reported apart.")
-    ] = 200,
-    window: Annotated[int, typer.Option("--window", min=1, help="Requests between two measurements.")] = 20,
-    every: Annotated[
-        int,
-        typer.Option("--every", min=1, help="Compare in one of so many windows, and in all held-out ones."),
-    ] = 1,
-    max_tokens: AnswerTokensOption = 64,
-    temperature: AnswerTemperatureOption = 0.0,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests at a time.")] = 1,
-    png: PngOption = None,
-    to_json: JsonOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Learn:
     """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
 
     The file of --json is written anew after each window. An interruption shows what was measured until then.
     Exits with 1 if an answer differs from plain decoding's.
     """
-    check_charts(png)
-    latest: LearnReport | None = None
-    try:
-        with ExitStack() as loading, progress_bar("answering", "requests", paced=True) as show:
-            loading.enter_context(notice(f"reading {file}, loading {model} ..."))
-            from soothsay.bench.learn import bench_learn
-            from soothsay.bench.prompts import read_prompts
 
-            entries = read_prompts(file)[:requests]
-            if held_out >= len(entries):
-                raise typer.BadParameter(f"--held-out {held_out}: the stream has {len(entries)} requests")
+    model: str = argument(REQUIRED, MODEL)
+    file: Path = argument(REQUIRED, "The stream: JSON lines with 'messages' or 'prompt'.", **FILE)
+    plan: LearnPlan
+    png: Path | None = shared(BenchOptions, "png")
+    to_json: Path | None = shared(BenchOptions, "to_json")
 
-            def progress(report: LearnReport) -> None:
-                nonlocal latest
-                latest = report
-                loading.close()
-                show(report.answered, len(entries), report.tokens)
-                if to_json is not None:
-                    write_json(to_json, asdict(report), indent=1)
+    def run(self) -> None:
+        """Answer the stream, and show the results."""
+        check_charts(self.png)
+        latest: LearnReport | None = None
+        try:
+            with ExitStack() as loading, progress_bar("answering", "requests", paced=True) as show:
+                loading.enter_context(notice(f"reading {self.file}, loading {self.model} ..."))
+                from soothsay.bench.learn import bench_learn
+                from soothsay.bench.prompts import read_prompts
 
-            bench_learn(
-                model,
-                entries,
-                drafter=drafter,
-                share=share,
-                held_out=held_out,
-                window=window,
-                every=every,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                batch=batch,
-                progress=progress,
-            )
-    finally:
-        if latest is not None and latest.windows:
-            _show(latest, png)
-    if latest is not None and latest.different:
-        raise typer.Exit(1)
+                entries = read_prompts(self.file)[: self.plan.requests]
+                if (kept := self.plan.held_out) >= len(entries):
+                    raise typer.BadParameter(f"--held-out {kept}: the stream has {len(entries)} requests")
+
+                def progress(report: LearnReport) -> None:
+                    nonlocal latest
+                    latest = report
+                    loading.close()
+                    show(report.answered, len(entries), report.tokens)
+                    save_numbers(self.to_json, asdict(report))
+
+                bench_learn(self.model, entries, self.plan, progress)
+        finally:
+            if latest is not None and latest.windows:
+                _show(latest, self.png)
+        if latest is not None and latest.different:
+            raise typer.Exit(1)
 
 
 def _show(report: LearnReport, png: Path | None) -> None:
@@ -104,8 +70,7 @@ def _show(report: LearnReport, png: Path | None) -> None:
     from soothsay.bench.learn_chart import learn_chart
 
     Console(highlight=False).print(_table(report))
-    if png is not None:
-        save_png(learn_chart(report), png, dpi=150)
+    save_chart(png, lambda: learn_chart(report))
 
 
 def _table(report: LearnReport) -> Table:

@@ -3,142 +3,64 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import (
-    JournalOption,
-    PngOption,
-    check_charts,
-    dtypes_option,
-    known_dtypes,
-)
-from soothsay.cli.options import DrafterOption, ModelArgument
+from soothsay.bench.plans import PeerPlan
+from soothsay.cli.bench.bench_options import BenchOptions, check_charts, known_dtypes, save_chart
 from soothsay.cli.progress import stage_bars
-from soothsay.cli.tables import numbers_table
-from soothsay.plotting import save_png
+from soothsay.cli.tables import numbers_table, wide_table
+from soothsay.options import shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.peers.peer_bench import PeerBench, PeerPlan
+    from soothsay.bench.peers.peer_bench import PeerBench
     from soothsay.bench.peers.peer_results import PeerResults
 
 SUSPICIOUS = 8
 """With fewer leading tokens equal to ours, of 32, an engine probably runs another model."""
 
 
-def peers(
-    model: ModelArgument,
-    dtype: Annotated[list[str] | None, dtypes_option("bfloat16; auto for a .gguf file")] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="transformers, openvino or llama.cpp; may be repeated.", show_default="all that are there"
-        ),
-    ] = None,
-    peer_python: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[PEER=]PATH",
-            help="Python interpreter with the packages of all peers, or of one; may be repeated.",
-            show_default="this one",
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a round.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; times are medians.")] = 5,
-    threads: Annotated[
-        int | None, typer.Option(min=1, show_default="torch's", help="Threads of each engine.")
-    ] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec-bench",
-            exists=True,
-            dir_okay=False,
-            help="Also measure whole answers to the prompts of this file.",
-        ),
-    ] = None,
-    per_task: Annotated[int, typer.Option(min=1, help="Number of prompts of each task.")] = 20,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
-    drafter: DrafterOption = "auto",
-    lookup_tokens: Annotated[
-        int,
-        typer.Option(min=0, help="Draft tokens of the peers' prompt lookup; 0: as their makers recommend."),
-    ] = 0,
-    draft_model: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="A draft model for llama.cpp and openvino, if MODEL is a GGUF file: another GGUF file.",
-            show_default="none",
-        ),
-    ] = "",
-    work: Annotated[
-        Path,
-        typer.Option(file_okay=False, help="Directory for exported models, which are used again, and logs."),
-    ] = Path("peers"),
-    to_json: JournalOption = None,
-    png: PngOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Peers:
     """Compare engines that run the same weights. Each has its own process, and they take turns.
 
     It measures decoding, passes of 4, 8 and 16 rows after a context of 128 tokens, and a prompt of 512. With
     --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup. All
     engines run a GGUF file as it is; other weights are exported for them.
     """
-    dtypes = known_dtypes(dtype or (["auto"] if model.endswith(".gguf") else None))
-    import torch
 
-    from soothsay.bench.peers.peer_bench import PEERS, PeerBench, PeerPlan
-    from soothsay.bench.peers.peer_chart import answers_chart
+    plan: PeerPlan
+    to_json: Path | None = shared(BenchOptions, "journal")
+    png: Path | None = shared(BenchOptions, "png")
 
-    if png is not None:
-        if questions is None:
-            raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
-        check_charts(png)
-    plan = PeerPlan(
-        model=model,
-        work=work,
-        threads=threads or torch.get_num_threads(),
-        dtypes=dtypes,
-        peers=peer or PEERS,
-        pythons=_pythons(peer_python or ()),
-        tokens=tokens,
-        rounds=rounds,
-        questions=questions,
-        per_task=per_task,
-        max_tokens=max_tokens,
-        drafter=drafter,
-        lookup_tokens=lookup_tokens,
-        draft_model=draft_model,
-    )
-    with stage_bars() as progress:
-        bench = PeerBench(plan, to_json, progress)
-        results = bench.run()
-    _show(results, bench)
-    if png is not None:
-        save_png(answers_chart(results, dtypes), png, dpi=150)
+    def run(self) -> None:
+        """Measure, and show the results."""
+        is_file = self.plan.model.endswith(".gguf")
+        dtypes = known_dtypes(self.plan.dtypes, ("auto",) if is_file else ("bfloat16",))
+        from soothsay.bench.peers.peer_bench import PeerBench
+        from soothsay.bench.peers.peer_chart import answers_chart
 
-
-def _pythons(options: Sequence[str]) -> dict[str, str]:
-    """Parse `["A", "openvino=B"]` into `{"": "A", "openvino": "B"}`, where "" is any other engine."""
-    pythons = {}
-    for option in options:
-        peer, equals, path = option.partition("=")
-        pythons.update({peer: path} if equals else {"": option})
-    return pythons
+        if self.png is not None:
+            if self.plan.questions is None:
+                raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
+            check_charts(self.png)
+        with stage_bars() as progress:
+            bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
+            results = bench.run()
+        _show(results, bench)
+        save_chart(self.png, lambda: answers_chart(results, dtypes))
 
 
 def _show(results: PeerResults, bench: PeerBench) -> None:
     console = Console(highlight=False)
-    for weights in bench.plan.dtypes:
-        console.print(_speeds(results, weights, bench.plan))
+    for weights in bench.dtypes:
+        console.print(_speeds(results, weights, bench))
         _warn(results, weights, console)
         if bench.questions:
             console.print(_answers(results, weights))
@@ -146,7 +68,7 @@ def _show(results: PeerResults, bench: PeerBench) -> None:
         console.print(Text(note, "dim"), soft_wrap=True)
 
 
-def _speeds(results: PeerResults, dtype: str, plan: PeerPlan) -> Table:
+def _speeds(results: PeerResults, dtype: str, bench: PeerBench) -> Table:
     from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED
     from soothsay.bench.peers.peer_results import OURS
 
@@ -154,7 +76,8 @@ def _speeds(results: PeerResults, dtype: str, plan: PeerPlan) -> Table:
         ("", "engine"),
         ("ms", "tokens/s", "of ours", "equal"),
         title=f"weights in {dtype}",
-        caption=f"median of {plan.rounds} rounds, {plan.threads} threads; equal: leading tokens, of 32",
+        caption=f"median of {bench.plan.rounds} rounds, {bench.threads} threads; "
+        "equal: leading tokens, of 32",
     )
     measures = {
         "decode": f"one token, context {CONTEXT}",
@@ -196,15 +119,8 @@ def _answers(results: PeerResults, dtype: str) -> Table:
     from soothsay.bench.report.speedup_tables import HEADINGS
 
     rates = results.rates(dtype)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"whole answers, weights in {dtype}: tokens a second, mean over prompts",
-        title_justify="left",
-    )
-    table.add_column("", no_wrap=True)
-    for task in rates:
-        table.add_column(HEADINGS.get(task, task), justify="right", no_wrap=True)
+    title = f"whole answers, weights in {dtype}: tokens a second, mean over prompts"
+    table = wide_table(["", *(HEADINGS.get(task, task) for task in rates)], title=title)
     contestants = list(next(iter(rates.values()), {}))
     for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
         table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from soothsay.cli.bench.bench_options import HtmlOption, MarkdownOption, check_charts
+from soothsay.cli.bench.bench_options import BenchOptions, check_charts
 from soothsay.cli.bench.spec import finish
+from soothsay.options import FILE, REQUIRED, argument, shared
 
 
-def report(
-    files: Annotated[
-        list[Path], typer.Argument(exists=True, dir_okay=False, help="What 'bench spec --json' wrote.")
-    ],
-    markdown: MarkdownOption = None,
-    html: HtmlOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Report:
     """Show results of 'bench spec' again, several runs together. Nothing is measured.
 
     The exit code is 1 if an answer differed from plain decoding's.
     """
-    from soothsay.bench.spec.spec_results import SpecResults
 
-    check_charts(html)
-    finish([SpecResults.read(file) for file in files], markdown, html)
+    files: list[Path] = argument(REQUIRED, "What 'bench spec --json' wrote.", **FILE)
+    markdown: Path | None = shared(BenchOptions, "markdown")
+    html: Path | None = shared(BenchOptions, "html")
+
+    def run(self) -> None:
+        """Read the files, and show them."""
+        from soothsay.bench.spec.spec_results import SpecResults
+
+        check_charts(self.html)
+        finish([SpecResults.read(file) for file in self.files], self.markdown, self.html)

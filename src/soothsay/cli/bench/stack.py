@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import JournalOption, PngOption, check_charts
-from soothsay.cli.options import DrafterOption, ModelArgument
+from soothsay.bench.plans import StackPlan
+from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_chart
 from soothsay.cli.progress import progress_bar
+from soothsay.cli.tables import records_table
 from soothsay.cli.terminal import notice
-from soothsay.plotting import save_png
+from soothsay.options import shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.stack.stack_bench import StackPlan
     from soothsay.bench.stack.stack_results import StackResults, StackRow
 
 
-def stack(
-    model: ModelArgument = "sibyl",
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec-bench",
-            exists=True,
-            dir_okay=False,
-            show_default="requests for stories",
-            help="File of prompts; those to answer are evenly spread over its categories.",
-        ),
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; factors are medians.")] = 5,
-    prefix: Annotated[
-        int, typer.Option(min=1, help="Tokens that the prompts of the last rung share.")
-    ] = 1000,
-    integers: Annotated[
-        Literal["int8", "int4"],
-        typer.Option(help="What weights are rounded to, if the model's files have no integers."),
-    ] = "int8",
-    drafter: DrafterOption = "auto",
-    peer: Annotated[
-        bool, typer.Option("--transformers/--no-transformers", help="Whether transformers is the first rung.")
-    ] = True,
-    to_json: JournalOption = None,
-    png: PngOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Stack:
     """Measure the whole gain, one thing after the other: each rung adds one to the rung before.
 
     The rungs are transformers in bfloat16, this engine in bfloat16, integers, speculation, 4 and 16 requests
@@ -58,25 +30,24 @@ def stack(
     turns. The prefix cache has longer prompts; its factor is over the same prompts without the cache. The
     command fails if speculation, batches or the cache change a token.
     """
-    check_charts(png)
-    with notice(f"loading {model} ..."):
-        from soothsay.bench.stack.stack_bench import StackPlan
 
-        plan = StackPlan(model, integers, drafter, questions, requests, tokens, rounds, prefix, peer)
-    with progress_bar("measuring") as progress:
-        from soothsay.bench.stack.stack_bench import StackBench
+    plan: StackPlan
+    to_json: Path | None = shared(BenchOptions, "journal")
+    png: Path | None = shared(BenchOptions, "png")
 
-        with StackBench(plan, to_json, progress) as bench:
+    def run(self) -> None:
+        """Measure, and show the results."""
+        check_charts(self.png)
+        with notice(f"loading {self.plan.model} ..."):
+            from soothsay.bench.stack.stack_bench import StackBench
+            from soothsay.bench.stack.stack_chart import stack_chart
+        with progress_bar("measuring") as progress, StackBench(self.plan, self.to_json, progress) as bench:
             results = bench.run()
-    rows = results.rows()
-    console = Console(highlight=False)
-    console.print(_table(rows, plan))
-    for note in (*bench.notes, *_notes(results)):
-        console.print(Text(note, "dim"), soft_wrap=True)
-    if png is not None:
-        from soothsay.bench.stack.stack_chart import stack_chart
-
-        save_png(stack_chart(rows, _title(plan)), png, dpi=150)
+        rows, console = results.rows(), Console(highlight=False)
+        console.print(_table(rows, self.plan))
+        for note in (*bench.notes, *_notes(results)):
+            console.print(Text(note, "dim"), soft_wrap=True)
+        save_chart(self.png, lambda: stack_chart(rows, _title(self.plan)))
 
 
 def _title(plan: StackPlan) -> str:
@@ -84,25 +55,23 @@ def _title(plan: StackPlan) -> str:
 
 
 def _table(rows: list[StackRow], plan: StackPlan) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
+    def spread(row: StackRow) -> str:
+        return "" if row.gain is None else f"{row.gain.factor.low:.2f} to {row.gain.factor.high:.2f}"
+
+    return records_table(
+        rows,
+        {"each adds one thing": "{.rung.title}"},
+        {
+            "tokens/s": "{.rate:.1f}",
+            "factor": lambda row: "" if row.gain is None else f"{row.gain.factor.median:.2f}x",
+            "quartiles": spread,
+            "product": lambda row: "" if row.gain is None else f"{row.gain.product.median:.2f}x",
+        },
+        # a base after the first is no rung: the last rung is compared with it
+        style=lambda row: "dim" if row.gain is None and row is not rows[0] else "",
         title=_title(plan),
         caption=f"ratios within a round, medians and quartiles of {plan.rounds} rounds",
-        title_justify="left",
-        caption_justify="left",
     )
-    table.add_column("each adds one thing")
-    for heading in ("tokens/s", "factor", "quartiles", "product"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for place, row in enumerate(rows):
-        cells = ["", "", ""]
-        if row.gain is not None:
-            factor, product = row.gain.factor, row.gain.product
-            spread = f"{factor.low:.2f} to {factor.high:.2f}"
-            cells = [f"{factor.median:.2f}x", spread, f"{product.median:.2f}x"]
-        beside = place > 0 and row.gain is None  # it is no rung: the last rung is compared with it
-        table.add_row(row.rung.title, f"{row.rate:.1f}", *cells, style="dim" if beside else "")
-    return table
 
 
 def _notes(results: StackResults) -> list[str]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from soothsay.cli.options import (
-    MODEL_HELP,
-    AnswerSeedOption,
-    ChatTemplateOption,
-    DrafterOption,
-    DTypeOption,
-    MaxContextOption,
-    MaxTokensOption,
-    TemperatureOption,
-)
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import PLAIN, notice
+from soothsay.config import DType
+from soothsay.options import (
+    MAX_TOKENS,
+    MODEL,
+    REQUIRED,
+    TEMPERATURE,
+    ModelOptions,
+    SamplingOptions,
+    argument,
+    option,
+    shared,
+)
 
 if TYPE_CHECKING:
     from soothsay.corpus import Tally
@@ -32,84 +35,83 @@ Method = Literal["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafte
 """Trained drafters that read features of the target."""
 
 
-def data(
-    model: Annotated[
-        str,
-        typer.Argument(help=f"{MODEL_HELP} It has a chat template."),
-    ],
-    prompts: Annotated[
-        Path,
-        typer.Argument(
-            exists=True,
-            help="Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the "
-            "package 'datasets'. Messages of assistants are left out.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            dir_okay=False,
-            help="The file to write: JSON lines with 'messages'. An existing file is continued.",
-        ),
-    ],
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="all", help="Number of conversations, drawn from the whole file."),
-    ] = None,
-    temperature: TemperatureOption = 0.7,
-    max_tokens: MaxTokensOption = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 32,
-    seed: AnswerSeedOption = 0,
-    features: Annotated[
-        Method | None,
-        typer.Option(
-            help="Also keep the features that `soothsay train` of this name learns from, in a folder beside "
-            "--out: training then needs no pass of the model. They take about 10 kB a token for a model of "
-            "1.5B parameters. The model answers without a drafter.",
-        ),
-    ] = None,
-    drafter: DrafterOption = PLAIN,
-    dtype: DTypeOption = "auto",
-    max_context: MaxContextOption = None,
-    chat_template: ChatTemplateOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Data:
     """Let a model answer the users' messages of a file of conversations, turn by turn.
 
     Each answer follows the model's own earlier answers. A conversation is written when it ends. After an
     interruption, the same command continues.
     """
-    if features is not None and drafter != PLAIN:
-        raise typer.BadParameter("with --features the model answers without a drafter: leave out --drafter")
-    with notice(f"reading {prompts} ..."):
-        from soothsay.train.answers import read_unanswered, write_answers
 
-        asked, tally = read_unanswered(prompts)
-    with notice(f"loading {model} ..."):
-        from soothsay import LLM, SamplingParams
+    model: str = argument(REQUIRED, f"{MODEL} It has a chat template.")
+    prompts: Path = argument(
+        REQUIRED,
+        "Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the "
+        "package 'datasets'. Messages of assistants are left out.",
+        exists=True,
+    )
+    out: Path = option(
+        REQUIRED,
+        "The file to write: JSON lines with 'messages'. An existing file is continued.",
+        "-o",
+        dir_okay=False,
+    )
+    limit: int | None = option(
+        None, "Number of conversations, drawn from the whole file.", min=1, show_default="all"
+    )
+    temperature: float = option(0.7, TEMPERATURE, "-t", panel=SamplingOptions.PANEL)
+    max_tokens: int = option(512, MAX_TOKENS, "-n")
+    batch: int = option(32, "Conversations at a time.", min=1)
+    seed: int = option(0, "Seed of all answers.", min=0)
+    features: Method | None = option(
+        None,
+        "Also keep the features that `soothsay train` of this name learns from, in a folder beside "
+        "--out: training then needs no pass of the model. They take about 10 kB a token for a model of "
+        "1.5B parameters. The model answers without a drafter.",
+    )
+    drafter: str = shared(ModelOptions, "drafter", default=PLAIN)
+    dtype: DType = shared(ModelOptions, "dtype")
+    max_context: int | None = shared(ModelOptions, "max_context")
+    chat_template: Path | None = shared(ModelOptions, "chat_template")
 
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-        llm = LLM(
-            model,
-            drafter=drafter,
-            dtype=dtype,
-            max_context=max_context,
-            chat_template=chat_template,
-            max_requests=batch,
-            prefix_caching=features is None,
-        )
-    folder = None
-    if features is not None:
-        from soothsay.train.new_heads import taps_of
-        from soothsay.train.recorded import FeatureFolder
+    def run(self) -> None:
+        """Answer the conversations that have no answer yet."""
+        features = self.features
+        if features is not None and self.drafter != PLAIN:
+            raise typer.BadParameter(
+                "with --features the model answers without a drafter: leave out --drafter"
+            )
+        with notice(f"reading {self.prompts} ..."):
+            from soothsay.train.answers import read_unanswered, write_answers
 
-        folder = FeatureFolder(out.with_suffix(".features"), taps_of(features, llm.model.config.num_layers))
-    with progress_bar("answering", "conversations") as progress:
-        report = write_answers(llm, asked, out, params, limit=limit, features=folder, progress=progress)
-    _show(report, tally, out)
-    if folder is not None:
-        Console(highlight=False, soft_wrap=True).print(f"features for {features}: {folder.path}")
+            asked, tally = read_unanswered(self.prompts)
+        with notice(f"loading {self.model} ..."):
+            from soothsay import LLM, SamplingParams
+
+            params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
+            llm = LLM(
+                self.model,
+                drafter=self.drafter,
+                dtype=self.dtype,
+                max_context=self.max_context,
+                chat_template=self.chat_template,
+                max_requests=self.batch,
+                prefix_caching=features is None,
+            )
+        folder = None
+        if features is not None:
+            from soothsay.train.new_heads import taps_of
+            from soothsay.train.recorded import FeatureFolder
+
+            taps = taps_of(features, llm.model.config.num_layers)
+            folder = FeatureFolder(self.out.with_suffix(".features"), taps)
+        with progress_bar("answering", "conversations") as progress:
+            report = write_answers(
+                *(llm, asked, self.out, params), limit=self.limit, features=folder, progress=progress
+            )
+        _show(report, tally, self.out)
+        if folder is not None:
+            Console(highlight=False, soft_wrap=True).print(f"features for {features}: {folder.path}")
 
 
 def _show(report: AnswersReport, tally: Tally, out: Path) -> None:

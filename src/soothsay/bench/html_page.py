@@ -1,6 +1,11 @@
-"""The style sheet of the benchmarks' HTML pages. Charts stand on white paper, also on a dark page."""
+"""The benchmarks' HTML pages, which need no scripts and no other files."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from soothsay.bench.result_table import ResultTable
 
 STYLE = """
 :root{color-scheme:light dark;--page:#fafaf8;--ink:#1d1f23;--dim:#666c75;--rule:#e2e3e6;--alarm:#b3261e}
@@ -24,3 +29,30 @@ svg{width:100%;height:auto;display:block;stroke-linejoin:round}
 font-size:.8rem}.legend span{display:inline-block;width:22px;vertical-align:middle;margin-right:.35rem;
 border-top-width:2px}
 """.replace("\n", "")
+"""The style sheet. Charts stand on white paper, also on a dark page."""
+
+
+def html_page(title: str, body: str) -> str:
+    """A page with a heading. `body` is HTML, `title` is text."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{body}</body></html>\n"
+    )
+
+
+def html_table(table: ResultTable) -> str:
+    """A table, without its title."""
+    rows = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in table.rows)
+    head = f"<thead><tr>{_cells(table.headings, 'th')}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{rows}</tbody></table></div>'
+
+
+def paragraphs(notes: Sequence[str]) -> str:
+    """A paragraph for each note."""
+    return "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def _cells(cells: Sequence[str], tag: str) -> str:
+    return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
