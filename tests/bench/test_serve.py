@@ -297,7 +297,7 @@ def test_a_file_is_continued(tmp_path: Path) -> None:
     with pytest.raises(SoothsayError, match="another run: other loads; give a new file"):
         measure(fakes, [Arrivals("concurrency", 2, requests=5)], path=path, warm_up=1)
     path.write_text('{"targets": []}\n{"question": 1}\n')
-    with pytest.raises(SoothsayError, match="does not hold measurements"):
+    with pytest.raises(SoothsayError, match="measurements of 'bench serve' are expected"):
         LoadResults.read(path)
 
 

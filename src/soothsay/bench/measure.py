@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+
+Progress = Callable[[int, int, int], None]
+"""Called with the answers so far, their final number, and the tokens made by this run."""
 
 Workload = Callable[[], int]
 """A function that does some work once and returns the number of tokens that it made."""
@@ -53,3 +57,20 @@ def interleave(contenders: Mapping[str, Workload], rounds: int) -> Rates:
         tokens = contenders[name]()
         rates[name].append(tokens / (time.perf_counter() - begin))
     return Rates(rates)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts the work of a run, and tells its progress."""
+
+    progress: Progress
+    total: float = 0
+    done: float = 0
+    tokens: int = 0
+
+    def advance(self, done: float = 0, tokens: int = 0, *, dropped: float = 0) -> None:
+        """Count work that was done, and work that will not be."""
+        self.done += done
+        self.tokens += tokens
+        self.total -= dropped
+        self.progress(int(min(self.done, self.total)), math.ceil(self.total), self.tokens)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from soothsay.cli.progress import bars
 from soothsay.cli.registry import try_drafters
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.tasks import TASKS, Task
@@ -183,12 +184,10 @@ def _default_drafters(llm: LLM) -> list[str]:
 
 def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
     decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
-    console = Console(stderr=True)
     total = repeats * len(TASKS) * (1 + len(names))
-    columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers"))
-    with Progress(  # without refreshes in the background, which would disturb the timing of answers
-        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
-    ) as progress:
+    columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
+    # without refreshes in the background, which would disturb the timing of answers
+    with bars(*columns, refresh=False) as progress:
         bar = progress.add_task("decoding", total=total)
         return measure(llm, names, max_tokens, repeats, lambda: progress.update(bar, advance=1, refresh=True))
 

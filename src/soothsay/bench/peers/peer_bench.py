@@ -6,7 +6,6 @@ engine decodes token by token, reads a prompt, and runs passes of several tokens
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from soothsay.bench.journal import Journal
+from soothsay.bench.journal import Journal, short_hash
 from soothsay.bench.measure import turns
 from soothsay.bench.peers.engines.base import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
@@ -251,4 +250,4 @@ def _digest(checkpoint: Checkpoint) -> str:
     every = checkpoint.path.iterdir() if checkpoint.path.is_dir() else [checkpoint.path]
     files = sorted(file for file in every if file.suffix in (".json", ".safetensors", ".gguf"))
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.blake2b(repr((str(checkpoint.path.resolve()), facts)).encode(), digest_size=4).hexdigest()
+    return short_hash(repr((str(checkpoint.path.resolve()), facts)))

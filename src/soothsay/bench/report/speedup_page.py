@@ -107,41 +107,31 @@ def _panels(panels: Sequence[tuple[str, list[tuple[str, float]]]], top: float) -
 
 
 def _by_depth(rows: Sequence[SpecRow]) -> str:
-    series = {
-        row.name: list(enumerate(row.overall.by_depth, start=1)) for row in rows if any(row.overall.by_depth)
-    }
-    if not series:
-        return ""
-    chart = lines(series, "depth", "share of steps", percent=True)
-    return _figure("Steps that accept a draft token at this depth", chart, [*series])
+    depths = {row.name: row.overall.by_depth for row in rows if any(row.overall.by_depth)}
+    series = {name: list(enumerate(shares, start=1)) for name, shares in depths.items()}
+    name = "Steps that accept a draft token at this depth"
+    return _figure(name, [*series], lambda: lines(series, "depth", "share of steps", percent=True))
 
 
 def _by_nodes(rows: Sequence[SpecRow]) -> str:
-    series = {
-        row.name: list(enumerate(row.overall.by_nodes, start=1))
-        for row in rows
-        if len(row.overall.by_nodes) > 1
-    }
-    if not series:
-        return ""
+    speedups = {row.name: row.overall.by_nodes for row in rows if len(row.overall.by_nodes) > 1}
+    series = {name: list(enumerate(values, start=1)) for name, values in speedups.items()}
     name = "Speed-up after the first token that theory expects, by the most nodes of a tree"
     caption = (
         "The recorded trees are cut to their best nodes, and their verdicts replayed. The time of drafting "
         "stays as it was."
     )
-    return _figure(name, lines(series, "nodes", "speed-up", reference=1.0), [*series], caption)
+    return _figure(name, [*series], lambda: lines(series, "nodes", "speed-up", reference=1.0), caption)
 
 
 def _by_phase(rows: Sequence[SpecRow]) -> str:
     phased = [(row.name, row.overall.phases) for row in rows if row.overall.accepted]
+    phases = [*phased[0][1]] if phased else []
     caption = (
         "prefill: until the first token. draft: in the drafter. verify: from the draft to the verdict, which "
         "is the target's pass. other: scheduling, text."
     )
-    if not phased:
-        return ""
-    chart = stacks(phased, "ms a token")
-    return _figure("Milliseconds a token, by phase", chart, [*phased[0][1]], caption)
+    return _figure("Milliseconds a token, by phase", phases, lambda: stacks(phased, "ms a token"), caption)
 
 
 def _curve(name: str, rows: Sequence[SpecRow], label: str, x: Callable[[SpecRow], float]) -> str:
@@ -149,14 +139,15 @@ def _curve(name: str, rows: Sequence[SpecRow], label: str, x: Callable[[SpecRow]
         drafter: sorted((x(row), row.overall.speedup) for row in rows if row.name == drafter)
         for drafter in dict.fromkeys(row.name for row in rows if row.name != PLAIN)
     }
+    return _figure(name, [*series], lambda: lines(series, label, "speed-up", reference=1.0))
+
+
+def _figure(name: str, series: Sequence[str], draw: Callable[[], Any], caption: str = "") -> str:
+    """A chart with its legend and caption, if it has any series."""
     if not series:
         return ""
-    return _figure(name, lines(series, label, "speed-up", reference=1.0), [*series])
-
-
-def _figure(name: str, chart: Any, names: Sequence[str], caption: str = "") -> str:
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure><h4>{escape(name)}</h4>{inline_svg(chart, name)}{legend(names)}{below}</figure>"
+    return f"<figure><h4>{escape(name)}</h4>{inline_svg(draw(), name)}{legend(series)}{below}</figure>"
 
 
 def legend(names: Sequence[str]) -> str:

@@ -33,8 +33,12 @@ class Column:
 
     heading: str
     meaning: str
-    cell: Callable[[Score], str]
+    value: str | Callable[[Score], str]  # the name of a ratio of `Score`, or a function that writes a cell
     width: int = 0  # characters of the line that it needs in a terminal
+
+    def cell(self, score: Score) -> str:
+        """The text of the cell for a score. Empty if the value is unknown."""
+        return _number(getattr(score, self.value)) if isinstance(self.value, str) else self.value(score)
 
 
 def _equal(score: Score) -> str:
@@ -54,28 +58,14 @@ def _prediction(score: Score) -> str:
 
 
 COLUMNS = (
+    Column("accepted", "tokens a step, with the bonus token, without the pass over the prompt", "accepted"),
     Column(
-        "accepted",
-        "tokens a step, with the bonus token, without the pass over the prompt",
-        lambda score: _number(score.accepted),
+        OVERALL, "speed-up: mean over questions of tokens/s, over the same mean of plain decoding", "speedup"
     ),
+    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup", WIDE),
+    Column("decode", "speed-up after the first token", "decode_speedup", WIDE),
     Column(
-        OVERALL,
-        "speed-up: mean over questions of tokens/s, over the same mean of plain decoding",
-        lambda score: _number(score.speedup),
-    ),
-    Column(
-        "median",
-        "speed-up: median over questions of one rate over the other",
-        lambda score: _number(score.median_speedup),
-        WIDE,
-    ),
-    Column("decode", "speed-up after the first token", lambda score: _number(score.decode_speedup), WIDE),
-    Column(
-        "CPU",
-        "speed-up by CPU time, which other work on the machine hardly affects",
-        lambda score: _number(score.cpu_speedup),
-        WIDE,
+        "CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup", WIDE
     ),
     Column(
         "tokens/s",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 
 from soothsay.bench.result_table import ResultTable
 from soothsay.bench.serve.serve_results import (
@@ -28,24 +29,33 @@ def tables(results: LoadResults, slo: Slo) -> list[ResultTable]:
     return [_throughput(results, slo), _latency(results), _steps(results)]
 
 
-def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
-    several = len(results.journal.conditions["targets"]) > 1
+Cell = Callable[[LoadRow, LoadRow], str]
+"""Writes a cell about a row, beside the first target's row under the same load."""
+
+_request_rate, _token_rate = attrgetter("request_rate"), attrgetter("token_rate")
+
+
+def _table(results: LoadResults, title: str, columns: Mapping[str, Cell]) -> ResultTable:
+    """A table with a row for each load and target."""
     rows = [
-        [
-            load,
-            row.target,
-            f"{len(row.answered)}/{len(row.samples)}",
-            f"{row.median(_request_rate):.2f}",
-            f"{row.median(_token_rate):.1f}",
-            *([_times(row, own[0], _token_rate)] if several else []),
-            *([f"{row.median(lambda trial: trial.goodput(slo)):.2f}"] if slo else []),
-        ]
+        [load, row.target, *(cell(row, own[0]) for cell in columns.values())]
         for load, own in results.by_load()
         for row in own
     ]
-    headings = ["load", "target", "answered", "req/s", "tokens/s"]
-    headings += [*(["ratio"] if several else []), *(["goodput"] if slo else [])]
-    return ResultTable(headings, rows, 2, "throughput")
+    return ResultTable(["load", "target", *columns], rows, 2, title)
+
+
+def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
+    columns: dict[str, Cell] = {
+        "answered": lambda row, first: f"{len(row.answered)}/{len(row.samples)}",
+        "req/s": lambda row, first: f"{row.median(_request_rate):.2f}",
+        "tokens/s": lambda row, first: f"{row.median(_token_rate):.1f}",
+    }
+    if len(results.journal.conditions["targets"]) > 1:
+        columns["ratio"] = lambda row, first: _times(row, first, _token_rate)
+    if slo:
+        columns["goodput"] = lambda row, first: f"{row.median(lambda trial: trial.goodput(slo)):.2f}"
+    return _table(results, "throughput", columns)
 
 
 def _latency(results: LoadResults) -> ResultTable:
@@ -62,28 +72,16 @@ def _latency(results: LoadResults) -> ResultTable:
 
 
 def _steps(results: LoadResults) -> ResultTable:
-    rows = [
-        [
-            load,
-            row.target,
-            f"{row.mean_in_flight:.1f}",
-            f"{row.tokens_a_chunk:.2f}" if all(sample.counted for sample in row.answered) else "",
-            "" if row.accepted is None else f"{row.accepted:.2f}",
-            "" if row.cached is None else f"{row.cached:.0%}",
-        ]
-        for load, own in results.by_load()
-        for row in own
-    ]
-    headings = ["load", "target", "in flight", "tokens/chunk", "tokens/step", "prompts cached"]
-    return ResultTable(headings, rows, 2, "means, as far as the servers report them")
+    def tokens_a_chunk(row: LoadRow, first: LoadRow) -> str:
+        return f"{row.tokens_a_chunk:.2f}" if all(sample.counted for sample in row.answered) else ""
 
-
-def _request_rate(trial: Trial) -> float:
-    return trial.request_rate
-
-
-def _token_rate(trial: Trial) -> float:
-    return trial.token_rate
+    columns: dict[str, Cell] = {
+        "in flight": lambda row, first: f"{row.mean_in_flight:.1f}",
+        "tokens/chunk": tokens_a_chunk,
+        "tokens/step": lambda row, first: "" if row.accepted is None else f"{row.accepted:.2f}",
+        "prompts cached": lambda row, first: "" if row.cached is None else f"{row.cached:.0%}",
+    }
+    return _table(results, "means, as far as the servers report them", columns)
 
 
 def _times(row: LoadRow, first: LoadRow, rate: Callable[[Trial], float]) -> str:

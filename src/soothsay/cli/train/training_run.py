@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from soothsay.cli.progress import bars
 from soothsay.cli.terminal import notice
 from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
 
@@ -140,7 +141,11 @@ class TrainingRun:
         console = Console(highlight=False, soft_wrap=True)
         if trainer.step:
             console.print(f"resuming after step {trainer.step}")
-        with _bar(console) as bar:
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            *(TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
+        )
+        with bars(*columns, console=console) as bar:
             task = bar.add_task(recipe.name, total=config.steps, completed=trainer.step, loss="", rate="")
 
             def report(step: int, measured: Mapping[str, float]) -> None:
@@ -163,19 +168,6 @@ class TrainingRun:
         console.print(
             f"{self.out} has the best checkpoint, with a score of {trainer.best}" if trainer.best else ""
         )
-
-
-def _bar(console: Console) -> Progress:
-    """A progress bar, shown in a terminal only."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _evaluated(measured: Mapping[str, float]) -> str:
