@@ -12,7 +12,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[int, int, int], None]
-"""Called with the answers so far, their final number, and the tokens made by this run."""
+"""Called with the work done so far, all of it, and the tokens made by this run. Work is counted in answers,
+conversations or seconds."""
 
 Workload = Callable[[], int]
 """A function that does some work once and returns the number of tokens that it made."""

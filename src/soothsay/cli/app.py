@@ -17,7 +17,6 @@ from soothsay.cli.batch import Batch
 from soothsay.cli.bench.bench_app import bench
 from soothsay.cli.chat import Chat
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.datastore import datastore
 from soothsay.cli.demo import Demo
 from soothsay.cli.generate import Generate
 from soothsay.cli.grow import Grow
@@ -28,6 +27,7 @@ from soothsay.cli.quantize import Quantize
 from soothsay.cli.serve import Serve
 from soothsay.cli.stage import Stage
 from soothsay.cli.terminal import report
+from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
 from soothsay.cli.verify import Verify
 from soothsay.errors import SoothsayError

@@ -5,17 +5,14 @@ from __future__ import annotations
 import typer
 
 from soothsay.cli.bench.agentic import Agentic
-from soothsay.cli.bench.busy import Busy
 from soothsay.cli.bench.decode import Decode
-from soothsay.cli.bench.experts import Experts
 from soothsay.cli.bench.learn import Learn
+from soothsay.cli.bench.load_commands import Busy, LoadCommand
+from soothsay.cli.bench.pass_commands import Experts, Step
 from soothsay.cli.bench.peers import Peers
 from soothsay.cli.bench.quality import Quality
-from soothsay.cli.bench.report import Report
-from soothsay.cli.bench.serve import LoadCommand
-from soothsay.cli.bench.spec import Spec
+from soothsay.cli.bench.spec_commands import Report, Spec
 from soothsay.cli.bench.stack import Stack
-from soothsay.cli.bench.step import Step
 from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(

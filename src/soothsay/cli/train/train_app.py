@@ -5,9 +5,9 @@ from __future__ import annotations
 import typer
 
 from soothsay.cli.command_classes import add_commands
+from soothsay.cli.text_stores import Suffix
 from soothsay.cli.train.data import Data
 from soothsay.cli.train.layer_skip import LayerSkip
-from soothsay.cli.train.suffix import Suffix
 from soothsay.cli.train.training_commands import COMMANDS
 
 train = typer.Typer(

@@ -1,4 +1,4 @@
-"""`soothsay bench step`: measures a forward pass by its number of rows."""
+"""`soothsay bench step` and `soothsay bench experts`: what a forward pass costs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from soothsay.cli.terminal import notice
 from soothsay.options import argument, option, shared
 
 if TYPE_CHECKING:
+    from soothsay.bench.experts import ExpertsReport
     from soothsay.bench.step import StepReport
 
 
@@ -74,12 +75,12 @@ class Step:
                 rounds=self.rounds,
                 layout=self.tree,
             )
-        Console(highlight=False).print(_table(report))
+        Console(highlight=False).print(_step_table(report))
         save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
 
 
-def _table(report: StepReport) -> Table:
+def _step_table(report: StepReport) -> Table:
     rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
     return records_table(
         report.times,
@@ -95,4 +96,57 @@ def _table(report: StepReport) -> Table:
         grouped=True,
         title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
+    )
+
+
+SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Measure the cost of a mixture of experts beside a dense model with the weights of one row's experts.
+
+    The floor is the time to read the experts that the rows choose, and the other weights of the blocks.
+
+    Weights are random. Passes run all blocks, without the output head.
+    """
+
+    shape: str = option(SHAPE, "Its ffn is that of one expert; see 'bench step'.")
+    dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="int8, bfloat16")
+    rows: str = shared(BenchOptions, "rows", default="1,4,8,16")
+    rounds: int = shared(BenchOptions, "rounds", default=25)
+    to_json: Path | None = shared(BenchOptions, "to_json")
+
+    def run(self) -> None:
+        """Measure, and print a table."""
+        counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, ("int8", "bfloat16"))
+        with notice("measuring ..."):
+            from soothsay.bench.experts import bench_experts
+            from soothsay.bench.shapes import LlamaShape
+
+            sizes = LlamaShape.parse(self.shape)
+            if not sizes.experts:
+                raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
+            report = bench_experts(sizes, dtypes=dtypes, rows=counts, rounds=self.rounds)
+        Console(highlight=False).print(_experts_table(report))
+        save_numbers(self.to_json, asdict(report))
+
+
+def _experts_table(report: ExpertsReport) -> Table:
+    s = report.shape
+    return records_table(
+        report.times,
+        {"dtype": "{.dtype}"},
+        {
+            "rows": "{.rows}",
+            "ms": "{.ms:.2f}",
+            "dense, ms": "{.dense_ms:.2f}",
+            "of dense": "{.ratio:.2f}x",
+            "experts": "{.touched:.1f}",
+            "GB": lambda time: f"{time.bytes / 1e9:.3f}",
+            "of reading": "{.of_reading:.2f}x",
+        },
+        title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
+        f"{report.kernels}, {report.threads} threads",
+        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
     )

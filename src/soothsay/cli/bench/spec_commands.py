@@ -1,4 +1,4 @@
-"""`soothsay bench spec`: measures drafters on the questions of Spec-Bench."""
+"""`soothsay bench spec` and `soothsay bench report`: drafters on the questions of Spec-Bench."""
 
 from __future__ import annotations
 
@@ -175,3 +175,22 @@ def _show(results: SpecResults) -> None:
         console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
     for note in notes(results):
         console.print(Text(note), soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Show results of 'bench spec' again, several runs together. Nothing is measured.
+
+    The exit code is 1 if an answer differed from plain decoding's.
+    """
+
+    files: list[Path] = argument(REQUIRED, "What 'bench spec --json' wrote.", **FILE)
+    markdown: Path | None = shared(BenchOptions, "markdown")
+    html: Path | None = shared(BenchOptions, "html")
+
+    def run(self) -> None:
+        """Read the files, and show them."""
+        from soothsay.bench.spec.spec_results import SpecResults
+
+        check_charts(self.html)
+        finish([SpecResults.read(file) for file in self.files], self.markdown, self.html)
