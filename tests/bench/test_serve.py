@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from virtual import BETWEEN, FIRST, Fake, in_thread, run
 
 from soothsay.bench.chat_client import ChatClient
-from soothsay.bench.serve.load import PAUSE, Arrivals
+from soothsay.bench.serve.arrivals import PAUSE, Arrivals
 from soothsay.bench.serve.load_tables import notes, tables
 from soothsay.bench.serve.mix import Mix, UserTurns, default_conversations
 from soothsay.bench.serve.serve_bench import LoadPlan, LoadTarget, Progress, ServeBench

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench.journal import Journal
-from soothsay.bench.peers.engines.base import Setup
 from soothsay.bench.peers.engines.hugging_face import Transformers
+from soothsay.bench.peers.engines.peer import Setup
 from soothsay.bench.stack import stack_bench
 from soothsay.bench.stack.rungs import Ours
 from soothsay.bench.stack.stack_bench import StackBench, StackPlan, choose_prompts

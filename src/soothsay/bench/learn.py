@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
-from soothsay.bench.plans import LearnPlan
-from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.prompt_files import PromptEntry, encode
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.learning import can_learn

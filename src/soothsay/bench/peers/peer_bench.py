@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
+from soothsay.bench.bench_plans import PEERS, PeerPlan
 from soothsay.bench.journal import Journal, short_hash
 from soothsay.bench.measure import turns
-from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.plans import PEERS, PeerPlan
-from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.texts import PASSAGE, QUESTION
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from soothsay.bench.journal import short_hash
-from soothsay.bench.prompts import read_prompts
+from soothsay.bench.prompt_files import read_prompts
 from soothsay.bench.spec.questions import read_questions
 from soothsay.bench.texts import TOPICS
 from soothsay.errors import RequestError
@@ -47,7 +47,7 @@ def default_conversations() -> list[UserTurns]:
 
 
 def read_conversations(path: Path) -> list[UserTurns]:
-    """Read a file of prompts; see `soothsay.bench.prompts.read_prompts`.
+    """Read a file of prompts; see `soothsay.bench.prompt_files.read_prompts`.
 
     Each conversation has one turn: the user's last message.
 

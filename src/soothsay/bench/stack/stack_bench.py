@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from soothsay.bench.bench_plans import StackPlan
 from soothsay.bench.journal import Journal, place, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
-from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.plans import StackPlan
-from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.stack.rungs import Contender, Ids, Ours, Theirs
 from soothsay.bench.stack.stack_results import (
     BATCHES,

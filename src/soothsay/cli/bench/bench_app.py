@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench.agentic import Agentic
-from soothsay.cli.bench.decode import Decode
-from soothsay.cli.bench.learn import Learn
+from soothsay.cli.bench.agentic_command import Agentic
+from soothsay.cli.bench.decode_command import Decode
+from soothsay.cli.bench.learn_command import Learn
 from soothsay.cli.bench.load_commands import Busy, LoadCommand
 from soothsay.cli.bench.pass_commands import Experts, Step
-from soothsay.cli.bench.peers import Peers
-from soothsay.cli.bench.quality import Quality
+from soothsay.cli.bench.peers_command import Peers
+from soothsay.cli.bench.quality_command import Quality
 from soothsay.cli.bench.spec_commands import Report, Spec
-from soothsay.cli.bench.stack import Stack
+from soothsay.cli.bench.stack_command import Stack
 from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(

@@ -14,7 +14,7 @@ import typer
 from soothsay.options import FILE, PROMPTS, option
 
 if TYPE_CHECKING:
-    from soothsay.bench.serve.load import Arrivals, Kind
+    from soothsay.bench.serve.arrivals import Arrivals, Kind
     from soothsay.bench.serve.mix import Mix
     from soothsay.bench.serve.serve_bench import LoadTarget
     from soothsay.bench.serve.serve_results import Slo
@@ -58,7 +58,7 @@ class LoadOptions:
 
     def loads(self) -> list[Arrivals]:
         """The loads, one for each level. Raises `typer.BadParameter`."""
-        from soothsay.bench.serve.load import Arrivals
+        from soothsay.bench.serve.arrivals import Arrivals
 
         kinds = {"concurrency": self.concurrency, "rate": self.rate, "burst": self.burst}
         chosen = {kind: text for kind, text in kinds.items() if text is not None}

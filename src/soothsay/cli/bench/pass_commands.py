@@ -23,7 +23,7 @@ from soothsay.cli.terminal import notice
 from soothsay.options import argument, option, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.experts import ExpertsReport
+    from soothsay.bench.experts_beside_dense import ExpertsReport
     from soothsay.bench.step import StepReport
 
 
@@ -63,7 +63,7 @@ class Step:
         check_charts(self.png)
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
         with notice("measuring ..."):
-            from soothsay.bench.shapes import LlamaShape
+            from soothsay.bench.random_models import LlamaShape
             from soothsay.bench.step import bench_step
             from soothsay.bench.step_chart import step_chart
 
@@ -121,8 +121,8 @@ class Experts:
         """Measure, and print a table."""
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, ("int8", "bfloat16"))
         with notice("measuring ..."):
-            from soothsay.bench.experts import bench_experts
-            from soothsay.bench.shapes import LlamaShape
+            from soothsay.bench.experts_beside_dense import bench_experts
+            from soothsay.bench.random_models import LlamaShape
 
             sizes = LlamaShape.parse(self.shape)
             if not sizes.experts:

@@ -6,8 +6,8 @@ import typer
 
 from soothsay.cli.command_classes import add_commands
 from soothsay.cli.text_stores import Suffix
-from soothsay.cli.train.data import Data
-from soothsay.cli.train.layer_skip import LayerSkip
+from soothsay.cli.train.data_command import Data
+from soothsay.cli.train.layer_skip_command import LayerSkip
 from soothsay.cli.train.training_commands import COMMANDS
 
 train = typer.Typer(

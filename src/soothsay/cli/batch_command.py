@@ -13,7 +13,7 @@ from rich.console import Console
 
 from soothsay.cli.engine_options import EngineOptions, PlacementOptions
 from soothsay.cli.progress import progress_bar
-from soothsay.cli.serve import Serve
+from soothsay.cli.serve_command import Serve
 from soothsay.cli.terminal import notice
 from soothsay.options import MODEL, REQUIRED, argument, option, shared
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from soothsay.bench.plans import LearnPlan
+from soothsay.bench.bench_plans import LearnPlan
 from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_chart, save_numbers
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import numbers_table
@@ -44,7 +44,7 @@ class Learn:
             with ExitStack() as loading, progress_bar("answering", "requests", paced=True) as show:
                 loading.enter_context(notice(f"reading {self.file}, loading {self.model} ..."))
                 from soothsay.bench.learn import bench_learn
-                from soothsay.bench.prompts import read_prompts
+                from soothsay.bench.prompt_files import read_prompts
 
                 entries = read_prompts(self.file)[: self.plan.requests]
                 if (kept := self.plan.held_out) >= len(entries):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.plans import PeerPlan
+from soothsay.bench.bench_plans import PeerPlan
 from soothsay.cli.bench.bench_options import BenchOptions, check_charts, known_dtypes, save_chart
 from soothsay.cli.progress import stage_bars
 from soothsay.cli.tables import numbers_table, wide_table

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
-from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
+from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.bench.step import held_bytes, reading
 from soothsay.config import DType
 from soothsay.model.blocks import fuse, unfuse

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.plans import StackPlan
+from soothsay.bench.bench_plans import StackPlan
 from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_chart
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import records_table

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.prompt_files import PromptEntry, encode, read_prompts, spread
+from soothsay.cli.fitting_drafters import try_drafters
 from soothsay.cli.progress import answer_bar
-from soothsay.cli.registry import try_drafters
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.tasks import TASKS
 from soothsay.cli.terminal import notice

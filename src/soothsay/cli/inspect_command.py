@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.registry import try_drafters
+from soothsay.cli.fitting_drafters import try_drafters
 from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.config import DType, EngineConfig, ModelConfig

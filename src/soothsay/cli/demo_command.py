@@ -15,8 +15,8 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from soothsay.cli.fitting_drafters import try_drafters
 from soothsay.cli.progress import bars
-from soothsay.cli.registry import try_drafters
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.tasks import TASKS, Task
 from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
