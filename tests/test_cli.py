@@ -21,11 +21,11 @@ from typer.testing import CliRunner, Result
 
 import soothsay
 from soothsay import LLM, Drafter, RequestError, SamplingParams, SoothsayError, Stream
-from soothsay.cli import demo as demo_module
+from soothsay.cli import demo_command as demo_module
 from soothsay.cli.app import app
-from soothsay.cli.chat import Conversation
-from soothsay.cli.demo import DemoAnswer
-from soothsay.cli.registry import try_drafters
+from soothsay.cli.chat_command import Conversation
+from soothsay.cli.demo_command import DemoAnswer
+from soothsay.cli.fitting_drafters import try_drafters
 from soothsay.cli.tasks import TASKS
 from soothsay.core.answer import Piece
 from soothsay.server.reasoning import ReasoningFormat

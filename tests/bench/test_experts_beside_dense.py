@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from soothsay.bench.experts import bench_experts, passing, touched_experts
-from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
+from soothsay.bench.experts_beside_dense import bench_experts, passing, touched_experts
+from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.cli.app import app
 from soothsay.model.feed_forward import Experts
 from soothsay.model.load import load_model

@@ -21,13 +21,13 @@ from gguf.quants import dequantize
 from typer.testing import CliRunner, Result
 
 from soothsay.bench.journal import Journal
-from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED, PeerBench, PeerPlan, turns
 from soothsay.bench.peers.peer_chart import answers_chart
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import ANSWER, OURS, PeerRecord, PeerResults, equal_tokens
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
+from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, SoothsayError
@@ -405,7 +405,7 @@ def plan(fake: str, tmp_path: Path) -> PeerPlan:
         model="sibyl",
         work=tmp_path / "work",
         threads=1,
-        pythons={"": fake},
+        pythons=[fake],
         tokens=8,
         rounds=2,
         questions=questions,
@@ -498,18 +498,20 @@ def test_peers_need_weights_that_they_can_read_and_known_names(tmp_path: Path) -
     write_gguf(RandomCheckpoint(SHAPE), tmp_path / "model.gguf", "F32")
     file = str(tmp_path / "model.gguf")
     with pytest.raises(SoothsayError, match="a GGUF file as it is, and not in bfloat16"):
-        PeerBench(PeerPlan(file, tmp_path, 1))
-    assert PeerBench(PeerPlan(file, tmp_path, 1, dtypes=["auto"], draft_model=file)).is_file
+        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1))
+    assert PeerBench(
+        PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["auto"], draft_model=file)
+    ).is_file
     with pytest.raises(SoothsayError, match="at equal weights; name their element type"):
-        PeerBench(PeerPlan("sibyl", tmp_path, 1, dtypes=["auto"]))
+        PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, dtypes=["auto"]))
     with pytest.raises(
         SoothsayError, match=r"a draft model is a GGUF file beside another one; other\.gguf is"
     ):
-        PeerBench(PeerPlan(file, tmp_path, 1, dtypes=["auto"], draft_model="other.gguf"))
+        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["auto"], draft_model="other.gguf"))
     with pytest.raises(SoothsayError, match="no peer is named vllm; there are transformers, openvino"):
-        PeerBench(PeerPlan("sibyl", tmp_path, 1, peers=["vllm"]))
+        PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, peers=["vllm"]))
     with pytest.raises(SoothsayError, match="no peer is named jax"):
-        PeerBench(PeerPlan("sibyl", tmp_path, 1, pythons={"jax": "python"}))
+        PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, pythons=["jax=python"]))
 
 
 def run(*arguments: str) -> Result:
@@ -519,7 +521,7 @@ def run(*arguments: str) -> Result:
 @pytest.mark.usefixtures("only_fakes")
 def test_command(plan: PeerPlan, tmp_path: Path) -> None:
     result = run(
-        *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[""], "--threads", "1"),
+        *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[0], "--threads", "1"),
         *("--peer", "llama.cpp", "--peer", "openvino", "--tokens", "4", "--rounds", "1"),
         *("--spec-bench", str(plan.questions), "--per-task", "1", "--max-tokens", "4"),
         *("--json", str(tmp_path / "out.jsonl")),

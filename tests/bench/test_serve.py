@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from virtual import BETWEEN, FIRST, Fake, in_thread, run
 
 from soothsay.bench.chat_client import ChatClient
-from soothsay.bench.serve.load import PAUSE, Arrivals
+from soothsay.bench.serve.arrivals import PAUSE, Arrivals
 from soothsay.bench.serve.load_tables import notes, tables
 from soothsay.bench.serve.mix import Mix, UserTurns, default_conversations
 from soothsay.bench.serve.serve_bench import LoadPlan, LoadTarget, Progress, ServeBench
@@ -297,7 +297,7 @@ def test_a_file_is_continued(tmp_path: Path) -> None:
     with pytest.raises(SoothsayError, match="another run: other loads; give a new file"):
         measure(fakes, [Arrivals("concurrency", 2, requests=5)], path=path, warm_up=1)
     path.write_text('{"targets": []}\n{"question": 1}\n')
-    with pytest.raises(SoothsayError, match="does not hold measurements"):
+    with pytest.raises(SoothsayError, match="measurements of 'bench serve' are expected"):
         LoadResults.read(path)
 
 

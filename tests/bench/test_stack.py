@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench.journal import Journal
-from soothsay.bench.peers.engines.base import Setup
 from soothsay.bench.peers.engines.hugging_face import Transformers
+from soothsay.bench.peers.engines.peer import Setup
 from soothsay.bench.stack import stack_bench
 from soothsay.bench.stack.rungs import Ours
 from soothsay.bench.stack.stack_bench import StackBench, StackPlan, choose_prompts
@@ -29,7 +29,7 @@ from soothsay.drafters.base import NoDrafter
 from soothsay.errors import SoothsayError
 from soothsay.plotting import save_png
 
-SMALL = StackPlan("sibyl", requests=4, tokens=3, rounds=2, prefix=40, peer=False)
+SMALL = StackPlan(model="sibyl", requests=4, tokens=3, rounds=2, prefix=40, peer=False)
 NAMES = ["plain", "integers", "speculation", "4 at once", "prefix without cache", "prefix cache"]
 RUNGS = (
     Rung("transformers", "theirs"),

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from soothsay import __version__
-from soothsay.cli.serve import trusted_proxies
+from soothsay.cli.serve_command import trusted_proxies
 from soothsay.server.api_keys import KeyRing, add_key
 from soothsay.server.canary import Watch
 from soothsay.server.replies import ChatFormat

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from soothsay.cli.serve import allowed_hosts
+from soothsay.cli.serve_command import allowed_hosts
 from soothsay.server.gate import Gate
 from soothsay.server.metrics import Metrics
 from soothsay.server.server_config import ServerConfig

@@ -14,7 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from soothsay import LLM, RequestError, SamplingParams, Tokenizer
-from soothsay.cli.train.data import data
+from soothsay.cli.command_classes import as_function
+from soothsay.cli.train.data_command import Data
 from soothsay.core.sampling import derive_seed
 from soothsay.errors import SoothsayError, TrainingError
 from soothsay.files import locked
@@ -289,7 +290,7 @@ def test_files_of_questions(tmp_path: Path) -> None:
 
 def test_the_command(prompts: Path, tmp_path: Path, sibyl: LLM) -> None:
     app = typer.Typer()
-    app.command()(data)
+    app.command()(as_function(Data))
     out = tmp_path / "answers.jsonl"
     with prompts.open("a") as file:
         file.write("".join("\n" + json.dumps({"messages": CONVERSATIONS[0]}) for _ in range(100)) + "\n{")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from soothsay.bench.chat_client import ChatError
+from soothsay.bench.measure import rotated
 from soothsay.bench.serve.serve_bench import LoadTarget
 from soothsay.bench.texts import QUESTION
 from soothsay.errors import SoothsayError
@@ -85,11 +86,10 @@ async def bench_busy(
     total = rounds * len(found)
     progress(0, total, 0)
     for first in range(rounds):
-        start = first % len(targets)
         for count in numbers:
             with busy_processes(count):
                 await asyncio.sleep(SETTLE)
-                for target in (*targets[start:], *targets[:start]):
+                for target in rotated(targets, first):
                     found[target.name, count].append(await _stream(target, tokens))
                     done = sum(map(len, found.values()))
                     progress(done, total, done * tokens)

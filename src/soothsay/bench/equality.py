@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
+from soothsay.bench.measure import rotated
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -231,10 +232,7 @@ def _answer_mixed(
 ) -> dict[str, dict[int, Result]]:
     """Answer each prompt with all drafters in one batch. The drafter that meets an empty cache rotates."""
     names = list(witnesses)
-    order = []
-    for turn, i in enumerate(prompts):
-        first = turn % len(names)
-        order += [(i, name) for name in names[first:] + names[:first]]
+    order = [(i, name) for turn, i in enumerate(prompts) for name in rotated(names, turn)]
     results = llm.generate(
         [prompts[i] for i, _ in order],
         [params[i] for i, _ in order],

@@ -12,21 +12,20 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.directory import open_head, write_head
-from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
-from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
-from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
-from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.modules.block import BlockHead
+from soothsay.drafters.heads.modules.eagle import EagleHead
+from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
+from soothsay.drafters.heads.modules.hydra import HydraHead
+from soothsay.drafters.heads.modules.medusa import MedusaHead
+from soothsay.drafters.heads.modules.mtp import MTPHead
+from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.drafters.heads.serving import FeatureView
 from soothsay.drafters.places import drafters_beside, shipped_heads
 from soothsay.errors import DrafterError
@@ -127,7 +126,8 @@ def _grow_head(
             head, view = stored.load(), stored.fit.view or whole_view(checkpoint)
             grown = replace(view, target_hidden_size=growth.hidden_size, scale=view.scale * growth.scale)
             out.parent.mkdir(exist_ok=True)
-            write_head(_renumbered(head, growth.layers), out, name, view=grown)
+            _renumber(head, growth.layers)
+            write_head(head, out, name, view=grown)
 
 
 def whole_view(checkpoint: Checkpoint) -> FeatureView:
@@ -147,35 +147,14 @@ def whole_view(checkpoint: Checkpoint) -> FeatureView:
         )
 
 
-AnyConfig = TypeVar("AnyConfig", EagleConfig, MTPConfig, MedusaConfig, HydraConfig)
-AnyTappedConfig = TypeVar("AnyTappedConfig", Eagle3Config, BlockConfig, RedrafterConfig)
-
-
-def _renumbered(head: Head, layers: Sequence[int]) -> Head:
-    """`head`, changed to read `layers[i]` of a grown model where it read layer i of the small one."""
+def _renumber(head: Any, layers: Sequence[int]) -> None:
+    """Let a head read `layers[i]` of a grown model where it read layer i of the small one."""
+    changes: dict[str, Any]
     match head:
-        case EagleHead():
-            head.config = _after(head.config, layers)
-        case MTPHead():
-            head.config = _after(head.config, layers)
-        case MedusaHead():
-            head.config = _after(head.config, layers)
-        case HydraHead():
-            head.config = _after(head.config, layers)
-        case Eagle3Head():
-            head.config = _tapping(head.config, layers)
-        case BlockHead():
-            head.config = _tapping(head.config, layers)
-        case RedrafterHead():
-            head.config = _tapping(head.config, layers)
+        case EagleHead() | MTPHead() | MedusaHead() | HydraHead():
+            changes = {"target_layers": layers[head.config.target_layers]}
+        case Eagle3Head() | BlockHead() | RedrafterHead():
+            changes = {"taps": tuple(layers[tap] for tap in head.config.taps)}
         case _:
             raise DrafterError(f"heads of {head.method} cannot be fitted to a grown model")
-    return head
-
-
-def _after(config: AnyConfig, layers: Sequence[int]) -> AnyConfig:
-    return replace(config, target_layers=layers[config.target_layers])
-
-
-def _tapping(config: AnyTappedConfig, layers: Sequence[int]) -> AnyTappedConfig:
-    return replace(config, taps=tuple(layers[tap] for tap in config.taps))
+    head.config = replace(head.config, **changes)

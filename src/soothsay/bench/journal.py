@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from soothsay import __version__
 from soothsay.errors import SoothsayError
 from soothsay.files import write_bytes
+from soothsay.machine import processor_name
 
 
 class Journal:
@@ -59,6 +64,72 @@ class Journal:
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
+
+
+class Record(Protocol):
+    """A dataclass that is an entry of a journal."""
+
+    @property
+    def key(self) -> Any:
+        """What it measures, without the results."""
+
+
+Entry = TypeVar("Entry", bound=Record)
+
+
+class Records(ABC, Generic[Entry]):
+    """The entries of a journal as values, by their keys.
+
+    Raises `SoothsayError` if the journal holds other entries.
+    """
+
+    WHAT: ClassVar[str]
+    """What the entries are, for errors: "runs of 'bench stack'"."""
+
+    def __init__(self, journal: Journal):
+        self.journal = journal
+        self.by_key: dict[Any, Entry] = {}
+        for entry in journal.entries:
+            try:
+                self.read_entry(entry)
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                if isinstance(error, SoothsayError):
+                    raise
+                raise SoothsayError(f"{self.WHAT} are expected ({error!r})") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file. Raises `SoothsayError` if it holds something else or cannot be read."""
+        try:
+            return cls(Journal.read(path))
+        except SoothsayError as error:
+            raise SoothsayError(f"{path}: {error}") from None
+
+    @abstractmethod
+    def read_entry(self, entry: Mapping[str, Any]) -> None:
+        """Keep an entry of the journal. Raises `TypeError`, `KeyError` and the like for anything else."""
+
+    def keep(self, record: Entry) -> None:
+        """Keep a record. It replaces one with the same key."""
+        self.by_key[record.key] = record
+
+    def add(self, record: Entry) -> None:
+        """Keep a record, and append it to the journal."""
+        self.keep(record)
+        self.journal.add(asdict(record))  # type: ignore[call-overload]
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self.by_key
+
+
+def short_hash(text: str) -> str:
+    """A hash by which a journal knows the questions of a run."""
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def place() -> dict[str, str]:
+    """Where measurements were made, as a part of a journal's conditions."""
+    return {"processor": processor_name(), "soothsay": __version__}
 
 
 def _whole_lines(path: Path) -> bytes:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.bench_plans import LearnPlan
+from soothsay.bench.measure import rotated
+from soothsay.bench.prompt_files import PromptEntry, encode
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.learning import can_learn
@@ -80,15 +82,7 @@ class LearnReport:
 def bench_learn(
     model: str | Path,
     entries: Sequence[PromptEntry],
-    *,
-    drafter: str,
-    share: float,
-    held_out: int,
-    window: int,
-    every: int,
-    max_tokens: int,
-    temperature: float,
-    batch: int,
+    plan: LearnPlan,
     progress: Callable[[LearnReport], None] = lambda report: None,
 ) -> LearnReport:
     """Answer a stream with a drafter that learns, and parts of it without learning and plainly.
@@ -98,33 +92,27 @@ def bench_learn(
     Args:
         model: what `LLM` takes.
         entries: the stream, in order.
-        drafter: must have a trained part.
-        share: `EngineConfig.learn`.
-        held_out: number of requests at the end that are reported apart.
-        window: number of requests in a window.
-        every: all contenders answer each window with this distance, and all held-out ones.
-        max_tokens: of an answer.
-        temperature: of all requests.
-        batch: number of requests at a time.
+        plan: how it is answered. The drafter must have a trained part.
         progress: is shown the results so far, once before the first window and after each.
 
     Raises `DrafterError` if the drafter does not learn.
     """
-    llm = LLM(model, drafter="none", max_requests=batch, prefix_caching=False)
-    drafters = _contenders(llm, drafter, share)
-    report, stream = LearnReport(str(model), drafter, share), len(entries) - held_out
+    llm = LLM(model, drafter="none", max_requests=plan.batch, prefix_caching=False)
+    drafters, window = _contenders(llm, plan.drafter, plan.share), plan.window
+    report = LearnReport(str(model), plan.drafter, plan.share)
+    stream = len(entries) - plan.held_out
     progress(report)
     for begin in [*range(0, stream, window), *range(stream, len(entries), window)]:
         part = entries[begin : min(begin + window, stream if begin < stream else len(entries))]
         one = Window(begin, len(part), begin >= stream)
         prompts = [encode(entry, llm) for entry in part]
         params = [
-            SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=begin + i)
+            SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=begin + i)
             for i in range(len(part))
         ]
-        names = CONTENDERS if one.held_out or (begin // window) % every == 0 else (LEARNING,)
-        turn, answers = len(report.windows) % len(names), dict[str, list[list[int]]]()
-        for name in (*names[turn:], *names[:turn]):
+        names = CONTENDERS if one.held_out or (begin // window) % plan.every == 0 else (LEARNING,)
+        answers: dict[str, list[list[int]]] = {}
+        for name in rotated(names, len(report.windows)):
             one.runs[name], answers[name] = _run(llm, drafters[name], prompts, params)
         for name in names if len(names) > 1 else ():
             report.different += sum(a != b for a, b in zip(answers[name], answers[PLAIN], strict=True))

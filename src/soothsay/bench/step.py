@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
-from soothsay.bench.shapes import LlamaShape, RandomCheckpoint
+from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.config import DType
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint

@@ -13,22 +13,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from soothsay.cli.batch import batch
+from soothsay.cli.batch_command import Batch
 from soothsay.cli.bench.bench_app import bench
-from soothsay.cli.chat import chat
-from soothsay.cli.datastore import datastore
-from soothsay.cli.demo import demo
-from soothsay.cli.generate import generate
-from soothsay.cli.grow import grow
-from soothsay.cli.inspect import inspect
-from soothsay.cli.keys import keys
-from soothsay.cli.pull import pull
-from soothsay.cli.quantize import quantize
-from soothsay.cli.serve import serve
-from soothsay.cli.stage import stage
+from soothsay.cli.chat_command import Chat
+from soothsay.cli.command_classes import add_commands
+from soothsay.cli.demo_command import Demo
+from soothsay.cli.generate_command import Generate
+from soothsay.cli.grow_command import Grow
+from soothsay.cli.inspect_command import Inspect
+from soothsay.cli.keys_command import keys
+from soothsay.cli.pull_command import Pull
+from soothsay.cli.quantize_command import Quantize
+from soothsay.cli.serve_command import Serve
+from soothsay.cli.stage_command import Stage
 from soothsay.cli.terminal import report
+from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
-from soothsay.cli.verify import verify
+from soothsay.cli.verify_command import Verify
 from soothsay.errors import SoothsayError
 from soothsay.safe_path import SAFE_PATH
 
@@ -52,8 +53,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, stage, batch, demo, pull, inspect, quantize, grow, verify):
-    app.command()(command)
+COMMANDS = {
+    **{"generate": Generate, "chat": Chat, "serve": Serve, "stage": Stage, "batch": Batch, "demo": Demo},
+    **{"pull": Pull, "inspect": Inspect, "quantize": Quantize, "grow": Grow, "verify": Verify},
+}
+add_commands(app, COMMANDS)
 app.add_typer(train, name="train")
 app.add_typer(datastore, name="datastore")
 app.add_typer(keys, name="keys")

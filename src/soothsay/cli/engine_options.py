@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from soothsay.cli.options import MaxRunningOption, ModelOptions
 from soothsay.config import EngineConfig
 from soothsay.errors import SoothsayError
+from soothsay.options import ModelOptions, option
 
 if TYPE_CHECKING:
     from soothsay.model.pipeline.pipeline import Stages
     from soothsay.server.engines import Placement
     from soothsay.server.fleet.scaling import Bounds
 
-_replicas = partial(typer.Option, rich_help_panel="Many engines")
-
-RayAddressOption = Annotated[
-    str | None,
-    _replicas(
-        "--ray-address",
-        show_default="no Ray: all engines run on this machine",
-        help="Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class EngineOptions(ModelOptions):
     """How an engine of `serve` or `batch` runs its model."""
 
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, show_default="by memory", help="Size of the KV cache in tokens, for all requests together."
-        ),
-    ] = None
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False,
-            show_default="forget it at the end",
-            help="A directory that keeps what drafters learn across restarts, apart for each tenant. It "
-            "holds what users wrote. Only this user of the machine can read it.",
-        ),
-    ] = None
-    learn: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
-        ),
-    ] = 0.0
-    max_running: MaxRunningOption = EngineConfig.max_requests
+    kv_tokens: int | None = option(
+        None, "Size of the KV cache in tokens, for all requests together.", min=1, show_default="by memory"
+    )
+    keep: Path | None = option(
+        None,
+        "A directory that keeps what drafters learn across restarts, apart for each tenant. It "
+        "holds what users wrote. Only this user of the machine can read it.",
+        file_okay=False,
+        show_default="forget it at the end",
+    )
+    learn: float = option(
+        0.0,
+        "Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
+        min=0,
+        max=1,
+    )
+    max_running: int = option(
+        EngineConfig.max_requests, "Limit of answers in one step.", min=1, panel="Limits"
+    )
 
     def for_llm(self) -> dict[str, Any]:
         """The options as arguments of `LLM`."""
@@ -69,48 +52,42 @@ class EngineOptions(ModelOptions):
 class PlacementOptions:
     """How many engines `serve` has, and where they and their stages run."""
 
-    replicas: Annotated[
-        str,
-        _replicas(
-            metavar="N or MIN:MAX",
-            help="Number of engines behind this port. With bounds, it follows the load. If an engine dies, "
-            "another one continues its answers.",
-        ),
-    ] = "1"
-    replica_cores: Annotated[
-        int | None,
-        _replicas(
-            min=1,
-            show_default="the cores of this machine, shared equally",
-            help="Physical cores of each engine, which are its own.",
-        ),
-    ] = None
-    ray_address: RayAddressOption = None
-    stages: Annotated[
-        int,
-        _replicas(
-            min=1, help="Number of processes that share each engine's layers: of this machine, or Ray actors."
-        ),
-    ] = 1
-    stage: Annotated[
-        list[str] | None,
-        _replicas(
-            metavar="HOST:PORT",
-            help="The address of a 'soothsay stage', which runs a part of the layers of a model that is too "
-            "large for this machine. Can be repeated.",
-        ),
-    ] = None
-    stage_key: Annotated[
-        Path | None, _replicas(dir_okay=False, help="File with the key of these stages.", show_default=False)
-    ] = None
-    portable: Annotated[
-        bool,
-        _replicas(
-            "--portable",
-            help="Use only instructions that all processors of the family have, so that engines on "
-            "different machines give equal answers. Slower.",
-        ),
-    ] = False
+    PANEL = "Many engines"
+
+    replicas: str = option(
+        "1",
+        "Number of engines behind this port. With bounds, it follows the load. If an engine dies, "
+        "another one continues its answers.",
+        metavar="N or MIN:MAX",
+    )
+    replica_cores: int | None = option(
+        None,
+        "Physical cores of each engine, which are its own.",
+        min=1,
+        show_default="the cores of this machine, shared equally",
+    )
+    ray_address: str | None = option(
+        None,
+        "Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
+        show_default="no Ray: all engines run on this machine",
+    )
+    stages: int = option(
+        1, "Number of processes that share each engine's layers: of this machine, or Ray actors.", min=1
+    )
+    stage: list[str] | None = option(
+        None,
+        "The address of a 'soothsay stage', which runs a part of the layers of a model that is too "
+        "large for this machine. Can be repeated.",
+        metavar="HOST:PORT",
+    )
+    stage_key: Path | None = option(
+        None, "File with the key of these stages.", dir_okay=False, show_default=False
+    )
+    portable: bool = option(
+        False,
+        "Use only instructions that all processors of the family have, so that engines on "
+        "different machines give equal answers. Slower.",
+    )
 
     def bounds(self) -> Bounds:
         """The bounds of the number of engines. Raises `typer.BadParameter`."""

@@ -7,39 +7,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.progress import TimeRemainingColumn as TimeLeft
+
+
+def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool = True) -> Progress:
+    """Bars with these columns, before any of them has begun. Shows nothing if the console is no terminal.
+
+    `refresh` draws them from time to time, and otherwise only when they change.
+    """
+    console = console or Console(stderr=True)
+    hidden = not console.is_terminal
+    return Progress(*columns, console=console, transient=True, auto_refresh=refresh, disable=hidden)
 
 
 @contextmanager
 def progress_bar(
     what: str, items: str = "answers", *, paced: bool = False
 ) -> Iterator[Callable[[int, int, int], None]]:
-    """Show a bar on stderr with tokens a second and the time left. Does nothing if stderr is no terminal.
-
-    `paced` shows the items a second too.
+    """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
 
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
-    console = Console(stderr=True)
     speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
-    speeds += "{task.fields[rate]:.0f} tokens/s,"
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        TextColumn(f"{{task.completed}}/{{task.total}} {items}, {speeds}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
+    with bars(
+        *(TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left"))
+    ) as progress:
         begin, before = 0.0, 0
 
         def update(done: int, total: int, tokens: int) -> None:
@@ -58,9 +53,7 @@ def progress_bar(
 @contextmanager
 def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with a measure of the work and the time left. Yields a function of (done, in total)."""
-    console = Console(stderr=True)
-    columns = TextColumn(what), BarColumn(), measure, TimeRemainingColumn(), TextColumn("left")
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bars(TextColumn(what), BarColumn(), measure, TimeLeft(), TextColumn("left")) as progress:
         bar = progress.add_task(what, total=0)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
@@ -68,17 +61,15 @@ def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int]
 @contextmanager
 def stage_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: nobody knows."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bars: dict[str, TaskID] = {}
+    stages: dict[str, TaskID] = {}
+    with bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft()) as progress:
 
         def update(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=None)
-            for other, bar in bars.items():
+            if stage not in stages:
+                stages[stage] = progress.add_task(stage, total=None)
+            for other, bar in stages.items():
                 progress.update(bar, visible=other == stage)
-            progress.update(bars[stage], completed=done, total=total or None)
+            progress.update(stages[stage], completed=done, total=total or None)
 
         yield update
 

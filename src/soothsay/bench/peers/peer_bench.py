@@ -6,77 +6,38 @@ engine decodes token by token, reads a prompt, and runs passes of several tokens
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
-from typing import TypeVar
 
-from soothsay.bench.journal import Journal
-from soothsay.bench.peers.engines.base import Setup, UnavailableError
+import torch
+
+from soothsay.bench.bench_plans import PEERS, PeerPlan
+from soothsay.bench.journal import Journal, short_hash
+from soothsay.bench.measure import turns
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.texts import PASSAGE, QUESTION
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.tokenizer import Tokenizer
 
-PEERS = ("transformers", "openvino", "llama.cpp")
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 
 CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
 VERIFICATIONS = 5
 """Number of passes of one size in a round; the median counts."""
 
-T = TypeVar("T")
-
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current part, the steps of it that are done, and its number of steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerPlan:
-    """What to compare.
-
-    Args:
-        model: a Hugging Face directory, a GGUF file, or a name that leads to one.
-        work: directory for exported models, which are used again, and logs.
-        threads: threads of each engine.
-        dtypes: element types of the weights, one after the other. For a GGUF file "auto": all engines run the
-            file as it is.
-        peers: names from `PEERS`.
-        pythons: the Python interpreter of each peer; "" stands for all peers without one.
-        tokens: tokens decoded in a round.
-        rounds: number of rounds.
-        questions: a file of prompts for whole answers. None: measure no answers.
-        per_task: number of prompts of each task.
-        max_tokens: tokens of an answer; end tokens are ignored.
-        drafter: the drafter of our engine.
-        lookup_tokens: draft tokens of the peers' prompt lookup; 0: as their makers recommend.
-        draft_model: a GGUF file with which peers also speculate on another one. "": they do not.
-    """
-
-    model: str
-    work: Path
-    threads: int
-    dtypes: Sequence[str] = ("bfloat16",)
-    peers: Sequence[str] = PEERS
-    pythons: Mapping[str, str] = field(default_factory=dict)
-    tokens: int = 64
-    rounds: int = 5
-    questions: Path | None = None
-    per_task: int = 20
-    max_tokens: int = 128
-    drafter: str = "auto"
-    lookup_tokens: int = 0
-    draft_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +64,9 @@ class PeerBench:
 
     def __init__(self, plan: PeerPlan, path: Path | None = None, progress: Progress = lambda *_: None):
         self.plan, self.progress = plan, progress
-        if unknown := {*plan.peers, *(name for name in plan.pythons if name)} - {*PEERS}:
+        self.dtypes, self.peers = plan.dtypes or ["bfloat16"], plan.peers or PEERS
+        self.threads = plan.threads or torch.get_num_threads()
+        if unknown := {*self.peers, *filter(None, plan.interpreters)} - {*PEERS}:
             raise SoothsayError(
                 f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
             )
@@ -129,7 +92,7 @@ class PeerBench:
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
         conditions = {
             "model": str(self.checkpoint.path.resolve()),
-            "threads": plan.threads,
+            "threads": self.threads,
             "tokens": plan.tokens,
             "max_tokens": plan.max_tokens,
             "lookup_tokens": plan.lookup_tokens,
@@ -141,13 +104,13 @@ class PeerBench:
         """Raise `SoothsayError` if the plan asks for what there is only for the other kind of model."""
         path, plan = self.checkpoint.path, self.plan
         if self.is_file:
-            if other := [dtype for dtype in plan.dtypes if dtype != "auto"]:
+            if other := [dtype for dtype in self.dtypes if dtype != "auto"]:
                 raise SoothsayError(
                     f"{path}: engines run a GGUF file as it is, and not in {', '.join(other)}"
                 )
         elif not path.is_dir():
             raise ModelError(f"{path} is no Hugging Face directory and no GGUF file, which the peers need")
-        elif "auto" in plan.dtypes:
+        elif "auto" in self.dtypes:
             raise SoothsayError("engines are compared at equal weights; name their element type")
         if plan.draft_model and not (self.is_file and Path(plan.draft_model).is_file()):
             raise SoothsayError(f"a draft model is a GGUF file beside another one; {plan.draft_model} is not")
@@ -155,10 +118,10 @@ class PeerBench:
     def run(self) -> PeerResults:
         """Measure what is not in the file yet."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for dtype in self.plan.dtypes:
+        for dtype in self.dtypes:
             with ExitStack() as stack:
                 engines = []
-                for name in (OURS, *self.plan.peers):
+                for name in (OURS, *self.peers):
                     self.progress(f"{dtype}: loading {name}", 0, 0)
                     try:
                         engine = stack.enter_context(self._client(name, dtype))
@@ -172,12 +135,12 @@ class PeerBench:
         return self.results
 
     def _client(self, name: str, dtype: str) -> PeerProcess:
-        pythons = self.plan.pythons
+        pythons = self.plan.interpreters
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
         setup = Setup(
             model=str(self.checkpoint.path.resolve()),
             dtype=dtype,
-            threads=self.plan.threads,
+            threads=self.threads,
             context=self.context,
             export=str(self._export(name, dtype)),
             lookup_tokens=self.plan.lookup_tokens,
@@ -267,14 +230,6 @@ class PeerBench:
             self.progress(f"{dtype}: answers", steps, steps)
 
 
-def turns(contestants: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
-    """Yield the round and the contestant of each turn. The contestant that starts rotates."""
-    for number in range(rounds):
-        first = number % len(contestants)
-        for contestant in (*contestants[first:], *contestants[:first]):
-            yield number, contestant
-
-
 def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerPrompt]:
     """Yield `per_task` prompts of each task, evenly spread over the file.
 
@@ -295,4 +250,4 @@ def _digest(checkpoint: Checkpoint) -> str:
     every = checkpoint.path.iterdir() if checkpoint.path.is_dir() else [checkpoint.path]
     files = sorted(file for file in every if file.suffix in (".json", ".safetensors", ".gguf"))
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.blake2b(repr((str(checkpoint.path.resolve()), facts)).encode(), digest_size=4).hexdigest()
+    return short_hash(repr((str(checkpoint.path.resolve()), facts)))

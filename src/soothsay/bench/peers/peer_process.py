@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from soothsay.bench.peers.engines.base import Setup, UnavailableError
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.errors import SoothsayError
 
 SETTLE = 0.02

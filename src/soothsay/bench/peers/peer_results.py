@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from soothsay.bench.journal import Journal
-from soothsay.errors import SoothsayError
+from soothsay.bench.journal import Records
 
 OURS = "soothsay"
 """Our engine, to which the others are compared."""
@@ -46,34 +47,23 @@ class PeerRecord:
         return self.measure, self.dtype, self.engine, self.mode, self.item
 
 
-class PeerResults:
-    """The measurements in a journal.
+class PeerResults(Records[PeerRecord]):
+    """The measurements in a journal."""
 
-    Raises `SoothsayError` if the journal holds other entries.
-    """
+    WHAT = "measurements of 'bench peers'"
 
-    def __init__(self, journal: Journal):
-        self._journal = journal
-        try:
-            records = [PeerRecord(**entry) for entry in journal.entries]
-        except TypeError as error:
-            raise SoothsayError(f"the journal does not hold measurements of peers ({error})") from None
-        self._records = {record.key: record for record in records}
+    def read_entry(self, entry: Mapping[str, Any]) -> None:
+        """See `Records`."""
+        self.keep(PeerRecord(**entry))
 
-    def __contains__(self, key: tuple[str, str, str, str, str]) -> bool:
-        return key in self._records
-
-    def add(self, record: PeerRecord) -> None:
-        """Add a record, also to the journal."""
-        self._records[record.key] = record
-        self._journal.add(asdict(record))
+    def _of(self, measure: str, dtype: str) -> Iterator[PeerRecord]:
+        return (one for one in self.by_key.values() if (one.measure, one.dtype) == (measure, dtype))
 
     def medians(self, measure: str, dtype: str) -> dict[str, tuple[float, int]]:
         """Return each engine's median over rounds in seconds, and its tokens in one round."""
         rounds: dict[str, list[PeerRecord]] = defaultdict(list)
-        for record in self._records.values():
-            if (record.measure, record.dtype) == (measure, dtype):
-                rounds[record.engine].append(record)
+        for record in self._of(measure, dtype):
+            rounds[record.engine].append(record)
         return {
             engine: (statistics.median(record.seconds for record in records), records[0].tokens)
             for engine, records in rounds.items()
@@ -85,9 +75,8 @@ class PeerResults:
         It is the median over rounds. Their prompts differ, and one near tie ends the agreement of a round.
         """
         outputs: dict[str, dict[str, list[int]]] = defaultdict(dict)
-        for record in self._records.values():
-            if (record.measure, record.dtype) == ("decode", dtype):
-                outputs[record.engine][record.item] = record.output
+        for record in self._of("decode", dtype):
+            outputs[record.engine][record.item] = record.output
         ours = outputs.pop(OURS, {})
         return {
             engine: int(statistics.median(equal_tokens(ours[item], theirs[item]) for item in items))
@@ -102,10 +91,9 @@ class PeerResults:
         """
         rates: dict[str, dict[Contestant, float]] = defaultdict(dict)
         tasks: dict[str, str] = {}
-        for record in self._records.values():
-            if (record.measure, record.dtype) == (ANSWER, dtype):
-                rates[record.item][record.engine, record.mode] = record.tokens / record.seconds
-                tasks[record.item] = record.task
+        for record in self._of(ANSWER, dtype):
+            rates[record.item][record.engine, record.mode] = record.tokens / record.seconds
+            tasks[record.item] = record.task
         everyone = {contestant for answered in rates.values() for contestant in answered}
         shared = {item: answered for item, answered in rates.items() if answered.keys() == everyone}
         groups = {

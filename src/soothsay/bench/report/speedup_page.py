@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from soothsay.bench.page_style import STYLE
+from soothsay.bench.html_page import html_page, html_table, paragraphs
 from soothsay.bench.report.speedup_charts import bars, lines, stacks
 from soothsay.bench.report.speedup_tables import COLUMNS, HEADINGS, different, notes, table, title
 from soothsay.bench.spec.spec_results import OVERALL, PLAIN, SpecResults, SpecRow, by_setting
@@ -29,12 +29,9 @@ def page(every: Sequence[SpecResults]) -> str:
     body = "".join(_section(results, alone=len(every) == 1) for results in every)
     overview = _overview(every) if len(every) > 1 else ""
     meanings = "; ".join(f"<b>{column.heading}</b>: {escape(column.meaning)}" for column in COLUMNS)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(heading)}</h1><p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; "
-        f"{meanings}.</p>{overview}{body}</body></html>\n"
+    return html_page(
+        heading,
+        f"<p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; {meanings}.</p>{overview}{body}",
     )
 
 
@@ -61,19 +58,9 @@ def _section(results: SpecResults, alone: bool) -> str:
         if (bad := different(results))
         else ""
     )
-    said = "".join(f"<p>{escape(note)}</p>" for note in notes(results))
-    plots = "".join(_plots(results))
-    return (
-        f"{'' if alone else f'<h2>{escape(title(results))}</h2>'}<p class=dim>{escape(facts)}</p>"
-        f"{alarm}{_table(results)}{said}{plots}"
-    )
-
-
-def _table(results: SpecResults) -> str:
-    content = table(results)
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in content.headings)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in content.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    head = "" if alone else f"<h2>{escape(title(results))}</h2>"
+    drawn = f"{html_table(table(results))}{paragraphs(notes(results))}{''.join(_plots(results))}"
+    return f"{head}<p class=dim>{escape(facts)}</p>{alarm}{drawn}"
 
 
 def _plots(results: SpecResults) -> Iterator[str]:
@@ -120,41 +107,31 @@ def _panels(panels: Sequence[tuple[str, list[tuple[str, float]]]], top: float) -
 
 
 def _by_depth(rows: Sequence[SpecRow]) -> str:
-    series = {
-        row.name: list(enumerate(row.overall.by_depth, start=1)) for row in rows if any(row.overall.by_depth)
-    }
-    if not series:
-        return ""
-    chart = lines(series, "depth", "share of steps", percent=True)
-    return _figure("Steps that accept a draft token at this depth", chart, [*series])
+    depths = {row.name: row.overall.by_depth for row in rows if any(row.overall.by_depth)}
+    series = {name: list(enumerate(shares, start=1)) for name, shares in depths.items()}
+    name = "Steps that accept a draft token at this depth"
+    return _figure(name, [*series], lambda: lines(series, "depth", "share of steps", percent=True))
 
 
 def _by_nodes(rows: Sequence[SpecRow]) -> str:
-    series = {
-        row.name: list(enumerate(row.overall.by_nodes, start=1))
-        for row in rows
-        if len(row.overall.by_nodes) > 1
-    }
-    if not series:
-        return ""
+    speedups = {row.name: row.overall.by_nodes for row in rows if len(row.overall.by_nodes) > 1}
+    series = {name: list(enumerate(values, start=1)) for name, values in speedups.items()}
     name = "Speed-up after the first token that theory expects, by the most nodes of a tree"
     caption = (
         "The recorded trees are cut to their best nodes, and their verdicts replayed. The time of drafting "
         "stays as it was."
     )
-    return _figure(name, lines(series, "nodes", "speed-up", reference=1.0), [*series], caption)
+    return _figure(name, [*series], lambda: lines(series, "nodes", "speed-up", reference=1.0), caption)
 
 
 def _by_phase(rows: Sequence[SpecRow]) -> str:
     phased = [(row.name, row.overall.phases) for row in rows if row.overall.accepted]
+    phases = [*phased[0][1]] if phased else []
     caption = (
         "prefill: until the first token. draft: in the drafter. verify: from the draft to the verdict, which "
         "is the target's pass. other: scheduling, text."
     )
-    if not phased:
-        return ""
-    chart = stacks(phased, "ms a token")
-    return _figure("Milliseconds a token, by phase", chart, [*phased[0][1]], caption)
+    return _figure("Milliseconds a token, by phase", phases, lambda: stacks(phased, "ms a token"), caption)
 
 
 def _curve(name: str, rows: Sequence[SpecRow], label: str, x: Callable[[SpecRow], float]) -> str:
@@ -162,14 +139,15 @@ def _curve(name: str, rows: Sequence[SpecRow], label: str, x: Callable[[SpecRow]
         drafter: sorted((x(row), row.overall.speedup) for row in rows if row.name == drafter)
         for drafter in dict.fromkeys(row.name for row in rows if row.name != PLAIN)
     }
+    return _figure(name, [*series], lambda: lines(series, label, "speed-up", reference=1.0))
+
+
+def _figure(name: str, series: Sequence[str], draw: Callable[[], Any], caption: str = "") -> str:
+    """A chart with its legend and caption, if it has any series."""
     if not series:
         return ""
-    return _figure(name, lines(series, label, "speed-up", reference=1.0), [*series])
-
-
-def _figure(name: str, chart: Any, names: Sequence[str], caption: str = "") -> str:
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure><h4>{escape(name)}</h4>{inline_svg(chart, name)}{legend(names)}{below}</figure>"
+    return f"<figure><h4>{escape(name)}</h4>{inline_svg(draw(), name)}{legend(series)}{below}</figure>"
 
 
 def legend(names: Sequence[str]) -> str:

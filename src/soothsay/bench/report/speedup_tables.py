@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from soothsay.bench.result_table import ResultTable, escaped
 from soothsay.bench.spec.spec_results import OVERALL, Score, SpecResults, SpecRow
 
 HEADINGS = {
@@ -32,8 +33,12 @@ class Column:
 
     heading: str
     meaning: str
-    cell: Callable[[Score], str]
+    value: str | Callable[[Score], str]  # the name of a ratio of `Score`, or a function that writes a cell
     width: int = 0  # characters of the line that it needs in a terminal
+
+    def cell(self, score: Score) -> str:
+        """The text of the cell for a score. Empty if the value is unknown."""
+        return _number(getattr(score, self.value)) if isinstance(self.value, str) else self.value(score)
 
 
 def _equal(score: Score) -> str:
@@ -53,28 +58,14 @@ def _prediction(score: Score) -> str:
 
 
 COLUMNS = (
+    Column("accepted", "tokens a step, with the bonus token, without the pass over the prompt", "accepted"),
     Column(
-        "accepted",
-        "tokens a step, with the bonus token, without the pass over the prompt",
-        lambda score: _number(score.accepted),
+        OVERALL, "speed-up: mean over questions of tokens/s, over the same mean of plain decoding", "speedup"
     ),
+    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup", WIDE),
+    Column("decode", "speed-up after the first token", "decode_speedup", WIDE),
     Column(
-        OVERALL,
-        "speed-up: mean over questions of tokens/s, over the same mean of plain decoding",
-        lambda score: _number(score.speedup),
-    ),
-    Column(
-        "median",
-        "speed-up: median over questions of one rate over the other",
-        lambda score: _number(score.median_speedup),
-        WIDE,
-    ),
-    Column("decode", "speed-up after the first token", lambda score: _number(score.decode_speedup), WIDE),
-    Column(
-        "CPU",
-        "speed-up by CPU time, which other work on the machine hardly affects",
-        lambda score: _number(score.cpu_speedup),
-        WIDE,
+        "CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup", WIDE
     ),
     Column(
         "tokens/s",
@@ -105,29 +96,26 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedupTable:
-    """Headings and rows of cells."""
-
-    headings: list[str]
-    rows: list[list[str]]
-
-
-def table(results: SpecResults) -> SpeedupTable:
+def table(results: SpecResults) -> ResultTable:
     """Return all rows of a run: speed-up by task, then `COLUMNS`; drafters that were left out come last."""
     rows = results.rows()
     settings = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"]
     return _table(results, rows, settings, COLUMNS)
 
 
-def table_of(results: SpecResults, rows: Sequence[SpecRow], width: int) -> SpeedupTable:
+def table_of(
+    results: SpecResults, setting: tuple[float, int], rows: Sequence[SpecRow], width: int
+) -> ResultTable:
     """Return the rows of one temperature and batch, with the columns for lines of `width` characters."""
-    return _table(results, rows, [], [column for column in COLUMNS if column.width <= width])
+    content = _table(results, rows, [], [column for column in COLUMNS if column.width <= width])
+    temperature, batch = setting
+    name = f"{title(results)}, temperature {temperature:g}, batch {batch}: speed-up by task"
+    return replace(content, title=name)
 
 
 def _table(
     results: SpecResults, rows: Sequence[SpecRow], settings: Sequence[str], columns: Sequence[Column]
-) -> SpeedupTable:
+) -> ResultTable:
     columns = [column for column in columns if any(column.cell(row.overall) for row in rows)]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
     cells = [
@@ -146,7 +134,7 @@ def _table(
         *(column.heading for column in columns),
     ]
     left_out = [[name, *("" for _ in headings[2:]), "out"] for name in results.left_out]
-    return SpeedupTable(headings, cells + left_out)
+    return ResultTable(headings, cells + left_out)
 
 
 def markdown(every: Sequence[SpecResults]) -> str:
@@ -155,8 +143,8 @@ def markdown(every: Sequence[SpecResults]) -> str:
         "\n\n".join(
             [
                 *([f"**{title(results)}**"] if len(every) > 1 else []),
-                _markdown_table(table(results)),
-                *(["  \n".join(_escaped(note) for note in notes(results))] if notes(results) else []),
+                table(results).markdown(),
+                *(["  \n".join(escaped(note) for note in notes(results))] if notes(results) else []),
             ]
         )
         for results in every
@@ -193,13 +181,3 @@ def notes(results: SpecResults) -> list[str]:
 def different(results: SpecResults) -> int:
     """Return the number of answers that differ from plain decoding's."""
     return sum(row.overall.different or 0 for row in results.rows())
-
-
-def _markdown_table(content: SpeedupTable) -> str:
-    ruler = ["---", *("---:" for _ in content.headings[1:])]
-    rows = [[_escaped(cell) for cell in row] for row in content.rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (content.headings, ruler, *rows))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", r"\|")

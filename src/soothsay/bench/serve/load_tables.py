@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 
+from soothsay.bench.result_table import ResultTable
 from soothsay.bench.serve.serve_results import (
     MEASURES,
     PERCENTILES,
@@ -23,42 +24,41 @@ BUSY = 0.5
 """Share of one core above which a note says that the benchmark itself was busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTable:
-    """Headings and rows of cells. The first `names` columns name what a row is about."""
-
-    title: str
-    names: int
-    headings: list[str]
-    rows: list[list[str]]
-
-
-def tables(results: LoadResults, slo: Slo) -> list[LoadTable]:
+def tables(results: LoadResults, slo: Slo) -> list[ResultTable]:
     """Return tables of throughput, of latencies in milliseconds, and of what else the servers report."""
     return [_throughput(results, slo), _latency(results), _steps(results)]
 
 
-def _throughput(results: LoadResults, slo: Slo) -> LoadTable:
-    several = len(results.journal.conditions["targets"]) > 1
+Cell = Callable[[LoadRow, LoadRow], str]
+"""Writes a cell about a row, beside the first target's row under the same load."""
+
+_request_rate, _token_rate = attrgetter("request_rate"), attrgetter("token_rate")
+
+
+def _table(results: LoadResults, title: str, columns: Mapping[str, Cell]) -> ResultTable:
+    """A table with a row for each load and target."""
     rows = [
-        [
-            load,
-            row.target,
-            f"{len(row.answered)}/{len(row.samples)}",
-            f"{row.median(_request_rate):.2f}",
-            f"{row.median(_token_rate):.1f}",
-            *([_times(row, own[0], _token_rate)] if several else []),
-            *([f"{row.median(lambda trial: trial.goodput(slo)):.2f}"] if slo else []),
-        ]
+        [load, row.target, *(cell(row, own[0]) for cell in columns.values())]
         for load, own in results.by_load()
         for row in own
     ]
-    headings = ["load", "target", "answered", "req/s", "tokens/s"]
-    headings += [*(["ratio"] if several else []), *(["goodput"] if slo else [])]
-    return LoadTable("throughput", 2, headings, rows)
+    return ResultTable(["load", "target", *columns], rows, 2, title)
 
 
-def _latency(results: LoadResults) -> LoadTable:
+def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
+    columns: dict[str, Cell] = {
+        "answered": lambda row, first: f"{len(row.answered)}/{len(row.samples)}",
+        "req/s": lambda row, first: f"{row.median(_request_rate):.2f}",
+        "tokens/s": lambda row, first: f"{row.median(_token_rate):.1f}",
+    }
+    if len(results.journal.conditions["targets"]) > 1:
+        columns["ratio"] = lambda row, first: _times(row, first, _token_rate)
+    if slo:
+        columns["goodput"] = lambda row, first: f"{row.median(lambda trial: trial.goodput(slo)):.2f}"
+    return _table(results, "throughput", columns)
+
+
+def _latency(results: LoadResults) -> ResultTable:
     several = len(results.journal.conditions["targets"]) > 1
     rows = []
     for load, own in results.by_load():
@@ -68,32 +68,20 @@ def _latency(results: LoadResults) -> LoadTable:
                 ratio = [_times(row, own[0], median_of(measure))] if several else []
                 rows.append([load, measure.name, row.target, *values, *ratio])
     headings = [f"p{percentile}" for percentile in PERCENTILES] + (["ratio"] if several else [])
-    return LoadTable("latency, ms", 3, ["load", "", "target", *headings], rows)
+    return ResultTable(["load", "", "target", *headings], rows, 3, "latency, ms")
 
 
-def _steps(results: LoadResults) -> LoadTable:
-    rows = [
-        [
-            load,
-            row.target,
-            f"{row.mean_in_flight:.1f}",
-            f"{row.tokens_a_chunk:.2f}" if all(sample.counted for sample in row.answered) else "",
-            "" if row.accepted is None else f"{row.accepted:.2f}",
-            "" if row.cached is None else f"{row.cached:.0%}",
-        ]
-        for load, own in results.by_load()
-        for row in own
-    ]
-    headings = ["load", "target", "in flight", "tokens/chunk", "tokens/step", "prompts cached"]
-    return LoadTable("means, as far as the servers report them", 2, headings, rows)
+def _steps(results: LoadResults) -> ResultTable:
+    def tokens_a_chunk(row: LoadRow, first: LoadRow) -> str:
+        return f"{row.tokens_a_chunk:.2f}" if all(sample.counted for sample in row.answered) else ""
 
-
-def _request_rate(trial: Trial) -> float:
-    return trial.request_rate
-
-
-def _token_rate(trial: Trial) -> float:
-    return trial.token_rate
+    columns: dict[str, Cell] = {
+        "in flight": lambda row, first: f"{row.mean_in_flight:.1f}",
+        "tokens/chunk": tokens_a_chunk,
+        "tokens/step": lambda row, first: "" if row.accepted is None else f"{row.accepted:.2f}",
+        "prompts cached": lambda row, first: "" if row.cached is None else f"{row.cached:.0%}",
+    }
+    return _table(results, "means, as far as the servers report them", columns)
 
 
 def _times(row: LoadRow, first: LoadRow, rate: Callable[[Trial], float]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from soothsay.bench.prompts import read_prompts
+from soothsay.bench.journal import short_hash
+from soothsay.bench.prompt_files import read_prompts
 from soothsay.bench.spec.questions import read_questions
 from soothsay.bench.texts import TOPICS
 from soothsay.errors import RequestError
@@ -47,7 +47,7 @@ def default_conversations() -> list[UserTurns]:
 
 
 def read_conversations(path: Path) -> list[UserTurns]:
-    """Read a file of prompts; see `soothsay.bench.prompts.read_prompts`.
+    """Read a file of prompts; see `soothsay.bench.prompt_files.read_prompts`.
 
     Each conversation has one turn: the user's last message.
 
@@ -133,7 +133,7 @@ class Mix:
         """A short hash of all that the mix is made of."""
         said = [(one.before, one.turns[: self._turns]) for one in self._order]
         facts = (said, self._prefix, self._long_share, self._long_words, self._seed)
-        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=4).hexdigest()
+        return short_hash(json.dumps(facts))
 
     def _passage(self, begin: int, words: int) -> str:
         """Return `words` words from word `begin` on, cyclically."""

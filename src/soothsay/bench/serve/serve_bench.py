@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soothsay import __version__
 from soothsay.bench.chat_client import ChatClient, ChatError
-from soothsay.bench.journal import Journal
-from soothsay.bench.serve.load import Arrivals
+from soothsay.bench.journal import Journal, place
+from soothsay.bench.measure import Meter, Progress, rotated
+from soothsay.bench.serve.arrivals import Arrivals
 from soothsay.bench.serve.mix import Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
 from soothsay.bench.texts import QUESTION
 from soothsay.errors import RequestError
-from soothsay.machine import processor_name
 from soothsay.tokenizer import Message
 
 WARM_UP_TOKENS = 16
-
-Progress = Callable[[int, int, int], None]
-"""Called with the conversations done, their final number, and the tokens of this run. For loads with a
-duration, seconds are counted in place of conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +105,15 @@ class ServeBench:
         order = [
             (number, load, target)
             for number in range(1, plan.rounds + 1)
-            for place, load in enumerate(plan.loads)
-            for target in _rotated(self.targets, number - 1 + place)
+            for turn, load in enumerate(plan.loads)
+            for target in rotated(self.targets, number - 1 + turn)
         ]
         lacking = [one for one in order if (one[2].name, one[1].name, one[0]) not in self.results]
         for target in self.targets:
             if any(target is other for _, _, other in lacking):
                 await self._prepare(target)
-        self._meter.begin([load for _, load, _ in lacking])
+        self._meter.total = sum(_size(load) for _, load, _ in lacking)
+        self._meter.advance()
         for number, load, target in lacking:
             await self._trial(target, load, number)
         return self.results
@@ -153,7 +148,7 @@ class ServeBench:
                 samples=user.samples,
             )
 
-        self._meter.trial(load)
+        self._meter.begin_trial(load)
         try:
             await load.run(user.send, f"{self.plan.seed} {number}")
         except asyncio.CancelledError:
@@ -161,7 +156,7 @@ class ServeBench:
             raise
         last = max((sample.sent + sample.end for sample in user.samples), default=0.0)
         self.results.add(trial(max(last, load.duration or 0.0), whole=True))
-        self._meter.end(load)
+        self._meter.end_trial(load)
 
     def _body(self, target: LoadTarget, messages: Sequence[Message], number: int) -> dict[str, Any]:
         return {
@@ -185,8 +180,7 @@ class ServeBench:
             "max_tokens": self.plan.max_tokens,
             "temperature": self.plan.temperature,
             "seed": self.plan.seed,
-            "processor": processor_name(),
-            "soothsay": __version__,
+            **place(),
         }
 
 
@@ -212,18 +206,19 @@ class _User:
         place = self._first + number
         conversation = self._mix[place]
         messages = list(conversation.before)
+        tokens = 0
         try:
             for turn, said in enumerate(conversation.turns):
                 messages.append({"role": "user", "content": said})
                 sample, text = await self._ask(self._body(self._target, messages, place), due)
                 self.samples.append(replace(sample, number=number, turn=turn))
-                self._meter.tokens += sample.tokens
+                tokens += sample.tokens
                 if sample.error:
                     return False
                 messages.append({"role": "assistant", "content": text})
                 due = self._clock()
         finally:
-            self._meter.advance()
+            self._meter.end_conversation(tokens)
         return True
 
     async def _ask(self, body: Mapping[str, Any], due: float) -> tuple[Sample, str]:
@@ -253,44 +248,31 @@ class _User:
         return answered, reply.text
 
 
-class _LoadMeter:
+@dataclass(slots=True)
+class _LoadMeter(Meter):
     """Counts conversations, or seconds for loads with a duration."""
 
-    def __init__(self, progress: Progress):
-        self._progress = progress
-        self.tokens = 0
-        self._total = self._done = self._before = 0.0
-        self._since: float | None = None  # when a trial with a duration began
+    before: float = 0  # what was done when the trial began
+    since: float | None = None  # when a trial with a duration began
 
-    def begin(self, loads: Sequence[Arrivals]) -> None:
-        self._total = sum(load.requests or load.duration or 0.0 for load in loads)
-        self._tell()
+    def begin_trial(self, load: Arrivals) -> None:
+        self.before = self.done
+        self.since = asyncio.get_running_loop().time() if load.duration is not None else None
 
-    def trial(self, load: Arrivals) -> None:
-        self._before = self._done
-        self._since = asyncio.get_running_loop().time() if load.duration is not None else None
+    def end_conversation(self, tokens: int) -> None:
+        clock = asyncio.get_running_loop().time
+        passed = 1.0 if self.since is None else self.before + clock() - self.since - self.done
+        self.advance(passed, tokens)
 
-    def advance(self) -> None:
-        if self._since is None:
-            self._done += 1
-        else:
-            self._done = self._before + asyncio.get_running_loop().time() - self._since
-        self._tell()
+    def end_trial(self, load: Arrivals) -> None:
+        self.advance(self.before + _size(load) - self.done)
 
-    def end(self, load: Arrivals) -> None:
-        self._done = self._before + (load.requests or load.duration or 0.0)
-        self._tell()
 
-    def _tell(self) -> None:
-        self._progress(int(min(self._done, self._total)), math.ceil(self._total), self.tokens)
+def _size(load: Arrivals) -> float:
+    """Conversations of a load, or its seconds."""
+    return load.requests or load.duration or 0.0
 
 
 def _rounded(seconds: float) -> float:
     """Round to microseconds, so that files stay small."""
     return round(seconds, 6)
-
-
-def _rotated(targets: Sequence[LoadTarget], first: int) -> list[LoadTarget]:
-    """Return the targets, starting with number `first`, cyclically."""
-    first %= len(targets)
-    return [*targets[first:], *targets[:first]]

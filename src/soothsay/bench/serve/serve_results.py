@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from soothsay.bench.journal import Journal
-from soothsay.errors import SoothsayError
+from soothsay.bench.journal import Records
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -248,52 +247,38 @@ def median_of(measure: Measure) -> Callable[[Trial], float]:
     return median
 
 
-class LoadResults:
-    """The trials in a journal. A trial is added when it ends.
+class LoadResults(Records[Trial]):
+    """The trials in a journal. A trial is added when it ends."""
 
-    Raises `SoothsayError` if the journal holds other entries.
-    """
+    WHAT = "measurements of 'bench serve'"
 
-    def __init__(self, journal: Journal):
-        self.journal = journal
-        try:
-            trials = [_trial(entry) for entry in journal.entries]
-        except (TypeError, KeyError) as error:
-            raise SoothsayError(f"this does not hold measurements of 'bench serve' ({error!r})") from None
-        self._trials = {trial.key: trial for trial in trials}
+    def read_entry(self, entry: Mapping[str, Any]) -> None:
+        """See `Records`."""
+        samples = [Sample(**sample) for sample in entry["samples"]]
+        self.keep(Trial(**{**entry, "samples": samples}))
 
-    @classmethod
-    def read(cls, path: Path) -> LoadResults:
-        """Read a file. Raises `SoothsayError` if it holds something else or cannot be read."""
-        return cls(Journal.read(path))
-
-    def add(self, trial: Trial) -> None:
-        """Add a trial, also to the file. It replaces a trial with the same key."""
-        self._trials[trial.key] = trial
-        self.journal.add(asdict(trial))
-
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         """Return whether a trial is stored and complete."""
-        return key in self._trials and self._trials[key].whole
+        return key in self.by_key and self.by_key[key].whole
 
     @property
     def trials(self) -> list[Trial]:
         """All stored trials."""
-        return list(self._trials.values())
+        return list(self.by_key.values())
 
     def begin(self, load: str, number: int) -> int:
         """Return the place in the mix where the trials of a load and a round begin.
 
         It is the same for all targets, and after all conversations of other trials.
         """
-        for trial in self._trials.values():
+        for trial in self.trials:
             if trial.whole and (trial.load, trial.round) == (load, number):
                 return trial.begin
-        return max((trial.begin + trial.begun for trial in self._trials.values()), default=0)
+        return max((trial.begin + trial.begun for trial in self.trials), default=0)
 
     def rows(self) -> list[LoadRow]:
         """Return a row for each load and target, in order."""
-        loads = dict.fromkeys((trial.load, trial.level) for trial in self._trials.values())
+        loads = dict.fromkeys((trial.load, trial.level) for trial in self.trials)
         rows = []
         for name, level in loads:
             for target in self.journal.conditions["targets"]:
@@ -307,9 +292,3 @@ class LoadResults:
         rows = self.rows()
         for load in dict.fromkeys(row.load for row in rows):
             yield load, [row for row in rows if row.load == load]
-
-
-def _trial(entry: Mapping[str, object]) -> Trial:
-    raw = dict(entry)
-    samples = raw.pop("samples")
-    return Trial(**raw, samples=[Sample(**sample) for sample in samples])  # type: ignore[arg-type, attr-defined]

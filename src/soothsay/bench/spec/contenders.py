@@ -196,38 +196,55 @@ class DrafterContender:
 
         Answers are comparable if the verifier keeps the tokens.
         """
-        engine, timed = self._llm.engine, self._timed
         params = [replace(one.params, verifier=self._verifier) for one in asked]
         begin, cpu = time.perf_counter(), time.thread_time()
         streams = [
-            self._llm.stream(one.prompt, own, drafter=timed) for one, own in zip(asked, params, strict=True)
+            self._llm.stream(one.prompt, own, drafter=self._timed)
+            for one, own in zip(asked, params, strict=True)
         ]
-        requests = [*engine.scheduler.waiting]
+        requests = [*self._llm.engine.scheduler.waiting]
         try:
-            while engine.has_work and not all(request.num_output for request in requests):
-                engine.step()
-            prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
-            timed.restart()
-            while engine.has_work:
-                engine.step()
-            end, cpu = time.perf_counter(), time.thread_time() - cpu
+            prefilled, ahead = self._answer(requests)
         except BaseException:  # also on Ctrl-C, no request may stay in the engine
             for stream in streams:
                 stream.cancel()
             raise
-        stats = [request.stats for request in requests]
-        trees = TreeCounts()
+        run = self._run(
+            requests,
+            seconds=time.perf_counter() - begin,
+            prefill=prefilled - begin,
+            ahead=ahead,
+            cpu=time.thread_time() - cpu,
+        )
+        choices = [stream.choice for stream in streams]
+        if any(own.rule.promise is not Promise.TOKENS for own in params):
+            return run, None
+        return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
+
+    def _answer(self, requests: Sequence[Request]) -> tuple[float, int]:
+        """Run the engine to the end.
+
+        Returns when each answer had its first token, and the tokens emitted by then.
+        """
+        engine = self._llm.engine
+        while engine.has_work and not all(request.num_output for request in requests):
+            engine.step()
+        prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
+        self._timed.restart()
+        while engine.has_work:
+            engine.step()
+        return prefilled, ahead
+
+    def _run(self, requests: Sequence[Request], **measured: Any) -> RunTimes:
+        """What was measured, with counts of steps and trees."""
+        timed, stats, trees = self._timed, [request.stats for request in requests], TreeCounts()
         for seen in timed.seen:
             trees.record(seen.tree, seen.accepted)
         before = sum(seen.request.num_prompt + seen.num_output - 1 for seen in timed.seen)
-        run = RunTimes(
-            answers=len(asked),
+        return RunTimes(
+            answers=len(requests),
             different=None,
             tokens=sum(one.emitted for one in stats),
-            seconds=end - begin,
-            prefill=prefilled - begin,
-            ahead=ahead,
-            cpu=cpu,
             draft=timed.draft,
             verify=timed.verify,
             steps=sum(one.steps for one in stats),
@@ -239,11 +256,8 @@ class DrafterContender:
             tree_sizes=trees.sizes,
             accepted_ranks=trees.ranks,
             trees=self._records(requests) if self._keep_trees else [],
+            **measured,
         )
-        choices = [stream.choice for stream in streams]
-        if any(own.rule.promise is not Promise.TOKENS for own in params):
-            return run, None
-        return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
 
     def _records(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The trees since prefill, as JSON values."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from soothsay.bench.prompts import PromptEntry, spread
+from soothsay.bench.prompt_files import PromptEntry, spread
 from soothsay.corpus import read_lines
 from soothsay.errors import RequestError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 
-from soothsay import __version__
-from soothsay.bench.journal import Journal
-from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.journal import Journal, place, short_hash
+from soothsay.bench.measure import Meter, Progress, rotated
+from soothsay.bench.prompt_files import PromptEntry, encode
 from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
 from soothsay.bench.spec.questions import Question
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
@@ -25,14 +24,10 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
 from soothsay.drafters.spec import Composed, Named, parse
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
-from soothsay.machine import processor_name
 from soothsay.model.pass_times import PassTimes
 from soothsay.tokenizer import Message
 
 WARM_UP_TOKENS = 48
-
-Progress = Callable[[int, int, int], None]
-"""Called with the number of answers so far, their final number, and the tokens made by this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,7 @@ class SpecBench:
         self.contenders: list[Contender] = [*drafted, *others]
         self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
         self._times = times
-        self._meter = _AnswerMeter(progress)
+        self._meter = Meter(progress)
         self._refusal: RequestError | None = None  # of the last question that did not fit into the context
 
     def run(self) -> SpecResults:
@@ -137,7 +132,8 @@ class SpecBench:
             for number in range(1, plan.rounds + 1)
         ]
         turns = sum(len(question.turns) for question in self.questions)
-        self._meter.begin(turns * len(self.contenders) * len(settings))
+        self._meter.total = turns * len(self.contenders) * len(settings)
+        self._meter.advance()
         if any(self._lacks(setting) for setting in settings):
             self._warm_up()
         for setting in settings:
@@ -153,7 +149,7 @@ class SpecBench:
             "contenders": [contender.name for contender in self.contenders],
             "left_out": left_out,
             "questions": len(self.questions),
-            "questions_digest": hashlib.blake2b(asked.encode(), digest_size=4).hexdigest(),
+            "questions_digest": short_hash(asked),
             "max_tokens": self.plan.max_tokens,
             "seed": self.plan.seed,
             "carry": self.plan.carry,
@@ -162,8 +158,7 @@ class SpecBench:
             "nodes": self.llm.config.max_tree,
             "max_context": self.llm.config.max_context,
             "threads": torch.get_num_threads(),
-            "processor": processor_name(),
-            "soothsay": __version__,
+            **place(),
         }
 
     def _warm_up(self) -> None:
@@ -186,15 +181,15 @@ class SpecBench:
         if anew:
             for contender in self.contenders:
                 contender.reset()
-        for place, group in enumerate(_groups(self.questions, setting[1])):
-            self._group(setting, group, place, anew)
+        for number, group in enumerate(_groups(self.questions, setting[1])):
+            self._group(setting, group, number, anew)
 
     def _lacks(self, setting: Setting) -> bool:
         """Return whether a measurement of this setting is missing."""
         keys = (key for group in _groups(self.questions, setting[1]) for key in _keys(setting, group))
         return any(self.results.get(key) is None for key in keys)
 
-    def _group(self, setting: Setting, group: Sequence[Question], place: int, anew: bool) -> None:
+    def _group(self, setting: Setting, group: Sequence[Question], number: int, anew: bool) -> None:
         """Measure a group turn by turn. Turns in the file are measured again only if `anew`."""
         said: dict[Question, list[Message]] = {question: [] for question in group}
         for turn, key in enumerate(_keys(setting, group)):
@@ -203,11 +198,11 @@ class SpecBench:
                 messages.append({"role": "user", "content": question.turns[turn]})
             lap = None if anew else self.results.get(key)
             if lap is None:
-                lap = self._lap(setting, group, turn, said, place)
+                lap = self._lap(setting, group, turn, said, number)
                 self.results.add(lap)
             else:
-                self._meter.advance(len(lap.answered) * len(self.contenders), 0)
-            self._meter.drop(lap.left_out * len(self.contenders))
+                self._meter.advance(len(lap.answered) * len(self.contenders))
+            self._meter.advance(dropped=lap.left_out * len(self.contenders))
             said = {
                 question: messages for question, messages in said.items() if question.number in lap.answered
             }
@@ -221,7 +216,7 @@ class SpecBench:
         group: Sequence[Question],
         turn: int,
         said: Mapping[Question, Sequence[Message]],
-        place: int,
+        number: int,
     ) -> Lap:
         asked: dict[Question, AskedTurn] = {}
         for question, messages in said.items():
@@ -229,7 +224,7 @@ class SpecBench:
             params = SamplingParams(temperature=setting[0], max_tokens=self.plan.max_tokens, seed=seed)
             if one := self._asked(messages, params):
                 asked[question] = one
-        runs, answers = self._answers([*asked.values()], (place + setting[2]) % len(self.contenders))
+        runs, answers = self._answers([*asked.values()], number + setting[2])
         numbers = [question.number for question in asked]
         known = [self.results.plain(setting[0], number, turn) for number in numbers]
         plain = [old or new for old, new in zip(known, answers.get(PLAIN) or (), strict=True)]
@@ -251,7 +246,7 @@ class SpecBench:
         """Let all contenders answer, starting with number `first`. Returns times and answers by name."""
         runs: dict[str, RunTimes] = {}
         answers: dict[str, list[TurnAnswer]] = {}
-        for contender in (*self.contenders[first:], *self.contenders[:first]) if asked else ():
+        for contender in rotated(self.contenders, first) if asked else ():
             if not self.plan.carry:
                 contender.reset()
             runs[contender.name], said = contender.answer(asked)
@@ -269,30 +264,6 @@ class SpecBench:
             self._refusal = refusal
             return None
         return AskedTurn(tuple(messages), prompt, params)
-
-
-@dataclass(slots=True)
-class _AnswerMeter:
-    progress: Progress
-    total: int = 0
-    done: int = 0
-    tokens: int = 0
-
-    def begin(self, total: int) -> None:
-        self.total = total
-        self._tell()
-
-    def advance(self, answers: int, tokens: int) -> None:
-        self.done += answers
-        self.tokens += tokens
-        self._tell()
-
-    def drop(self, answers: int) -> None:
-        self.total -= answers
-        self._tell()
-
-    def _tell(self) -> None:
-        self.progress(self.done, self.total, self.tokens)
 
 
 def _build(llm: LLM, plan: SpecPlan) -> tuple[list[DrafterContender], dict[str, str]]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from soothsay.bench.journal import Journal
+from soothsay.bench.journal import Journal, Records
 from soothsay.bench.spec.contenders import RunTimes, TurnAnswer
 from soothsay.bench.spec.theory import Decoding, TreeCounts, added, predicted_seconds, speedups_by_nodes
-from soothsay.errors import SoothsayError
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.pass_times_file import measurements_as_json, parse_measurements
 
@@ -94,32 +92,30 @@ class SpecRow:
         return self.scores[OVERALL]
 
 
-class SpecResults:
-    """The laps of a journal, and the times of passes. Raises `SoothsayError` for any other entry."""
+class SpecResults(Records[Lap]):
+    """The laps of a journal, and the times of passes."""
+
+    WHAT = "measurements of 'bench spec'"
 
     def __init__(self, journal: Journal):
-        self.journal = journal
-        self._laps: dict[Key, Lap] = {}
         self._plain: dict[tuple[float, int, int], TurnAnswer] = {}
         self._times: dict[Setting, PassTimes] = {}
-        for entry in journal.entries:
-            try:
-                if PASSES in entry:
-                    temperature, batch, number = entry["setting"]
-                    (self._times[temperature, batch, number],) = parse_measurements(entry[PASSES])
-                    continue
-                runs = {name: RunTimes(**run) for name, run in entry["runs"].items()}
-                self._keep(Lap(**{**entry, "runs": runs}))
-            except (TypeError, KeyError, AttributeError, ValueError) as error:
-                raise SoothsayError(f"measurements of 'bench spec' are expected ({error!r})") from None
+        super().__init__(journal)
 
-    @classmethod
-    def read(cls, path: Path) -> SpecResults:
-        """Read a results file. Raises `SoothsayError` if the file holds something else."""
-        try:
-            return cls(Journal.read(path))
-        except SoothsayError as error:
-            raise SoothsayError(f"{path}: {error}") from None
+    def read_entry(self, entry: Mapping[str, Any]) -> None:
+        """See `Records`."""
+        if PASSES in entry:
+            temperature, batch, number = entry["setting"]
+            (self._times[temperature, batch, number],) = parse_measurements(entry[PASSES])
+        else:
+            runs = {name: RunTimes(**run) for name, run in entry["runs"].items()}
+            self.keep(Lap(**{**entry, "runs": runs}))
+
+    def keep(self, record: Lap) -> None:
+        """Keep a lap, and plain decoding's answers."""
+        super().keep(record)
+        for question, ids, text in zip(record.answered, record.answers, record.texts, strict=False):
+            self._plain.setdefault((record.temperature, question, record.turn), TurnAnswer(ids, text))
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -134,17 +130,12 @@ class SpecResults:
     @property
     def skipped(self) -> int:
         """Number of turns without room in the context, and of turns after them, over all temperatures."""
-        first = min((lap.batch for lap in self._laps.values()), default=1)
-        return sum(lap.left_out for lap in self._laps.values() if (lap.batch, lap.round) == (first, 1))
+        first = min((lap.batch for lap in self.by_key.values()), default=1)
+        return sum(lap.left_out for lap in self.by_key.values() if (lap.batch, lap.round) == (first, 1))
 
     def get(self, key: Key) -> Lap | None:
         """Return the lap with this key, or None if it was not measured."""
-        return self._laps.get(key)
-
-    def add(self, lap: Lap) -> None:
-        """Add a lap, and append it to the journal's file."""
-        self._keep(lap)
-        self.journal.add(asdict(lap))
+        return self.by_key.get(key)
 
     def add_times(self, setting: Setting, times: PassTimes) -> None:
         """Add the times of the target's passes, measured at this setting, also to the journal's file."""
@@ -155,14 +146,9 @@ class SpecResults:
         """Return plain decoding's answer, which all contenders' answers must equal. None: not known."""
         return self._plain.get((temperature, question, turn))
 
-    def _keep(self, lap: Lap) -> None:
-        self._laps[lap.key] = lap
-        for question, ids, text in zip(lap.answered, lap.answers, lap.texts, strict=False):
-            self._plain.setdefault((lap.temperature, question, lap.turn), TurnAnswer(ids, text))
-
     def rows(self) -> list[SpecRow]:
         """Return a row for each temperature, batch size and contender, plain decoding first."""
-        settings = dict.fromkeys((lap.temperature, lap.batch) for lap in self._laps.values())
+        settings = dict.fromkeys((lap.temperature, lap.batch) for lap in self.by_key.values())
         return [
             SpecRow(name, temperature, batch, scores)
             for temperature, batch in settings
@@ -172,7 +158,7 @@ class SpecResults:
     def _scores(self, temperature: float, batch: int) -> dict[str, dict[str, Score]]:
         """Compute scores by contender and task."""
         groups: dict[str, dict[int, list[Lap]]] = defaultdict(lambda: defaultdict(list))
-        for lap in self._laps.values():
+        for lap in self.by_key.values():
             if (lap.temperature, lap.batch) == (temperature, batch) and lap.runs:
                 groups[lap.task][lap.group[0]].append(lap)
         tasks = {task: [*of.values()] for task, of in groups.items()}
@@ -186,33 +172,33 @@ class SpecResults:
 def _score(questions: Sequence[Sequence[Lap]], name: str, times: PassTimes | None) -> Score:
     """Compute the score of one contender. `questions` holds each question's laps, of all turns and rounds."""
     own, plain = ([_Taken.of(laps, who) for laps in questions] for who in (name, PLAIN))
+    pairs = list(zip(own, plain, strict=True))
     runs = [lap.runs[name] for laps in questions for lap in laps]
     compared = [run.different for run in runs if run.different is not None]
-    rate, plain_rate = _means(own, plain, _Taken.rate)
-    decode_rate, plain_decode_rate = _means(own, plain, _Taken.decode_rate)
-    cpu_rate, plain_cpu_rate = _means(own, plain, _Taken.cpu_rate)
+    rate, speedup = _mean_and_ratio(pairs, _Taken.rate)
+    decode_rate, decode_speedup = _mean_and_ratio(pairs, _Taken.decode_rate)
     answers, steps = sum(run.answers for run in runs), sum(run.steps for run in runs)
-    behind = sum(run.tokens - run.first for run in runs)
+    later = sum(run.tokens - run.first for run in runs)
     tokens = sum(taken.tokens for taken in own)
     return Score(
         answers=answers,
         different=sum(compared) if compared else None,
         rate=rate,
         decode_rate=decode_rate,
-        speedup=_ratio(rate, plain_rate),
-        median_speedup=statistics.median(_ratio(a.rate(), b.rate()) for a, b in zip(own, plain, strict=True)),
-        decode_speedup=_ratio(decode_rate, plain_decode_rate),
-        cpu_speedup=_ratio(cpu_rate, plain_cpu_rate),
+        speedup=speedup,
+        median_speedup=statistics.median(_ratio(a.rate(), b.rate()) for a, b in pairs),
+        decode_speedup=decode_speedup,
+        cpu_speedup=_mean_and_ratio(pairs, _Taken.cpu_rate)[1],
         cpu_share=_ratio(sum(taken.cpu for taken in own), sum(taken.seconds for taken in own)),
-        accepted=_ratio(behind, steps - answers) if steps > answers else float(steps > 0),
+        accepted=_ratio(later, steps - answers) if steps > answers else float(steps > 0),
         drafted=_ratio(sum(run.drafted for run in runs), steps),
         phases={
             phase: 1e3 * _ratio(sum(getattr(taken, phase) for taken in own), tokens)
             for phase in ("prefill", "draft", "verify", "other")
         },
         by_depth=[_ratio(count, steps) for count in added([run.accepted_at for run in runs])],
-        predicted=_predicted_speedup(own, plain, times) if times else 0.0,
-        by_nodes=_by_nodes(own, plain, times) if times else (),
+        predicted=_predicted_speedup(pairs, times) if times else 0.0,
+        by_nodes=_by_nodes(pairs, times) if times else (),
     )
 
 
@@ -251,24 +237,18 @@ class _Taken:
         turns: dict[int, list[RunTimes]] = defaultdict(list)
         for lap in laps:
             turns[lap.turn].append(lap.runs[name])
-
-        def total(part: Callable[[RunTimes], float]) -> float:
-            return sum(statistics.median(part(run) for run in runs) for runs in turns.values())
-
-        taken = cls(
-            tokens=sum(runs[0].tokens for runs in turns.values()),
-            ahead=sum(runs[0].ahead for runs in turns.values()),
-            seconds=total(lambda run: run.seconds),
-            cpu=total(lambda run: run.cpu),
-            prefill=total(lambda run: run.prefill),
-            draft=total(lambda run: run.draft),
-            verify=total(lambda run: run.verify),
-            steps=None,
+        seconds, cpu, prefill, draft, verify = (
+            sum(statistics.median(getattr(run, part) for run in runs) for runs in turns.values())
+            for part in ("seconds", "cpu", "prefill", "draft", "verify")
         )
-        return replace(taken, steps=_steps(taken, turns.values()))
+        tokens, ahead = (
+            sum(getattr(runs[0], part) for runs in turns.values()) for part in ("tokens", "ahead")
+        )
+        steps = _steps(turns.values(), verify, max(seconds - prefill - verify, 0.0))
+        return cls(tokens, ahead, seconds, cpu, prefill, draft, verify, steps)
 
 
-def _steps(taken: _Taken, turns: Iterable[Sequence[RunTimes]]) -> Decoding | None:
+def _steps(turns: Iterable[Sequence[RunTimes]], verifying: float, outside: float) -> Decoding | None:
     """Return the steps of a question after prefill: sums over turns of means over rounds."""
     shares = [(run, 1 / len(runs)) for runs in turns for run in runs]
     if not any(run.passes for run, _ in shares):
@@ -279,14 +259,18 @@ def _steps(taken: _Taken, turns: Iterable[Sequence[RunTimes]]) -> Decoding | Non
     )
     return Decoding(
         passes=sum(share * run.passes for run, share in shares),
-        verifying=taken.verify,
-        outside=max(taken.seconds - taken.prefill - taken.verify, 0.0),
+        verifying=verifying,
+        outside=outside,
         context=sum(share * run.context * sum(run.tree_sizes) for run, share in shares) / trees.steps,
         trees=trees,
     )
 
 
-def _predicted_speedup(own: Sequence[_Taken], plain: Sequence[_Taken], times: PassTimes) -> float:
+_Pairs = Sequence[tuple[_Taken, _Taken]]
+"""For each question, what a contender took and what plain decoding took."""
+
+
+def _predicted_speedup(pairs: _Pairs, times: PassTimes) -> float:
     """Return the speed-up with the decode times that theory expects; the prompt's are as measured."""
 
     def seconds(drafted: _Taken, base: _Taken) -> float:
@@ -294,32 +278,31 @@ def _predicted_speedup(own: Sequence[_Taken], plain: Sequence[_Taken], times: Pa
             return drafted.seconds  # the whole answer came with the first token
         return drafted.prefill + predicted_seconds(base.steps, drafted.steps, times)
 
-    if all(taken.steps is None for taken in own):
+    if all(taken.steps is None for taken, _ in pairs):
         return 0.0
-    expected = [replace(a, seconds=seconds(a, b)) for a, b in zip(own, plain, strict=True)]
-    return _ratio(*_means(expected, plain, _Taken.rate))
+    expected = [(replace(own, seconds=seconds(own, plain)), plain) for own, plain in pairs]
+    return _mean_and_ratio(expected, _Taken.rate)[1]
 
 
-def _by_nodes(own: Sequence[_Taken], plain: Sequence[_Taken], times: PassTimes) -> list[float]:
+def _by_nodes(pairs: _Pairs, times: PassTimes) -> list[float]:
     """Return the speed-ups that theory expects of trees with at most 1, 2, ... nodes, over all questions."""
-    pairs = [(b.steps, a.steps) for a, b in zip(own, plain, strict=True) if a.steps and b.steps]
-    if not pairs:
+    steps = [(plain.steps, own.steps) for own, plain in pairs if own.steps and plain.steps]
+    if not steps:
         return []
-    base, drafted = (Decoding.together(parts) for parts in zip(*pairs, strict=True))
+    base, drafted = (Decoding.together(parts) for parts in zip(*steps, strict=True))
     return speedups_by_nodes(base, drafted, times)
 
 
-def _means(
-    own: Sequence[_Taken], plain: Sequence[_Taken], rate: Callable[[_Taken], float]
-) -> tuple[float, float]:
-    """Return the means of two rates, over the questions where both are above 0.
+def _mean_and_ratio(pairs: _Pairs, rate: Callable[[_Taken], float]) -> tuple[float, float]:
+    """Return the mean of a rate, and its ratio to plain decoding's, over the questions with both above 0.
 
     A decode rate is 0 if the whole answer comes with its first token.
     """
-    pairs = [pair for one, other in zip(own, plain, strict=True) if all(pair := (rate(one), rate(other)))]
-    return (
-        (statistics.mean(a for a, _ in pairs), statistics.mean(b for _, b in pairs)) if pairs else (0.0, 0.0)
-    )
+    rates = [both for own, plain in pairs if all(both := (rate(own), rate(plain)))]
+    if not rates:
+        return 0.0, 0.0
+    own_mean, plain_mean = (statistics.mean(values) for values in zip(*rates, strict=True))
+    return own_mean, own_mean / plain_mean
 
 
 def _ratio(one: float, other: float) -> float:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
 import torch
 
-from soothsay import __version__
-from soothsay.bench.journal import Journal
-from soothsay.bench.peers.engines.base import Setup, UnavailableError
-from soothsay.bench.peers.peer_bench import turns
+from soothsay.bench.bench_plans import StackPlan
+from soothsay.bench.journal import Journal, place, short_hash
+from soothsay.bench.measure import Meter, Progress, turns
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.stack.rungs import Contender, Ids, Ours, Theirs
 from soothsay.bench.stack.stack_results import (
     BATCHES,
@@ -34,11 +33,10 @@ from soothsay.bench.stack.stack_results import (
     StackRun,
 )
 from soothsay.bench.texts import PASSAGE, TOPICS
-from soothsay.config import DType, EngineConfig
+from soothsay.config import EngineConfig
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
 from soothsay.llm import LLM
-from soothsay.machine import processor_name
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.tokenizer import Tokenizer
 
@@ -47,36 +45,6 @@ AT_ONCE = (4, 16)
 
 WARM_UP_TOKENS = 16
 """Tokens of the answers before the first round. They allocate memory, and teach `auto` what things cost."""
-
-Progress = Callable[[int, int, int], None]
-"""Called with the number of answers so far, their final number, and the tokens made by this run."""
-
-
-@dataclass(frozen=True, slots=True)
-class StackPlan:
-    """What to measure.
-
-    Args:
-        model: what `LLM` takes.
-        integers: what the weights are rounded to, if the model's files have no integers.
-        drafter: of the rungs with speculation.
-        questions: a file of prompts, see `read_prompts`. None: prompts of ours.
-        requests: number of prompts.
-        tokens: of each answer; end tokens are ignored.
-        rounds: number of times that each rung answers all prompts.
-        prefix: tokens that the prompts of the last rung share.
-        peer: whether transformers takes part.
-    """
-
-    model: str
-    integers: DType = "int8"
-    drafter: str = "auto"
-    questions: Path | None = None
-    requests: int = 16
-    tokens: int = 64
-    rounds: int = 5
-    prefix: int = 1000
-    peer: bool = True
 
 
 class StackBench:
@@ -98,7 +66,7 @@ class StackBench:
 
     def __init__(self, plan: StackPlan, path: Path | None = None, progress: Progress = lambda *_: None):
         self.plan, self.notes = plan, list[str]()
-        self._progress, self._tokens = progress, 0
+        self._meter = Meter(progress)
         self._checkpoint = open_checkpoint(plan.model)
         tokenizer = self._checkpoint.tokenizer()
         if tokenizer is None:
@@ -129,19 +97,19 @@ class StackBench:
         prefix cache.
         """
         plan, rungs = self.plan, [*self._contenders]
-        total, done = len(rungs) * plan.rounds * plan.requests, 0
-        self._progress(0, total, 0)
+        self._meter.total = len(rungs) * plan.rounds * plan.requests
+        self._meter.advance()
         for rung, contender in self._contenders.items():
             contender.begin()
             contender.answer(self._prompts(rung)[: contender.at_once], min(plan.tokens, WARM_UP_TOKENS))
         for number, rung in turns(rungs, plan.rounds):
-            if (rung.name, number + 1) not in self.results:
-                self.results.add(self._run(rung, number + 1, done, total))
-            done += plan.requests
-            self._progress(done, total, self._tokens)
+            if (rung.name, number + 1) in self.results:
+                self._meter.advance(plan.requests)
+            else:
+                self.results.add(self._run(rung, number + 1))
         return self.results
 
-    def _run(self, rung: Rung, number: int, done: int, total: int) -> StackRun:
+    def _run(self, rung: Rung, number: int) -> StackRun:
         contender, prompts = self._contenders[rung], self._prompts(rung)
         seconds, answers = 0.0, list[Ids]()
         contender.begin()
@@ -150,8 +118,7 @@ class StackBench:
             taken, found = contender.answer(group, self.plan.tokens)
             seconds += taken
             answers += found
-            self._tokens += sum(map(len, found))
-            self._progress(done + len(answers), total, self._tokens)
+            self._meter.advance(len(found), sum(map(len, found)))
         return StackRun(rung.name, number, seconds, answers)
 
     def _prompts(self, rung: Rung) -> list[Ids]:
@@ -225,10 +192,9 @@ class StackBench:
             "requests": plan.requests,
             "tokens": plan.tokens,
             "prefix": plan.prefix,
-            "prompts_digest": hashlib.blake2b(repr(self.long_prompts).encode(), digest_size=4).hexdigest(),
+            "prompts_digest": short_hash(repr(self.long_prompts)),
             "threads": torch.get_num_threads(),
-            "processor": processor_name(),
-            "soothsay": __version__,
+            **place(),
         }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from soothsay.bench.journal import Journal
+from soothsay.bench.journal import Journal, Records
 from soothsay.errors import SoothsayError
 
 PEER, PLAIN, INTEGERS, SPECULATION = "transformers", "plain", "integers", "speculation"
@@ -35,6 +36,11 @@ class StackRun:
     round: int  # from 1
     seconds: float
     answers: list[list[int]]  # token ids, by prompt
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the run."""
+        return self.rung, self.round
 
     @property
     def rate(self) -> float:
@@ -73,36 +79,34 @@ class StackRow:
     gain: Gain | None  # None: it is a base
 
 
-class StackResults:
-    """The runs in a journal. Raises `SoothsayError` if the journal holds other entries."""
+class StackResults(Records[StackRun]):
+    """The runs in a journal. Adding one raises `SoothsayError` for wrong answers."""
+
+    WHAT = "runs of 'bench stack'"
 
     def __init__(self, rungs: Sequence[Rung], journal: Journal):
-        self.rungs, self.journal = list(rungs), journal
-        self._runs: dict[tuple[str, int], StackRun] = {}
-        for entry in journal.entries:
-            try:
-                self._keep(StackRun(**entry))
-            except (TypeError, ValueError) as error:
-                raise SoothsayError(f"runs of 'bench stack' are expected ({error!r})") from None
+        self.rungs = list(rungs)
+        super().__init__(journal)
 
-    def __contains__(self, key: tuple[str, int]) -> bool:
-        return key in self._runs
+    def read_entry(self, entry: Mapping[str, Any]) -> None:
+        """See `Records`."""
+        self.keep(StackRun(**entry))
 
-    def add(self, run: StackRun) -> None:
-        """Add a run, and append it to the journal's file. Raises `SoothsayError` for wrong answers."""
-        self._keep(run)
-        self.journal.add(asdict(run))
+    def keep(self, record: StackRun) -> None:
+        """Keep a run, if its answers are right."""
+        self._check(record)
+        super().keep(record)
 
     def rows(self) -> list[StackRow]:
         """A row for each rung. Ratios are of one round, spreads over rounds."""
-        rounds = sorted({number for _, number in self._runs})
+        rounds = sorted({number for _, number in self.by_key})
         products = [1.0] * len(rounds)
         rows = []
         for rung in self.rungs:
-            rates = [self._runs[rung.name, number].rate for number in rounds]
+            rates = [self.by_key[rung.name, number].rate for number in rounds]
             gain = None
             if rung.against:
-                others = (self._runs[rung.against, number].rate for number in rounds)
+                others = (self.by_key[rung.against, number].rate for number in rounds)
                 ratios = [own / other for own, other in zip(rates, others, strict=True)]
                 products = [whole * ratio for whole, ratio in zip(products, ratios, strict=True)]
                 gain = Gain(Spread.of(ratios), Spread.of(products))
@@ -111,21 +115,17 @@ class StackResults:
 
     def agreement(self) -> tuple[int, int] | None:
         """Prompts to which transformers and our plain decoding give equal answers, and all prompts."""
-        pair = [run for rung in (PEER, PLAIN) if (run := self._runs.get((rung, 1)))]
+        pair = [run for rung in (PEER, PLAIN) if (run := self.by_key.get((rung, 1)))]
         if len(pair) < 2:
             return None
         theirs, ours = (run.answers for run in pair)
         return sum(a == b for a, b in zip(theirs, ours, strict=True)), len(ours)
 
-    def _keep(self, run: StackRun) -> None:
-        self._check(run)
-        self._runs[run.rung, run.round] = run
-
     def _check(self, run: StackRun) -> None:
         """Raise `SoothsayError` if an answer differs from an earlier one that it must equal."""
         equal_to = {rung.name: rung.equal_to or rung.name for rung in self.rungs if rung.name != PEER}
         group = equal_to.get(run.rung)
-        for other in self._runs.values():
+        for other in self.by_key.values():
             if group is None or equal_to.get(other.rung) != group:
                 continue
             for prompt, (own, known) in enumerate(zip(run.answers, other.answers, strict=True), start=1):

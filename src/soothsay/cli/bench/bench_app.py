@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench.agentic import agentic
-from soothsay.cli.bench.busy import busy
-from soothsay.cli.bench.decode import decode
-from soothsay.cli.bench.experts import experts
-from soothsay.cli.bench.fleet import fleet
-from soothsay.cli.bench.learn import learn
-from soothsay.cli.bench.peers import peers
-from soothsay.cli.bench.quality import quality
-from soothsay.cli.bench.report import report
-from soothsay.cli.bench.serve import serve
-from soothsay.cli.bench.spec import spec
-from soothsay.cli.bench.stack import stack
-from soothsay.cli.bench.step import step
+from soothsay.cli.bench.agentic_command import Agentic
+from soothsay.cli.bench.decode_command import Decode
+from soothsay.cli.bench.learn_command import Learn
+from soothsay.cli.bench.load_commands import Busy, LoadCommand
+from soothsay.cli.bench.pass_commands import Experts, Step
+from soothsay.cli.bench.peers_command import Peers
+from soothsay.cli.bench.quality_command import Quality
+from soothsay.cli.bench.spec_commands import Report, Spec
+from soothsay.cli.bench.stack_command import Stack
+from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(
     no_args_is_help=True,
     help="Measure speed and acceptance. What is compared takes turns within one run.",
 )
-COMMANDS = decode, stack, step, experts, quality, peers, spec, agentic, learn, serve, busy, fleet, report
-for command in COMMANDS:
-    bench.command()(command)
+COMMANDS = {
+    **{
+        "decode": Decode,
+        "stack": Stack,
+        "step": Step,
+        "experts": Experts,
+        "quality": Quality,
+        "peers": Peers,
+    },
+    **{
+        "spec": Spec,
+        "agentic": Agentic,
+        "learn": Learn,
+        "serve": LoadCommand,
+        "busy": Busy,
+        "report": Report,
+    },
+}
+add_commands(bench, COMMANDS)

@@ -1,75 +1,61 @@
-"""Options that several benchmarks share."""
+"""Options that several benchmarks share, what they mean, and how results are saved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import typer
 
-from soothsay.config import DType
-from soothsay.files import write_text
-from soothsay.plotting import require_matplotlib
-
-AnswerTemperatureOption = Annotated[
-    float, typer.Option("--temperature", "-t", min=0, help="0: always the most likely token.")
-]
-NodesOption = Annotated[
-    int, typer.Option("--nodes", min=1, help="Largest number of nodes of a draft tree, with the root.")
-]
-RowsOption = Annotated[str, typer.Option("--rows", help="Numbers of rows of a pass.")]
-PassesOption = Annotated[
-    int, typer.Option("--rounds", min=1, help="Number of passes of each kind; times are medians.")
-]
+from soothsay.config import DType, EngineConfig
+from soothsay.files import write_json, write_text
+from soothsay.options import MAX_TOKENS, TEMPERATURE, option
+from soothsay.plotting import require_matplotlib, save_png
 
 
-def dtypes_option(shown: str) -> Any:
-    """The option `--dtype` of a command that takes several. `shown` is its default in `--help`."""
-    text = "Element type of linear layers' weights; may be repeated."
-    return typer.Option("--dtype", help=text, show_default=shown)
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of benchmarks. Each benchmark has some of them."""
 
-
-DTypesOption = Annotated[list[str] | None, dtypes_option("bfloat16")]
-
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers to this file.")
-]
-JournalOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        dir_okay=False,
-        help="Append each measurement to this file; an existing file is continued.",
-    ),
-]
-PngOption = Annotated[
-    Path | None,
-    typer.Option("--png", dir_okay=False, help="Draw a chart to this file (needs matplotlib)."),
-]
-MarkdownOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--markdown",
-        dir_okay=False,
-        allow_dash=True,
-        help="Write the table as Markdown to this file; '-': print it.",
-    ),
-]
-HtmlOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--html",
-        dir_okay=False,
-        help="Write one self-contained page with tables and charts (needs matplotlib).",
-    ),
-]
+    max_tokens: int = option(128, MAX_TOKENS, "-n", min=1)
+    temperature: float = option(0.0, TEMPERATURE, "-t", min=0)
+    nodes: int = option(
+        EngineConfig.max_tree, "Largest number of nodes of a draft tree, with the root.", min=1
+    )
+    dtype: list[str] | None = option(None, "Element type of linear layers' weights; may be repeated.")
+    rows: str = option("1", "Numbers of rows of a pass.")
+    rounds: int = option(15, "Number of passes of each kind; times are medians.", min=1)
+    to_json: Path | None = option(None, "Write all numbers to this file.", "--json", dir_okay=False)
+    journal: Path | None = option(
+        None, "Append each measurement to this file; an existing file is continued.", "--json", dir_okay=False
+    )
+    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", dir_okay=False)
+    markdown: Path | None = option(
+        None, "Write the table as Markdown to this file; '-': print it.", dir_okay=False, allow_dash=True
+    )
+    html: Path | None = option(
+        None, "Write one self-contained page with tables and charts (needs matplotlib).", dir_okay=False
+    )
 
 
 def check_charts(*files: Path | None) -> None:
     """Raise an error before a long run if a chart is asked for and matplotlib is missing."""
     if any(file is not None for file in files):
         require_matplotlib()
+
+
+def save_chart(path: Path | None, chart: Callable[[], Any], dpi: int = 150) -> None:
+    """Draw a chart to a file, if there is one."""
+    if path is not None:
+        save_png(chart(), path, dpi=dpi)
+
+
+def save_numbers(path: Path | None, numbers: Any) -> None:
+    """Write numbers to a file, if there is one."""
+    if path is not None:
+        write_json(path, numbers, indent=1)
 
 
 def write_markdown(text: str, path: Path) -> None:
@@ -80,13 +66,12 @@ def write_markdown(text: str, path: Path) -> None:
         write_text(path, text + "\n")
 
 
-def known_dtypes(names: Sequence[str] | None) -> list[DType]:
+def known_dtypes(names: Sequence[str] | None, default: Sequence[DType] = ("bfloat16",)) -> list[DType]:
     """Check the names, or return the default. Raises `typer.BadParameter`; typer itself checks no lists."""
-    names = names or ["bfloat16"]
-    for name in names:
+    for name in names or ():
         if name not in get_args(DType):
             raise typer.BadParameter(f"--dtype {name}: choose from {', '.join(get_args(DType))}")
-    return [cast(DType, name) for name in names]
+    return [cast(DType, name) for name in names or default]
 
 
 def row_counts(text: str) -> list[int]:

@@ -6,23 +6,18 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from soothsay.cli.options import PROMPTS_HELP
+from soothsay.options import FILE, PROMPTS, option
 
 if TYPE_CHECKING:
-    from soothsay.bench.serve.load import Arrivals, Kind
+    from soothsay.bench.serve.arrivals import Arrivals, Kind
     from soothsay.bench.serve.mix import Mix
     from soothsay.bench.serve.serve_bench import LoadTarget
     from soothsay.bench.serve.serve_results import Slo
-
-_load = partial(typer.Option, rich_help_panel="Load: at most one of the first three")
-_prompts = partial(typer.Option, rich_help_panel="Prompts")
-_promises = partial(typer.Option, rich_help_panel="Goodput")
 
 CONCURRENCY = "4"
 """The load if none is given."""
@@ -37,38 +32,33 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 class LoadOptions:
     """How requests arrive. At most one of the first three is given."""
 
-    concurrency: Annotated[
-        str | None,
-        _load(
-            metavar="N,...",
-            show_default=CONCURRENCY,
-            help="Closed loop: N clients, each sending its next request when it has its answer.",
-        ),
-    ] = None
-    rate: Annotated[
-        str | None,
-        _load(
-            metavar="R,...", help="Open loop: R requests a second on average, at times of a Poisson process."
-        ),
-    ] = None
-    burst: Annotated[
-        str | None, _load(metavar="N,...", help="N requests at once, and the next N when all are answered.")
-    ] = None
-    requests: Annotated[
-        str | None,
-        _load(
-            metavar="N,...",
-            show_default=REQUESTS,
-            help="Conversations in a trial: one number, or one for each level.",
-        ),
-    ] = None
-    duration: Annotated[
-        str | None, _load(metavar="TIME", help="In place of --requests: time in which conversations begin.")
-    ] = None
+    PANEL = "Load: at most one of the first three"
+
+    concurrency: str | None = option(
+        None,
+        "Closed loop: N clients, each sending its next request when it has its answer.",
+        metavar="N,...",
+        show_default=CONCURRENCY,
+    )
+    rate: str | None = option(
+        None, "Open loop: R requests a second on average, at times of a Poisson process.", metavar="R,..."
+    )
+    burst: str | None = option(
+        None, "N requests at once, and the next N when all are answered.", metavar="N,..."
+    )
+    requests: str | None = option(
+        None,
+        "Conversations in a trial: one number, or one for each level.",
+        metavar="N,...",
+        show_default=REQUESTS,
+    )
+    duration: str | None = option(
+        None, "In place of --requests: time in which conversations begin.", metavar="TIME"
+    )
 
     def loads(self) -> list[Arrivals]:
         """The loads, one for each level. Raises `typer.BadParameter`."""
-        from soothsay.bench.serve.load import Arrivals
+        from soothsay.bench.serve.arrivals import Arrivals
 
         kinds = {"concurrency": self.concurrency, "rate": self.rate, "burst": self.burst}
         chosen = {kind: text for kind, text in kinds.items() if text is not None}
@@ -94,24 +84,14 @@ class LoadOptions:
 class PromptOptions:
     """What is asked."""
 
-    spec_bench: Annotated[
-        Path | None,
-        _prompts("--spec-bench", exists=True, dir_okay=False, help="JSON lines with category and turns."),
-    ] = None
-    prompts: Annotated[
-        Path | None,
-        _prompts(exists=True, dir_okay=False, show_default="256 short requests", help=PROMPTS_HELP),
-    ] = None
-    turns: Annotated[
-        int, _prompts(min=1, help="Turns of a conversation, each after the server's answer.")
-    ] = 1
-    shared_prefix: Annotated[
-        int, _prompts(metavar="WORDS", min=0, help="Length of a system message for all.")
-    ] = 0
-    long: Annotated[
-        float, _prompts(metavar="SHARE", min=0, max=1, help="Share of prompts with a long text.")
-    ] = 0.0
-    long_words: Annotated[int, _prompts(metavar="WORDS", min=1, help="Length of a long text.")] = 1000
+    PANEL = "Prompts"
+
+    spec_bench: Path | None = option(None, "JSON lines with category and turns.", **FILE)
+    prompts: Path | None = option(None, PROMPTS, **FILE, show_default="256 short requests")
+    turns: int = option(1, "Turns of a conversation, each after the server's answer.", min=1)
+    shared_prefix: int = option(0, "Length of a system message for all.", metavar="WORDS", min=0)
+    long: float = option(0.0, "Share of prompts with a long text.", metavar="SHARE", min=0, max=1)
+    long_words: int = option(1000, "Length of a long text.", metavar="WORDS", min=1)
 
     def mix(self, seed: int) -> Mix:
         """The prompts of a file, or the default ones. Raises `typer.BadParameter` if two files are given."""
@@ -138,13 +118,11 @@ class PromptOptions:
 class GoodputOptions:
     """The limits that an answer keeps if it counts as good."""
 
-    slo_ttft: Annotated[
-        str | None, _promises(metavar="TIME", help="Limit to the first token, such as 500ms.")
-    ] = None
-    slo_itl: Annotated[
-        str | None, _promises(metavar="TIME", help="Limit of an answer's mean time between tokens.")
-    ] = None
-    slo_e2e: Annotated[str | None, _promises(metavar="TIME", help="Limit to the end.")] = None
+    PANEL = "Goodput"
+
+    slo_ttft: str | None = option(None, "Limit to the first token, such as 500ms.", metavar="TIME")
+    slo_itl: str | None = option(None, "Limit of an answer's mean time between tokens.", metavar="TIME")
+    slo_e2e: str | None = option(None, "Limit to the end.", metavar="TIME")
 
     def slo(self) -> Slo:
         """The limits in seconds. Raises `typer.BadParameter`."""

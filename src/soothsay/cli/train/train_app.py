@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.train.commands import COMMANDS
-from soothsay.cli.train.data import data
-from soothsay.cli.train.layer_skip import layer_skip
-from soothsay.cli.train.suffix import suffix
+from soothsay.cli.command_classes import add_commands
+from soothsay.cli.text_stores import Suffix
+from soothsay.cli.train.data_command import Data
+from soothsay.cli.train.layer_skip_command import LayerSkip
+from soothsay.cli.train.training_commands import COMMANDS
 
 train = typer.Typer(
     no_args_is_help=True,
     help="Train drafters for a model, train a model, or make the data to train them on.",
 )
-train.command()(data)
-for command in COMMANDS:
-    train.command(name=command.__name__)(command)
-train.command()(layer_skip)
-train.command()(suffix)
+add_commands(train, {"data": Data, **COMMANDS, "layer-skip": LayerSkip, "suffix": Suffix})

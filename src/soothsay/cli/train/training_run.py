@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from soothsay.cli.options import ChatTemplateOption
+from soothsay.cli.progress import bars
 from soothsay.cli.terminal import notice
+from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,62 +24,46 @@ if TYPE_CHECKING:
     from soothsay.train.trainer import Recipe
 
 
-def _option(explanation: str, **limits: Any) -> Any:
-    """An option in the help's panel "Training"."""
-    return typer.Option(help=explanation, rich_help_panel="Training", **limits)
+_training = partial(option, panel="Training")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """The options that every training command has, and the work that all of them do."""
 
-    model: Annotated[
-        str, typer.Argument(help="The target: a Hugging Face directory or a bundled model's name.")
-    ]
-    data: Annotated[
-        list[Path],
-        typer.Argument(
-            exists=True,
-            help="Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
-            "saved by 'datasets', or a folder that 'train data --features' has written.",
-        ),
-    ]
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The directory to write. A training that was interrupted resumes."),
-    ]
-    init: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Begin with the weights of this drafter."),
-    ] = None
-    steps: Annotated[int, _option("Optimizer steps.", min=1)] = 1000
-    batch_tokens: Annotated[int, _option("Tokens of a step.", min=16)] = 8192
-    parts: Annotated[int, _option("Passes of a step. More passes need less memory.", min=1)] = 2
-    learning_rate: Annotated[
-        float, _option("Learning rate of embeddings, norms and output matrices.", min=0)
-    ] = 1e-3
-    matrix_learning_rate: Annotated[float, _option("Learning rate of matrices within layers.", min=0)] = 3e-3
-    decay: Annotated[
-        float, _option("Share of the steps, at the end, in which the learning rates fall.", min=0, max=1)
-    ] = 0.8
-    max_tokens: Annotated[int, _option("Longer conversations are cut, at a turn if possible.", min=8)] = 1024
-    held_out: Annotated[int, _option("Number of conversations that are kept for evaluation.", min=1)] = 32
-    evaluate_every: Annotated[int, _option("Steps between evaluations.", min=1)] = 200
-    save_every: Annotated[int, _option("Steps between checkpoints.", min=1)] = 100
-    stop_after: Annotated[
-        int | None, _option("Stop after this number of steps. The same command resumes.", min=1)
-    ] = None
-    keep_features: Annotated[
-        float,
-        _option(
-            "GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A "
-            "run that is interrupted and resumed then differs in the last bits.",
-            min=0,
-        ),
-    ] = 0.0
-    seed: Annotated[int, _option("Seed of shuffling and of new weights.")] = 0
-    device: Annotated[str, _option("Where to train: cpu or cuda.")] = "cpu"
-    chat_template: ChatTemplateOption = None
+    model: str = argument(REQUIRED, "The target: a Hugging Face directory or a bundled model's name.")
+    data: list[Path] = argument(
+        REQUIRED,
+        "Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
+        "saved by 'datasets', or a folder that 'train data --features' has written.",
+        exists=True,
+    )
+    out: Path = option(REQUIRED, "The directory to write. A training that was interrupted resumes.", "-o")
+    init: Path | None = option(None, "Begin with the weights of this drafter.", exists=True, file_okay=False)
+    steps: int = _training(1000, "Optimizer steps.", min=1)
+    batch_tokens: int = _training(8192, "Tokens of a step.", min=16)
+    parts: int = _training(2, "Passes of a step. More passes need less memory.", min=1)
+    learning_rate: float = _training(1e-3, "Learning rate of embeddings, norms and output matrices.", min=0)
+    matrix_learning_rate: float = _training(3e-3, "Learning rate of matrices within layers.", min=0)
+    decay: float = _training(
+        0.8, "Share of the steps, at the end, in which the learning rates fall.", min=0, max=1
+    )
+    max_tokens: int = _training(1024, "Longer conversations are cut, at a turn if possible.", min=8)
+    held_out: int = _training(32, "Number of conversations that are kept for evaluation.", min=1)
+    evaluate_every: int = _training(200, "Steps between evaluations.", min=1)
+    save_every: int = _training(100, "Steps between checkpoints.", min=1)
+    stop_after: int | None = _training(
+        None, "Stop after this number of steps. The same command resumes.", min=1
+    )
+    keep_features: float = _training(
+        0.0,
+        "GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A "
+        "run that is interrupted and resumed then differs in the last bits.",
+        min=0,
+    )
+    seed: int = _training(0, "Seed of shuffling and of new weights.")
+    device: str = _training("cpu", "Where to train: cpu or cuda.")
+    chat_template: Path | None = shared(ModelOptions, "chat_template")
 
     def checkpoint(self) -> Checkpoint:
         """Open the target's files."""
@@ -150,22 +135,17 @@ class TrainingRun:
         from soothsay.train.trainer import Trainer, TrainingConfig
 
         require_matplotlib()  # every evaluation draws a chart
-        config = TrainingConfig(
-            steps=self.steps,
-            batch_tokens=self.batch_tokens,
-            parts=self.parts,
-            learning_rate=self.learning_rate,
-            matrix_learning_rate=self.matrix_learning_rate,
-            decay=self.decay,
-            evaluate_every=self.evaluate_every,
-            save_every=self.save_every,
-            seed=self.seed,
-        )
+        numbers = {field.name for field in fields(TrainingConfig)}
+        config = TrainingConfig(**{name: value for name, value in vars(self).items() if name in numbers})
         trainer = Trainer(recipe, examples, config, self.out)
         console = Console(highlight=False, soft_wrap=True)
         if trainer.step:
             console.print(f"resuming after step {trainer.step}")
-        with _bar(console) as bar:
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            *(TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
+        )
+        with bars(*columns, console=console) as bar:
             task = bar.add_task(recipe.name, total=config.steps, completed=trainer.step, loss="", rate="")
 
             def report(step: int, measured: Mapping[str, float]) -> None:
@@ -188,19 +168,6 @@ class TrainingRun:
         console.print(
             f"{self.out} has the best checkpoint, with a score of {trainer.best}" if trainer.best else ""
         )
-
-
-def _bar(console: Console) -> Progress:
-    """A progress bar, shown in a terminal only."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _evaluated(measured: Mapping[str, float]) -> str:

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .base import Peer, Setup, UnavailableError
 from .hugging_face import Transformers
 from .llamacpp import LlamaCpp
 from .openvino import OpenVINO
 from .ours import Soothsay
+from .peer import Peer, Setup, UnavailableError
 
 PEERS: dict[str, type[Peer]] = {
     "soothsay": Soothsay,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .base import Peer, Setup, UnavailableError, need, timed
+from .peer import Peer, Setup, UnavailableError, need, timed
 
 
 class Transformers(Peer):

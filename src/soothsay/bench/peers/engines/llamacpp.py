@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .base import Peer, Setup, need, timed
+from .peer import Peer, Setup, need, timed
 
 DRAFT_TOKENS = 3
 """Draft tokens of a draft model, as llama.cpp's own programs have by default."""

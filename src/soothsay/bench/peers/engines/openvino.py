@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .base import Peer, Setup, UnavailableError, need, timed
+from .peer import Peer, Setup, UnavailableError, need, timed
 
 
 class OpenVINO(Peer):

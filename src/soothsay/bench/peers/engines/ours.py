@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Peer, Setup, need, timed
+from .peer import Peer, Setup, need, timed
 
 
 class Soothsay(Peer):

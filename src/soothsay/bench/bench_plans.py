@@ -1,0 +1,112 @@
+"""What benchmarks are asked to measure. The fields are options of their commands, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from soothsay.options import (
+    FILE,
+    MAX_TOKENS,
+    MODEL,
+    REQUIRED,
+    TEMPERATURE,
+    ModelOptions,
+    argument,
+    option,
+    shared,
+)
+
+PEERS = ("transformers", "openvino", "llama.cpp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackPlan:
+    """What `bench stack` measures. End tokens do not end answers."""
+
+    model: str = argument("sibyl", MODEL)
+    questions: Path | None = option(
+        None,
+        "File of prompts; those to answer are evenly spread over its categories.",
+        "--spec-bench",
+        **FILE,
+        show_default="requests for stories",
+    )
+    requests: int = option(16, "Number of prompts.", min=1)
+    tokens: int = option(64, "Tokens of each answer.", min=1)
+    rounds: int = option(5, "Number of rounds; factors are medians.", min=1)
+    prefix: int = option(1000, "Tokens that the prompts of the last rung share.", min=1)
+    integers: Literal["int8", "int4"] = option(
+        "int8", "What weights are rounded to, if the model's files have no integers."
+    )
+    drafter: str = shared(ModelOptions, "drafter")
+    peer: bool = option(True, "Whether transformers is the first rung.", "--transformers/--no-transformers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerPlan:
+    """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
+
+    model: str = argument(REQUIRED, MODEL)
+    dtypes: list[str] | None = option(
+        None,
+        "Element type of linear layers' weights; may be repeated.",
+        "--dtype",
+        show_default="bfloat16; auto for a .gguf file",
+    )
+    peers: list[str] | None = option(
+        None,
+        "transformers, openvino or llama.cpp; may be repeated.",
+        "--peer",
+        show_default="all that are there",
+    )
+    pythons: list[str] | None = option(
+        None,
+        "Python interpreter with the packages of all peers, or of one; may be repeated.",
+        "--peer-python",
+        metavar="[PEER=]PATH",
+        show_default="this one",
+    )
+    tokens: int = option(64, "Tokens decoded in a round.", min=1)
+    rounds: int = option(5, "Number of rounds; times are medians.", min=1)
+    threads: int | None = option(None, "Threads of each engine.", min=1, show_default="torch's")
+    questions: Path | None = option(
+        None, "Also measure whole answers to the prompts of this file.", "--spec-bench", **FILE
+    )
+    per_task: int = option(20, "Number of prompts of each task.", min=1)
+    max_tokens: int = option(128, "Tokens of an answer.", min=1)
+    drafter: str = shared(ModelOptions, "drafter")
+    lookup_tokens: int = option(
+        0, "Draft tokens of the peers' prompt lookup; 0: as their makers recommend.", min=0
+    )
+    draft_model: str = option(
+        "",
+        "A draft model for llama.cpp and openvino, if MODEL is a GGUF file: another GGUF file.",
+        metavar="FILE",
+        show_default="none",
+    )
+    work: Path = option(
+        Path("peers"), "Directory for exported models, which are used again, and logs.", file_okay=False
+    )
+
+    @property
+    def interpreters(self) -> dict[str, str]:
+        """The Python interpreters by peer. The one under "" is for all peers that have none of their own."""
+        parts = (one.partition("=") for one in self.pythons or ())
+        return {peer if equals else "": path if equals else peer for peer, equals, path in parts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnPlan:
+    """How `bench learn` answers a stream."""
+
+    drafter: str = option("auto", "A trained drafter, or a composition with one.", "-d")
+    share: float = option(0.1, "Share of a core's time for learning.", min=0.001, max=1)
+    requests: int = option(2000, "Requests, at most.", min=1)
+    held_out: int = option(200, "Requests at the end that are reported apart.", min=0)
+    window: int = option(20, "Requests between two measurements.", min=1)
+    every: int = option(1, "Compare in one of so many windows, and in all held-out ones.", min=1)
+    max_tokens: int = option(64, MAX_TOKENS, "-n", min=1)
+    temperature: float = option(0.0, TEMPERATURE, "-t", min=0)
+    batch: int = option(1, "Requests at a time.", min=1)

@@ -1,1 +1,0 @@
-"""A simulator of many engines behind the router: passes are replaced by their measured times."""

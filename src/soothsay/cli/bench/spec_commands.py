@@ -1,0 +1,196 @@
+"""`soothsay bench spec` and `soothsay bench report`: drafters on the questions of Spec-Bench."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from soothsay.cli.bench.bench_options import BenchOptions, check_charts, write_markdown
+from soothsay.cli.progress import progress_bar
+from soothsay.cli.tables import result_table
+from soothsay.cli.terminal import notice
+from soothsay.config import DType
+from soothsay.files import write_text
+from soothsay.options import FILE, MODEL, REQUIRED, ModelOptions, argument, option, shared
+
+if TYPE_CHECKING:
+    from soothsay.bench.endpoint import Endpoint
+    from soothsay.bench.spec.spec_results import SpecResults
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """Servers that `bench spec` measures too."""
+
+    PANEL = "Another server"
+
+    endpoint: list[str] | None = option(
+        None,
+        "Server with OpenAI's chat completions to measure too: http://localhost:8000/v1; may be repeated.",
+        metavar="URL",
+    )
+    endpoint_model: list[str] | None = option(
+        None, "The server's name for its model; once for each --endpoint."
+    )
+    api_key_env: str | None = option(None, "Environment variable with the server's key.", metavar="VARIABLE")
+
+    def servers(self) -> list[Endpoint]:
+        """The servers. Raises `typer.BadParameter`."""
+        from soothsay.bench.endpoint import Endpoint
+
+        urls, models, variable = self.endpoint or (), self.endpoint_model or (), self.api_key_env
+        if len(urls) != len(models):
+            raise typer.BadParameter("--endpoint needs --endpoint-model, once for each")
+        key = os.environ.get(variable, "") if variable else ""
+        if variable and not key:
+            raise typer.BadParameter(f"--api-key-env {variable}: there is no such environment variable")
+        servers = [Endpoint(url, name, key) for url, name in zip(urls, models, strict=True)]
+        if len({server.name for server in servers}) < len(servers):
+            raise typer.BadParameter("two of the endpoints are the same")
+        return servers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Measure speed-up and accepted tokens by task of Spec-Bench, and check that answers stay the same.
+
+    Plain decoding and each drafter answer every question in turn. Speed-up is the leaderboard's: mean tokens
+    a second over questions, with the prompt, divided by that of plain decoding. "accepted" is tokens a step
+    with the bonus token, without the pass over the prompt. Second turns follow plain decoding's answers to
+    the first. A wide terminal also shows the speed-up that theory predicts, and the best number of nodes. The
+    exit code is 1 if an answer differs from plain decoding's.
+    """
+
+    model: str = argument(REQUIRED, MODEL)
+    spec_bench: Path = option(REQUIRED, "Questions: JSON lines with category and turns.", **FILE)
+    drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
+    per_task: int | None = option(
+        None, "Number of questions of each task, evenly spread.", min=1, show_default="all"
+    )
+    temperature: list[float] | None = option(
+        None, "Sampling temperature; may be repeated.", "-t", min=0, show_default="0"
+    )
+    batch: list[int] | None = option(
+        None, "Questions answered in one batch; may be repeated.", min=1, show_default="1"
+    )
+    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
+    nodes: int = shared(BenchOptions, "nodes")
+    max_tokens: int = shared(BenchOptions, "max_tokens")
+    seed: int = option(0, "Seed of all answers.", min=0)
+    verifier: list[str] | None = option(
+        None,
+        "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
+        "block, traversal or typical; may be repeated, for a comparison.",
+        show_default="match",
+    )
+    trees: bool = option(False, "Write the draft tree of each step to the file of --json too.")
+    carry: bool = option(False, "Let drafters keep what they learn from other questions.")
+    dtype: DType = shared(ModelOptions, "dtype")
+    max_context: int | None = shared(ModelOptions, "max_context")
+    to_json: Path | None = shared(BenchOptions, "journal")
+    markdown: Path | None = shared(BenchOptions, "markdown")
+    html: Path | None = shared(BenchOptions, "html")
+    others: EndpointOptions
+
+    def run(self) -> None:
+        """Measure, and show the results."""
+        servers = self.others.servers()
+        if not self.drafter and not servers:
+            raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
+        if self.verifier and not any(self.temperature or ()):
+            raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
+        if self.trees and self.to_json is None:
+            raise typer.BadParameter("--trees needs --json FILE, where the trees go")
+        check_charts(self.html)
+        batches = self.batch or [1]
+        with notice(f"loading {self.model} ..."):
+            from soothsay import LLM
+            from soothsay.bench.spec.questions import read_questions
+            from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
+            from soothsay.model.pass_measuring import measure_passes
+
+            questions = read_questions(self.spec_bench, self.per_task)
+            config = serving(max(batches), self.nodes, self.max_context)
+            llm = LLM(self.model, drafter="none", dtype=self.dtype, config=config)
+            plan = SpecPlan(
+                drafters={name: name for name in self.drafter or ()},
+                temperatures=self.temperature or [0.0],
+                batches=batches,
+                rounds=self.rounds,
+                max_tokens=self.max_tokens,
+                seed=self.seed,
+                carry=self.carry,
+                verifiers=self.verifier or ["match"],
+                trees=self.trees,
+            )
+            found = str(llm.model.dtype).removeprefix("torch.")
+            dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
+        with progress_bar("answering") as progress:
+            bench = SpecBench(
+                *(llm, questions, plan),
+                others=servers,
+                about={"model": self.model, "dtype": dtype},
+                path=self.to_json,
+                progress=progress,
+                times=partial(measure_passes, llm.model, llm.config.max_context or 0),
+            )
+            results = bench.run()
+        finish([results], self.markdown, self.html)
+
+
+def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | None) -> None:
+    """Write the files that were asked for, and show the tables. Exits with 1 if an answer differs."""
+    from soothsay.bench.report.speedup_page import page
+    from soothsay.bench.report.speedup_tables import different
+    from soothsay.bench.report.speedup_tables import markdown as as_markdown
+
+    if markdown is not None:
+        write_markdown(as_markdown(every), markdown)
+    if markdown != Path("-"):
+        for results in every:
+            _show(results)
+    if html is not None:
+        write_text(html, page(every))
+    if any(different(results) for results in every):
+        raise typer.Exit(1)
+
+
+def _show(results: SpecResults) -> None:
+    from soothsay.bench.report.speedup_tables import different, notes, table_of
+    from soothsay.bench.spec.spec_results import by_setting
+
+    console = Console(highlight=False)
+    for setting, rows in by_setting(results.rows()):
+        console.print(result_table(table_of(results, setting, rows, console.width)))
+    if different(results):
+        alarm = " Answers are not plain decoding's. This must never happen: 'soothsay verify' says more."
+        console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
+    for note in notes(results):
+        console.print(Text(note), soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Show results of 'bench spec' again, several runs together. Nothing is measured.
+
+    The exit code is 1 if an answer differed from plain decoding's.
+    """
+
+    files: list[Path] = argument(REQUIRED, "What 'bench spec --json' wrote.", **FILE)
+    markdown: Path | None = shared(BenchOptions, "markdown")
+    html: Path | None = shared(BenchOptions, "html")
+
+    def run(self) -> None:
+        """Read the files, and show them."""
+        from soothsay.bench.spec.spec_results import SpecResults
+
+        check_charts(self.html)
+        finish([SpecResults.read(file) for file in self.files], self.markdown, self.html)

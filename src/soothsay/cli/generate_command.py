@@ -1,0 +1,95 @@
+"""`soothsay generate`: answers one prompt as plain text on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
+from soothsay.options import FILE, MAX_TOKENS, MODEL, ModelOptions, SamplingOptions, argument, option
+
+if TYPE_CHECKING:
+    from soothsay.core.answer import Piece
+
+TEMPERATURE = 0.0
+"""The temperature where neither the user nor the model names one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Answer one prompt. Only the answer goes to stdout, as a stream.
+
+    Where neither an option nor the model's files name a temperature, it is 0.
+    """
+
+    prompt: str | None = argument(
+        None, "The prompt. '-' reads it from stdin, as does a pipe without a prompt."
+    )
+    file: Path | None = option(None, "Read the prompt from a file.", "-f", **FILE)
+    chat: bool = option(False, "Wrap the prompt in the model's chat template.", "-c")
+    model: str = option("sibyl", MODEL, "-m")
+    max_tokens: int = option(256, MAX_TOKENS, "-n")
+    sampling: SamplingOptions
+    stop: list[str] | None = option(None, "End the answer before this text. Can be repeated.")
+    options: ModelOptions
+    stats: bool | None = option(
+        None, "Show statistics on stderr.", "--stats/--no-stats", show_default="in a terminal"
+    )
+
+    def run(self) -> None:
+        """Answer the prompt."""
+        text = _read_prompt(self.prompt, self.file)
+        from soothsay.core.params import SamplingParams
+
+        given = self.sampling.given(stop=self.stop or (), max_tokens=self.max_tokens)
+        llm = load_llm(self.model, **asdict(self.options))
+        params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
+        begin = time.perf_counter()
+        prompt = llm.chat_prompt([{"role": "user", "content": text}]) if self.chat else text
+        stream = llm.stream(prompt, params)
+        _write(stream)
+        choice, seconds = stream.choice, time.perf_counter() - begin
+        console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
+        if self.stats or (self.stats is None and console.is_terminal):
+            seed = f", seed {choice.seed}" if params.temperature else ""
+            ending = f"ended by {choice.finish_reason}{seed}"
+            console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
+        if not (choice.text or self.chat) and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
+            console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
+
+
+def _write(stream: Iterable[Piece]) -> None:
+    """Write an answer to stdout, piece by piece."""
+    on_terminal = sys.stdout.isatty()
+    try:
+        for piece in stream:
+            sys.stdout.write(harmless(piece.text) if on_terminal else piece.text)
+            sys.stdout.flush()
+    finally:
+        if on_terminal:
+            sys.stdout.write("\n")
+
+
+def _read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file or stdin, without the last newline of a file or stdin."""
+    if file is not None:
+        if prompt is not None:
+            raise typer.BadParameter("give a prompt or --file, not both")
+        raw = file.read_bytes()
+    elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        raw = sys.stdin.buffer.read()
+    elif prompt is None:
+        raise typer.BadParameter("give a prompt, '-' to read it from stdin, or --file")
+    else:
+        return prompt
+    try:
+        return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"the prompt is not UTF-8 text ({error})") from None

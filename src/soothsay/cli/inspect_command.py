@@ -1,0 +1,326 @@
+"""`soothsay inspect`: show what a model is and needs, from its configuration and headers alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from soothsay.cli.fitting_drafters import try_drafters
+from soothsay.cli.tables import facts_table
+from soothsay.cli.terminal import notice, sampling_summary
+from soothsay.config import DType, EngineConfig, ModelConfig
+from soothsay.errors import DrafterError, MissingDrafterError, ModelError
+from soothsay.files import user_path
+from soothsay.options import MODEL, ModelOptions, argument, option, shared
+from soothsay.states_config import journal_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from soothsay.drafters.base import Target
+    from soothsay.drafters.heads.checkpoints.stored import StoredHead
+    from soothsay.model.checkpoint import Checkpoint
+    from soothsay.model.kernels import Kernels
+    from soothsay.model.numeric_mode import NumericMode
+    from soothsay.model.transformer import Transformer
+    from soothsay.tokenizer import Tokenizer
+
+
+MAX_MODULES = 100_000
+"""Limit of layers and experts in a config.json without weights. Kimi K2 has 23,000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Show what a model is, how it would run here, what memory it needs and which drafters fit.
+
+    The weights are not loaded. A config.json alone tells all but the drafters.
+    """
+
+    model: str = argument("sibyl", f"{MODEL} Or a config.json alone.")
+    context: int | None = option(
+        None, "Tokens of a request, to reckon its memory.", min=2, show_default="the model's"
+    )
+    requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
+    drafter: str | None = option(
+        None, "Does this one fit? A spec, which is built, or a trained drafter's directory.", "-d"
+    )
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Print the facts."""
+        with notice(f"inspecting {self.model} ..."):
+            file, reckoned = user_path(self.model), (self.dtype, self.context, self.requests)
+            if file.suffix == ".json" and file.is_file():
+                rows = _of_config(file, *reckoned)
+            else:
+                rows = _of_model(self.model, self.drafter, *reckoned)
+        Console(highlight=False).print(facts_table(rows))
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def _of_model(
+    model: str, drafter: str | None, dtype: DType, context: int | None, requests: int
+) -> list[tuple[str, str]]:
+    import torch
+
+    from soothsay.drafters.base import Target
+    from soothsay.model.checkpoint import open_checkpoint, read_model_config
+    from soothsay.model.load import for_context
+    from soothsay.model.transformer import Transformer
+
+    checkpoint = open_checkpoint(model)
+    config, tokenizer = for_context(read_model_config(checkpoint), context), checkpoint.tokenizer()
+    with torch.device("meta"):
+        shapes = Transformer(config)
+    context = context or config.max_positions
+    engine = EngineConfig(max_context=context)
+    return [
+        *_architecture(config),
+        *_files(checkpoint),
+        *_texts(checkpoint, tokenizer),
+        *_needs(checkpoint, shapes, dtype, context, requests),
+        *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), drafter),
+    ]
+
+
+def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> list[tuple[str, str]]:
+    """What a config.json alone tells. Raises `ModelError` if a model of it would be refused."""
+    import torch
+
+    from soothsay.files import read_json_object
+    from soothsay.model.families.parsing import parse_model_config
+    from soothsay.model.load import best_kernels, for_context, weight_bytes
+    from soothsay.model.numeric_mode import declared_mode
+    from soothsay.model.transformer import Transformer
+
+    raw = read_json_object(file)
+    try:
+        config = for_context(parse_model_config(raw), context)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from error
+    experts = 0 if config.experts is None else config.experts.count * len(config.experts.layers)
+    if config.num_layers + experts > MAX_MODULES:
+        raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
+    mode, kernels = declared_mode(raw, file, dtype), best_kernels(config)
+    with torch.device("meta"):
+        shapes = Transformer(config)
+    return [
+        *_architecture(config),
+        ("parameters", _short(config.num_parameters)),
+        ("runs here", mode.name),
+        ("kernels", kernels.name),
+        ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
+        *_kv_cache(config, mode, kernels, context or config.max_positions, requests),
+    ]
+
+
+def _kv_cache(config: ModelConfig, mode: NumericMode, kernels: Kernels, context: int, requests: int) -> Rows:
+    from soothsay.core.integer_keys import kv_bytes
+
+    kv_dtype = mode.kv_dtype(config, kernels)
+    token = kv_bytes(config.kv_shapes, kv_dtype)
+    one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
+    many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
+    yield "KV cache", one + (many if requests > 1 else "")
+    if config.states is not None:
+        size = mode.dtype.itemsize
+        state, node = state_bytes(config.states, size), journal_bytes(config.states, size)
+        yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
+
+
+def _architecture(c: ModelConfig) -> Rows:
+    yield "family", c.family
+    yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden, {c.intermediate_size:,} feed-forward"
+    if c.experts is not None:
+        e = c.experts
+        beside = f", and {e.shared_size:,} for all tokens" if e.shared_size else ""
+        yield (
+            "experts",
+            f"{e.count} of {e.size:,}, {e.chosen} for each token{beside}, in {len(e.layers)} layers",
+        )
+    sinks = ", each with a sink" if c.sinks else ""
+    if c.latent is None:
+        yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values{sinks}"
+    else:
+        yield (
+            "attention",
+            f"{c.num_heads} heads over latent states of {c.latent.rank} and {c.head_dim} rotated",
+        )
+    if c.delta is not None:
+        d = c.delta
+        yield (
+            "recurrent",
+            f"{len(d.layers)} of {c.num_layers} layers, {d.value_heads} heads with states of "
+            f"{d.key_size} x {d.value_size}",
+        )
+    if c.state_space is not None:
+        m = c.state_space
+        beside = "" if m.beside is None else " beside attention"
+        yield (
+            "recurrent",
+            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2{beside}, {m.heads} heads with states of "
+            f"{m.head_size} x {m.state_size}",
+        )
+    if c.convolution is not None:
+        number, taps = len(c.convolution.layers), c.convolution.taps
+        yield "convolutions", f"{number} of {c.num_layers} layers, over {taps} tokens"
+    if c.global_heads is not None:
+        heads, values = c.global_heads, ", values are keys" if c.global_heads.keys_are_values else ""
+        yield "", f"{heads.count} heads of {heads.size} for keys{values}, in layers without a window"
+    if c.alternating is not None:
+        yield "streams", f"{c.alternating.parts} of {c.hidden_size:,}, predicted and corrected in each layer"
+    if c.num_shared_kv_layers:
+        yield "shared KV", f"the last {c.num_shared_kv_layers} layers read that of layers before them"
+    tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
+    yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
+    yield "context", f"{c.max_positions:,} tokens"
+    yield "rotary", _rotary(c)
+    if c.second_rope is not None:
+        layers = f"in {len(c.second_rope_layers)} of {c.num_layers} layers"
+        none = c.second_rope.kind == "none"
+        yield "", f"{'none' if none else f'base {c.second_rope.theta:,.0f}'} {layers}"
+    yield "blocks", _blocks(c)
+    for size, count in Counter(window for window in c.windows if window is not None).items():
+        kind = "window" if size > 0 else "chunks"
+        yield kind, f"{abs(size):,} tokens in {count} of {c.num_layers} layers"
+
+
+def _rotary(c: ModelConfig) -> str:
+    plain = c.rope.kind == "default"
+    scaling = "not scaled" if plain else f"scaled by {c.rope.kind}, factor {c.rope.factor:g}"
+    if c.rope.kind == "longrope":
+        is_long = c.rope.context > c.rope.original_max_positions
+        which = "long" if is_long else "short"
+        scaling += f", {which} factors (short with max_context={c.rope.original_max_positions} or less)"
+    part = "" if c.rotary_dim is None else f", {c.rotary_dim} of {c.head_dim} dimensions"
+    return f"base {c.rope.theta:,.0f}, {scaling}{part}"
+
+
+def _blocks(c: ModelConfig) -> str:
+    if c.feed_forward_layers is not None:
+        number = len(c.feed_forward_layers)
+        return f"a single part each, the feed-forward part in {number} of {c.num_layers}; a norm before it"
+    norms = "around" if c.pre_norms and c.post_norms else "before" if c.pre_norms else "after"
+    between = "beside" if c.parallel else "then"
+    return f"attention, {between} the feed-forward part; norms {norms} them"
+
+
+def _files(checkpoint: Checkpoint) -> Rows:
+    path = checkpoint.path
+    stored: Counter[str] = Counter()
+    for kind, count in checkpoint.stored():
+        stored[kind] += count
+    total = sum(stored.values())
+    kinds = ", ".join(f"{count / total:.1%} {kind}" for kind, count in stored.most_common())
+    yield "parameters", f"{_short(total)}, stored as {kinds if len(stored) > 1 else next(iter(stored))}"
+    files = checkpoint.files
+    where = path if len(files) == 1 else f"{len(files)} files in {files[0].parent}"
+    yield "on disk", f"{decimal(checkpoint.num_bytes())}, {where}"
+
+
+def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
+    if tokenizer is None:
+        yield "tokenizer", "none: prompts have to be token ids"
+        ends = [str(token) for token in checkpoint.eos_ids]
+    else:
+        template = "with a" if tokenizer.has_chat_template else "without a"
+        yield "tokenizer", f"{len(tokenizer):,} tokens, {template} chat template"
+        ends = [
+            f"{token} {tokenizer.backend.id_to_token(token)}"
+            for token in tokenizer.end_ids(checkpoint.eos_ids)
+        ]
+    yield "end tokens", ", ".join(ends) or "none: answers end at max_tokens"
+    if defaults := sampling_summary(checkpoint.sampling_defaults()):
+        yield "sampling", f"{defaults}, by default"
+
+
+def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
+    import torch
+
+    from soothsay.model.load import best_kernels, table_bytes, weight_bytes
+    from soothsay.model.numeric_mode import numeric_mode
+    from soothsay.model.tensor_names import TensorNames
+
+    names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
+    mode = numeric_mode(names, dtype)
+    probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
+    yield "runs here", f"{mode.name}; linear layers {probe.name}"
+    yield "kernels", kernels.name
+    embeddings = table_bytes(names, mode)
+    weights = decimal(weight_bytes(model, mode, names=names))
+    yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
+    yield from _kv_cache(model.config, mode, kernels, context, requests)
+
+
+def _drafters(target: Target, asked: str | None) -> Rows:
+    """Yield the drafters that can be built for a target without weights.
+
+    Raises `DrafterError` if one drafter is asked for and it cannot be built.
+    """
+    from soothsay.drafters.registry import REGISTRY, build_drafter
+
+    if asked and asked not in REGISTRY and user_path(asked).is_dir():
+        yield from _trained(target, asked)
+        return
+    if asked:
+        nodes = min(build_drafter(asked, target).max_nodes, EngineConfig.max_tree)
+        yield (
+            "drafters",
+            f"✓ {asked}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"),
+        )
+        return
+    built = try_drafters(target)
+    fitting = [name for name, drafter in built.items() if not isinstance(drafter, DrafterError)]
+    missing = [name for name, drafter in built.items() if isinstance(drafter, MissingDrafterError)]
+    lines = [f"✓ {', '.join(fitting)}"] if fitting else []
+    lines += [f"✗ {name}: {built[name]}" for name in built if name not in (*fitting, *missing)]
+    if missing:
+        lines.append(
+            f"- no files beside the model: {', '.join(missing)}. 'soothsay train' makes some of them"
+        )
+    yield "drafters", "\n".join(lines)
+
+
+def _trained(target: Target, path: str) -> Rows:
+    """Facts about a trained drafter, whose weights are not read. Raises `DrafterError` if it does not fit."""
+    from soothsay.drafters.heads.checkpoints.directory import open_head
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with open_head(path, target) as found:
+            facts = [*_facts(found, path)]
+    yield from facts
+    if caught:
+        yield "note", "\n".join(str(warning.message) for warning in caught)
+
+
+def _facts(found: StoredHead, path: str) -> Rows:
+    config, view = found.fit.config, found.fit.view
+    yield "drafter", f"{found.method}: {found.layout}"
+    yield "its weights", f"{_short(found.parameters)} parameters, stored as {found.dtype}"
+    taps = [f"what goes into layer {tap}" for tap in found.head.taps if tap < config.num_layers]
+    taps += ["what comes out of the last layer"] * (config.num_layers in found.head.taps)
+    yield "reads", ", ".join(taps)
+    if view is not None:
+        part = f"the first {view.size:,} of {view.target_hidden_size:,} dimensions"
+        yield "view", f"{part}, with an embedding and output head of its own"
+    if found.draft_vocabulary is not None:
+        yield "can say", f"{found.draft_vocabulary:,} of {config.vocab_size:,} tokens"
+    methods = ("eagle", "eagle2") if found.method == "eagle" else (found.method,)
+    yield "drafters", "\n".join(f"✓ fits: --drafter '{method}(model={path})'" for method in methods)
+
+
+def _short(count: int) -> str:
+    """Format a number with a unit: 15735168 is "15.7M"."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)

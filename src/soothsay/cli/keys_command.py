@@ -1,0 +1,84 @@
+"""`soothsay keys add | list | remove`: API keys of a server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from soothsay.cli.command_classes import add_commands
+from soothsay.options import REQUIRED, argument, option, shared
+
+
+@dataclass(frozen=True)
+class Grants:
+    """What a key allows, by the names of the fields of `Key`."""
+
+    requests_per_minute: int | None = option(
+        None, "Limit of requests a minute.", min=1, show_default="no limit"
+    )
+    tokens_per_minute: int | None = option(
+        None, "Limit of tokens a minute, in prompts and answers.", min=1, show_default="no limit"
+    )
+    running: int | None = option(None, "Limit of answers at once.", min=1, show_default="no limit")
+    priority: int = option(0, "The lowest, most urgent priority that the key may ask for.")
+    trace: bool = option(False, "Allow requests with speculation.trace.")
+    operator: bool = option(
+        False,
+        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """Show the names of all keys, their limits and their permissions."""
+
+    file: Path = option(Path("api-keys.json"), "The file with the hashes of the keys.", "-f", dir_okay=False)
+
+    def run(self) -> None:
+        """Print a table of the keys."""
+        from soothsay.server.api_keys import read_keys
+
+        table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
+        for key in read_keys(self.file):
+            limits = (key.requests_per_minute, key.tokens_per_minute, key.running)
+            told = ("any" if limit is None else f"{limit:,}" for limit in limits)
+            allowed = [name for name in ("trace", "operator") if getattr(key, name)]
+            table.add_row(key.name, *told, str(key.priority), ", ".join(allowed) or "-")
+        Console(highlight=False, markup=False).print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """Make a key and print it. It cannot be printed again: the file holds only its hash."""
+
+    name: str = argument(REQUIRED, "A name for the key. The log shows it.")
+    file: Path = shared(List, "file")
+    grants: Grants
+
+    def run(self) -> None:
+        """Add the key."""
+        from soothsay.server.api_keys import add_key
+
+        print(add_key(self.file, self.name, **asdict(self.grants)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remove:
+    """Remove a key. A running server notices the change."""
+
+    name: str = argument(REQUIRED, "The name of the key.")
+    file: Path = shared(List, "file")
+
+    def run(self) -> None:
+        """Remove the key."""
+        from soothsay.server.api_keys import remove_key
+
+        remove_key(self.file, self.name)
+
+
+keys = typer.Typer(help="API keys of a server.", no_args_is_help=True)
+add_commands(keys, {"add": Add, "list": List, "remove": Remove})

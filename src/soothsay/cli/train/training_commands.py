@@ -1,0 +1,298 @@
+"""`soothsay train lm`, `mtp`, `medusa`, `hydra`, `eagle`, `eagle3`, `block`, `redrafter` and `draft`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from soothsay.cli.terminal import notice
+from soothsay.cli.train.training_run import TrainingRun
+from soothsay.options import option
+
+if TYPE_CHECKING:
+    from soothsay.drafters.heads.modules.base import Head
+    from soothsay.model.transformer import Transformer
+    from soothsay.train.examples import Example
+
+GUESSES, LAYERS = "Draft tokens in a row.", "Layers."
+SHORTLIST = "Number of tokens that can be drafted: the most frequent. 0: all."
+DEPTH = "Draft tokens in a row that training unrolls."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelTraining(TrainingRun):
+    """Train a language model on all tokens of the data, further or from random weights.
+
+    Modules for multi-token prediction (MTP; DeepSeek-V3, arXiv 2412.19437) are trained beside it.
+    """
+
+    fresh: bool = option(False, "Begin with random weights, not with the model's.")
+    mtp_modules: int = option(1, "MTP modules that are trained beside the model.", "--mtp", min=0)
+
+    def run(self) -> None:
+        """Train the model."""
+        from soothsay.train.lm import LanguageModel
+
+        examples, held_out = self.examples()
+        recipe = LanguageModel(
+            *(self.checkpoint(), held_out),
+            fresh=self.fresh,
+            mtp_modules=self.mtp_modules,
+            seed=self.seed,
+            device=self.device,
+        )
+        self.train(recipe, examples)
+
+
+class HeadTraining(TrainingRun, ABC):
+    """Trains a head: a new one, or the one of --init."""
+
+    recipe: ClassVar[str]
+    """The name of its recipe in `soothsay.train.heads`."""
+
+    @abstractmethod
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """Make a head that is not trained yet."""
+
+    def recipe_options(self) -> dict[str, Any]:
+        """What the recipe is told besides what all recipes are told."""
+        return {}
+
+    def run(self) -> None:
+        """Train the head."""
+        import torch
+
+        from soothsay.drafters.heads.checkpoints.directory import write_head
+        from soothsay.train import heads
+
+        examples, held_out = self.examples()
+        torch.manual_seed(self.seed)
+        target = self.target()
+        with notice("making a new head ..."):
+            head = self.new_head(target, examples)
+        if self.init is not None:
+            self._begin_with(self.init, head, target)
+        judge, name = self.judge(head.method, held_out), Path(self.model).name
+        recipe = getattr(heads, self.recipe)(
+            *(target, head, judge, lambda made, directory: write_head(made, directory, name)),
+            **{"kept_bytes": int(self.keep_features * 2**30), **self.recipe_options()},
+        )
+        self.train(recipe, examples)
+
+    def _begin_with(self, init: Path, head: Head, target: Transformer) -> None:
+        """Load the weights of a drafter. Raises `TrainingError` if it has another shape."""
+        from soothsay.config import EngineConfig
+        from soothsay.drafters.base import Target
+        from soothsay.drafters.heads.checkpoints.directory import read_head
+        from soothsay.drafters.heads.modules.base import TargetEnds
+        from soothsay.errors import TrainingError
+
+        there = read_head(init, Target(target, None, EngineConfig(), 0, self.checkpoint().path))
+        there.borrow(TargetEnds.of(target))
+        try:
+            head.load_state_dict(there.state_dict())
+        except RuntimeError as error:
+            raise TrainingError(
+                f"{init} has a drafter of another shape than these options: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaTraining(HeadTraining):
+    """Train Medusa's heads (arXiv 2401.10774)."""
+
+    recipe = "MedusaRecipe"
+    heads: int = option(4, GUESSES, min=1)
+    layers: int = option(1, LAYERS, min=1)
+    own_heads: bool = option(
+        False, "Give each head an output matrix of its own. Default: all use the target's."
+    )
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        return new_heads.medusa(target, self.heads, self.layers, self.own_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraTraining(HeadTraining):
+    """Train Hydra's heads (arXiv 2402.05109), which read the draft tokens before their own."""
+
+    recipe = "HydraRecipe"
+    heads: int = option(4, GUESSES, min=1)
+    layers: int = option(1, LAYERS, min=1)
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        return new_heads.hydra(target, self.heads, self.layers)
+
+
+class RecurrentTraining(HeadTraining):
+    """Trains a head that reads its own drafts."""
+
+    recipe = "RecurrentRecipe"
+    depth: int
+
+    def recipe_options(self) -> dict[str, Any]:
+        """See `HeadTraining`."""
+        return {"depth": self.depth}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleTraining(RecurrentTraining):
+    """Train EAGLE-1's block (arXiv 2401.15077), which EAGLE-2 uses too."""
+
+    depth: int = option(4, DEPTH, min=1)
+    regression: float = option(0.5, "Weight of the loss on the target's next feature.", min=0)
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        return new_heads.eagle(target)
+
+    def recipe_options(self) -> dict[str, Any]:
+        """See `HeadTraining`."""
+        return {"depth": self.depth, "regression": self.regression}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Training(RecurrentTraining):
+    """Train EAGLE-3's block (arXiv 2503.01840), which reads three layers of the target."""
+
+    depth: int = option(5, DEPTH, min=1)
+    vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        return new_heads.eagle3(target, examples, _shortlist(target, examples, self.vocabulary))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTPTraining(RecurrentTraining):
+    """Train MTP modules (arXiv 2412.19437) for a target that does not change.
+
+    Modules that were trained with the target can be improved: give them with --init. Here they learn the
+    target's distributions, and to read their own draft tokens.
+    """
+
+    modules: int = option(1, "Modules.", min=1)
+    depth: int = option(4, DEPTH, min=1)
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        return new_heads.mtp(target, self.modules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTraining(HeadTraining):
+    """Train a drafter that drafts all tokens in one pass, like P-EAGLE and DFlash (2026).
+
+    With a shortlist, drafting reads a few rows of the output head. A small model with a large vocabulary
+    spends a quarter of its time on that head.
+    """
+
+    recipe = "BlockRecipe"
+    size: int = option(6, GUESSES, min=1)
+    layers: int = option(1, LAYERS, min=1)
+    cell: int = option(256, "Units of the cell that corrects guesses by their path; 0: none.", min=0)
+    shortlist: int = option(0, SHORTLIST, min=0)
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        tokens = _shortlist(target, examples, self.shortlist)
+        return new_heads.block(target, examples, self.size, self.layers, self.cell, tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedrafterTraining(HeadTraining):
+    """Train a drafter of one look and a recurrent cell (ReDrafter, arXiv 2403.09919).
+
+    It has no attention, so a draft is cheap, and only the answers are computed in training.
+    """
+
+    recipe = "RedrafterRecipe"
+    size: int = option(5, GUESSES, min=1)
+    hidden: int = option(512, "Units between features and guesses.", min=16)
+    cell: int = option(256, "Units of the recurrent cell.", min=16)
+    shortlist: int = option(6144, SHORTLIST, min=0)
+
+    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
+        """See `HeadTraining`."""
+        from soothsay.train import new_heads
+
+        tokens = _shortlist(target, examples, self.shortlist)
+        return new_heads.redrafter(target, examples, self.size, self.hidden, self.cell, tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModelTraining(TrainingRun):
+    """Distil a small model of the target's family (DistillSpec, arXiv 2310.08461)."""
+
+    layers: int = option(2, LAYERS, min=1)
+    hidden: int = option(128, "Hidden size.", min=1)
+    heads: int = option(4, "Attention heads.", min=1)
+    intermediate: int = option(384, "Units of the feed-forward part.", min=1)
+    divergence: Literal["forward-kl", "reverse-kl", "total-variation"] = option(
+        "forward-kl", "Divergence between the target and the draft model that is minimized."
+    )
+    on_policy: float = option(
+        0.0, "Share of the answers that the draft model continues itself.", min=0, max=1
+    )
+
+    def run(self) -> None:
+        """Train the draft model."""
+        import torch
+
+        from soothsay.model.families.parsing import parse_model_config
+        from soothsay.model.transformer import Transformer
+        from soothsay.train.draft import DraftRecipe, draft_config
+        from soothsay.train.lm import write_model
+        from soothsay.train.sequences import TrainingKernels
+
+        checkpoint = self.checkpoint()
+        config = draft_config(checkpoint.config, self.layers, self.hidden, self.heads, self.intermediate)
+        torch.manual_seed(self.seed)
+        model = Transformer(parse_model_config(config), TrainingKernels()).to(self.device)
+        examples, held_out = self.examples()
+        recipe = DraftRecipe(
+            *(self.target(), model, self.judge("draft-model", held_out)),
+            lambda made, directory: write_model(made, checkpoint, config, directory),
+            divergence=self.divergence,
+            on_policy=self.on_policy,
+        )
+        self.train(recipe, examples)
+
+
+def _shortlist(target: Transformer, examples: list[Example], size: int) -> list[int]:
+    """The most frequent tokens, `size` of them or the whole vocabulary. None if `size` is 0."""
+    if not size:
+        return []
+    from soothsay.train.examples import common_tokens
+
+    total = target.config.vocab_size
+    return common_tokens(examples, min(size, total), total)
+
+
+COMMANDS = {
+    "lm": LanguageModelTraining,
+    "mtp": MTPTraining,
+    "medusa": MedusaTraining,
+    "hydra": HydraTraining,
+    "eagle": EagleTraining,
+    "eagle3": Eagle3Training,
+    "block": BlockTraining,
+    "redrafter": RedrafterTraining,
+    "draft": DraftModelTraining,
+}

@@ -1,0 +1,170 @@
+"""`soothsay verify`: checks the guarantee on a model and prompts that the user chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from soothsay.bench.prompt_files import PromptEntry, encode, read_prompts, spread
+from soothsay.cli.fitting_drafters import try_drafters
+from soothsay.cli.progress import answer_bar
+from soothsay.cli.tables import numbers_table
+from soothsay.cli.tasks import TASKS
+from soothsay.cli.terminal import notice
+from soothsay.config import DType, EngineConfig
+from soothsay.errors import DrafterError
+from soothsay.options import (
+    FILE,
+    MAX_TOKENS,
+    MODEL,
+    PROMPTS,
+    TEMPERATURE,
+    ModelOptions,
+    SamplingOptions,
+    argument,
+    option,
+    shared,
+)
+
+if TYPE_CHECKING:
+    from soothsay.bench.equality import Difference, Emitted, EqualityReport
+    from soothsay.drafters.registry import DrafterSpec
+    from soothsay.llm import LLM
+    from soothsay.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Check that no drafter changes a token, or a bit of the logits that it was drawn from.
+
+    Decodes each prompt plainly, alone and with an empty cache. Then decodes it again with each drafter and
+    with none, mixed in batches. The exit code is 0 if all answers are equal, and 1 if not.
+    """
+
+    model: str = argument("sibyl", MODEL)
+    drafter: list[str] | None = option(
+        None, "A drafter to check. Can be repeated.", "-d", show_default="all that need no files"
+    )
+    prompts: Path | None = option(None, PROMPTS, "-p", **FILE, show_default="built-in prompts")
+    limit: int | None = option(
+        None, "Number of prompts, spread evenly over the file.", min=1, show_default="all"
+    )
+    max_tokens: int = option(128, MAX_TOKENS, "-n")
+    temperature: float = option(0.0, TEMPERATURE, "-t", panel=SamplingOptions.PANEL)
+    seed: int | None = shared(SamplingOptions, "seed")
+    batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Compare. Exits with 1 if an answer differs."""
+        entries = read_prompts(self.prompts) if self.prompts else _built_in()
+        entries = entries if self.limit is None else spread(entries, self.limit)
+        with notice(f"loading {self.model} ..."):
+            from soothsay import LLM, SamplingParams
+            from soothsay.bench.equality import compare
+
+            params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
+            # few, so that prefill needs chunks
+            rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
+            llm = LLM(self.model, drafter="none", dtype=self.dtype, max_requests=self.batch, max_rows=rows)
+            drafters = {spec: spec for spec in self.drafter} if self.drafter else _without_files(llm)
+        ids = [encode(entry, llm) for entry in entries]
+        with answer_bar("comparing", len(ids) * (2 + len(drafters.keys() - {"none"}))) as advance:
+            report = compare(llm, ids, drafters, params, advance=advance)
+        _show(Console(highlight=False), report, entries, llm.tokenizer, params.temperature)
+        if report.divergences:
+            raise typer.Exit(1)
+
+
+def _built_in() -> list[PromptEntry]:
+    """The demo's prompts, each once in the chat template and once as plain text."""
+    asked = [PromptEntry(({"role": "user", "content": task.prompt},), id=task.name) for task in TASKS]
+    return asked + [PromptEntry(task.prompt, id=f"{task.name}, as text") for task in TASKS]
+
+
+def _without_files(llm: LLM) -> dict[str, DrafterSpec]:
+    """Every drafter of the registry that needs no options for this model."""
+    built = try_drafters(llm.engine.target)
+    return {name: one for name, one in built.items() if not isinstance(one, DrafterError)}
+
+
+def _show(
+    console: Console,
+    report: EqualityReport,
+    entries: Sequence[PromptEntry],
+    tokenizer: Tokenizer | None,
+    temperature: float,
+) -> None:
+    """Show a table of all drafters, and a second table of the divergences if there are any."""
+    numbers = "prompts", "tokens compared", "tokens a step", "divergences"
+    table = numbers_table(("drafter",), numbers)
+    for comparison in report.comparisons:
+        count = len(comparison.divergences)
+        table.add_row(
+            Text(comparison.drafter),
+            f"{comparison.prompts:,}",
+            f"{comparison.tokens:,}",
+            f"{comparison.mean_accepted:.2f}",
+            Text(str(count), "bold red" if count else ""),
+        )
+    console.print(table)
+    if report.divergences:
+        _show_divergences(console, report, entries, tokenizer)
+    else:
+        equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
+        console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
+    if report.skipped:
+        console.print(f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context.")
+    if temperature:
+        console.print(f"seed {report.seed}")
+
+
+def _show_divergences(
+    console: Console, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
+) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("prompt", overflow="fold")
+    table.add_column("drafter", overflow="fold")
+    table.add_column("differs in")
+    table.add_column("position", justify="right")
+    for heading in ("plain", "margin", "drafted", "margin"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "margin" else "left")
+
+    def add(name: Text, drafter: Text, difference: Difference) -> None:
+        sides = [_side(side, tokenizer) for side in (difference.plain, difference.drafted)]
+        table.add_row(name, drafter, difference.what, str(difference.position), *sides[0], *sides[1])
+
+    for divergence in report.divergences:
+        entry = entries[divergence.prompt]
+        name = f"{entry.id} ({entry.category})" if entry.category else entry.id
+        add(Text(name), Text(divergence.drafter), divergence.first)
+        if divergence.token not in (None, divergence.first):
+            add(Text(""), Text(""), divergence.token)
+    console.print(table)
+    answers = sum(comparison.prompts for comparison in report.comparisons)
+    alarm = f" {len(report.divergences)} of {answers} answers differ from plain decoding. "
+    please = "This must never happen: please report it."
+    console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm, please), soft_wrap=True)
+    explanation = (
+        "Positions count from the answer's start. A margin is the best logit minus the second best.",
+        "If logits differ, a row was computed in another way. Margins near 0 mean that rounding decides.",
+        "If only the token differs, the accepted token is not the one drawn from the same logits.",
+        "If 'none' differs too, the drafter is not the cause.",
+    )
+    console.print(*explanation, sep="\n", style="dim", soft_wrap=True)
+
+
+def _side(emitted: Emitted | None, tokenizer: Tokenizer | None) -> tuple[Text, str]:
+    """The id and text of a token, and its margin."""
+    if emitted is None:
+        return Text("the end"), ""
+    text = "" if tokenizer is None else repr(tokenizer.decode([emitted.token], skip_special=False))
+    return Text(f"{emitted.token} {text}"), f"{emitted.margin:.7g}"

@@ -1,0 +1,133 @@
+"""Options as fields of dataclasses: default, help text, names and bounds, each said once; and shared groups.
+
+The dataclasses hold plain values, and can be made by hand.
+`soothsay.cli.command_classes` makes commands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from soothsay.config import DType
+
+REQUIRED = MISSING
+"""The default of an option that must be given."""
+
+DECLARED = "soothsay option"
+"""The key of a `Declaration` in the metadata of a field."""
+
+FILE: Mapping[str, Any] = {"exists": True, "dir_okay": False}
+"""Settings of a path: a file that exists."""
+
+MODEL = (
+    "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
+    "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
+)
+MAX_TOKENS = "Limit of tokens in an answer."
+TEMPERATURE = "0: always the most likely token."
+PROMPTS = "A .txt file with one prompt a line, or JSON lines with messages, turns or a prompt."
+"""Help texts of options that differ in the rest."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a command line has to know about a field."""
+
+    help: str
+    names: tuple[str, ...]  # such as "-d"; without a long one, it is "--" and the field's name
+    is_argument: bool
+    settings: Mapping[str, Any]  # bounds and looks, by the names of `typer.Option` and `typer.Argument`
+
+
+def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
+    """A field that is an option.
+
+    Args:
+        default: its value if it is not given, or `REQUIRED`.
+        help: the text for `--help`.
+        names: its names, if they are others than "--" with the field's name. A short one is added to that.
+        settings: see `Declaration`. `panel` names the part of the help in which it stands.
+    """
+    return _declared(default, Declaration(help, names, False, settings))
+
+
+def argument(default: Any, help: str, **settings: Any) -> Any:
+    """A field that is given by its place. Arguments are those of `option`."""
+    return _declared(default, Declaration(help, (), True, settings))
+
+
+def shared(group: type[Any], name: str, **changes: Any) -> Any:
+    """A field as `group` declares it, for another dataclass. `changes`: another default, or settings."""
+    there = group.__dataclass_fields__[name]
+    declaration: Declaration = there.metadata[DECLARED]
+    default = changes.pop("default", there.default)
+    settings = {"panel": getattr(group, "PANEL", None), **declaration.settings, **changes}
+    return _declared(default, replace(declaration, settings=settings))
+
+
+def _declared(default: Any, declaration: Declaration) -> Any:
+    return field(default=default, metadata={DECLARED: declaration})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model runs, as `LLM` takes it."""
+
+    drafter: str = option(
+        "auto",
+        "What proposes draft tokens: a name, name(key=value, ...), FILE.py:CLASS, or several with |, > "
+        "or + between. 'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
+        "'soothsay inspect' lists those that fit.",
+        "-d",
+    )
+    dtype: DType = option("auto", "Number format of the linear layers.")
+    max_context: int | None = option(
+        None, "Limit of tokens in prompt and answer together.", min=2, show_default="the model's"
+    )
+    chat_template: Path | None = option(
+        None,
+        "A file with a Jinja template for conversations, in place of the model's own ones.",
+        **FILE,
+        show_default="the model's",
+    )
+    generation_config: str = option(
+        "auto",
+        "Where defaults of sampling parameters are from: 'auto', the model's own files; a folder "
+        "with a generation_config.json; or 'none'.",
+        panel="Sampling",
+    )
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn. Where an option is not given, the model's files say it."""
+
+    PANEL = "Sampling"
+
+    temperature: float | None = option(None, TEMPERATURE, "-t", show_default="the model's")
+    top_p: float | None = option(
+        None, "Keep the most likely tokens, up to this total probability.", show_default="the model's"
+    )
+    top_k: int | None = option(
+        None, "Keep this many of the most likely tokens; 0: all.", show_default="the model's"
+    )
+    min_p: float | None = option(
+        None,
+        "Keep tokens that are at least this likely, relative to the most likely one.",
+        show_default="the model's",
+    )
+    seed: int | None = option(None, "The same seed gives the same answer.", show_default="random")
+
+    def given(self, **others: Any) -> dict[str, Any]:
+        """The parameters that were given, and `others`. Raises `RequestError` for an impossible value.
+
+        Commands call this before they load a model, which takes time.
+        """
+        from soothsay.core.params import SamplingParams
+
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        SamplingParams(**given, **others)
+        return {**given, **others}
