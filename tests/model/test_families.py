@@ -49,6 +49,7 @@ from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import InBlocks, Packed
 from soothsay.model.load import load_model
 from soothsay.model.norm import Multipliers
+from soothsay.model.specs.attention_spec import LatentSpec
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
 from soothsay.train.lm import named_tensors
@@ -532,13 +533,16 @@ def without_expert_bias(model: Transformer) -> None:
 def with_scaled_outputs(model: Transformer) -> None:
     for block in model.blocks:
         if isinstance(block.mlp, Experts):
-            block.mlp.config = replace(block.mlp.config, scales_inputs=False)
+            routing = replace(block.mlp.spec.routing, scales_inputs=False)
+            block.mlp.spec = replace(block.mlp.spec, routing=routing)
 
 
 def with_sliding_windows(model: Transformer) -> None:
     for block in model.blocks:
         block.attention.window = None if block.attention.window is None else -block.attention.window  # type: ignore[union-attr, operator, assignment]
-    model.config = replace(model.config, windows=tuple(block.attention.window for block in model.blocks))  # type: ignore[union-attr, misc]
+    model.config = model.config.with_attention(
+        lambda own: replace(own, window=None if own.window is None else -own.window)
+    )
 
 
 def state_spaces(model: Transformer) -> list[StateSpace]:
@@ -583,7 +587,7 @@ def without_multipliers_of_outputs(model: Transformer) -> None:
 
 def with_the_norm_last(model: Transformer) -> None:
     for rule in state_spaces(model):
-        rule.config = replace(rule.config, norm_first=False)
+        rule.spec = replace(rule.spec, norm_first=False)
 
 
 def without_shared_part(model: Transformer) -> None:
@@ -864,7 +868,7 @@ def test_experts_that_cannot_be_chosen_from_the_groups(change: dict[str, int]) -
 )
 def test_latent_attention_that_is_not_supported(name: str, change: dict[str, Any], named: str) -> None:
     config = random_oracle(name).config.to_dict()
-    assert parse_model_config(config).latent is not None
+    assert parse_model_config(config).parts(LatentSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 

@@ -13,12 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import rotate
+from soothsay.model.specs.attention_spec import LatentSpec
 
 EPS = 1e-6
 """Epsilon of the norms of latent states. The file's own holds for the other norms."""
@@ -82,13 +82,11 @@ def _each(layers: nn.ModuleList, x: Tensor) -> Tensor:
 class LatentAttention(nn.Module):
     """Attention over latent states. `in_features`: as in `Attention`."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
+    def __init__(self, spec: LatentSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
-        assert config.latent is not None
-        self.config, self.latent = config, config.latent
-        self.kernels, self.window = kernels, config.windows[layer]
-        c, heads, bias = config.latent, config.num_heads, config.qkv_bias
-        size, queries = in_features or config.hidden_size, heads * (c.plain + c.rotated)
+        self.spec = c = spec
+        self.kernels, self.window, heads, bias = kernels, spec.window, spec.heads, spec.bias
+        size, queries = in_features or hidden, heads * (c.plain + c.rotated)
         if c.query_rank is None:
             self.q: nn.Module = Dense.random(size, queries)
         else:
@@ -100,11 +98,11 @@ class LatentAttention(nn.Module):
         self.kv_b: PerHead | PackedPerHead = PerHead(
             Dense.random(c.rank, heads * (c.plain + c.value)).weight.data, heads, c.plain
         )
-        self.o: nn.Module = Dense.random(heads * c.value, config.hidden_size, bias=config.o_bias)
+        self.o: nn.Module = Dense.random(heads * c.value, hidden, bias=c.o_bias)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes a row of each token to `kv` `[1, S, rank + rotated]`."""
-        c, rows = self.latent, len(x)
+        c, rows = self.spec, len(x)
         latent, key = torch.split(self.kv_a(x), [c.rank, c.rotated], dim=-1)
         new = torch.cat([self._normed(latent, self.kv_a_norm).float(), self._rotated(key, rope)], dim=-1)
         new = new.to(latent.dtype)
@@ -114,14 +112,14 @@ class LatentAttention(nn.Module):
         queries = self._queries(x).view(rows, -1, c.plain + c.rotated)
         plain, turning = torch.split(queries, [c.plain, c.rotated], dim=-1)
         q = torch.cat([self.kv_b.queries(plain).float(), rotate(turning.float(), *rope)], dim=-1)
-        q = q * self.config.attention_scale
-        out = self.kernels.attend(q, kv, batch, softcap=self.config.attention_softcap, window=self.window)
+        q = q * c.scale
+        out = self.kernels.attend(q, kv, batch, softcap=c.softcap, window=self.window)
         values = self.kv_b.values(out.view(rows, -1, c.rank + c.rotated)[..., : c.rank])
         return cast(Tensor, self.o(values.flatten(1)))
 
     def _queries(self, x: Tensor) -> Tensor:
         """`[N, in] -> [N, H * (plain + rotated)]`."""
-        if self.latent.query_rank is None:
+        if self.spec.query_rank is None:
             return cast(Tensor, self.q(x))
         return cast(Tensor, self.q_b(self._normed(self.q_a(x), self.q_a_norm)))
 

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import DType, ModelConfig
+from soothsay.config import DType
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
 from soothsay.model.attention_layer import Sinks
@@ -27,6 +27,7 @@ from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
 from soothsay.model.quantized import dequantized
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.state_space import StateSpace
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
@@ -76,11 +77,11 @@ def load_model(
     kernels = kernels or best_kernels(config, device)
     with torch.device("meta"):
         model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
-    if not config.tie_embeddings and mode.format_of(names.all, *names.of("head")) is None:
+    if not config.head.tied and mode.format_of(names.all, *names.of("head")) is None:
         names.require("head")
     _load_modules(model, names, mode, device, tokens=tokens)
     embedding, head = model.embedding, model.head
-    is_table = config.tie_embeddings and not mode.coarse and tokens is None
+    is_table = config.head.tied and not mode.coarse and tokens is None
     if is_table and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
         embedding.table = PackedTable(head)  # the same integers, read in one native call
     model.bits = mode.stored_bits
@@ -143,11 +144,13 @@ def _load_modules(
     warn_of_unused(names, source.used, model.own.layers)
 
 
-def for_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
-    """The configuration of a model that serves at most `max_context` tokens; None: the model's own limit."""
-    if max_context is None or config.rope.kind != "longrope":
-        return config
-    return replace(config, rope=replace(config.rope, context=max_context))
+def for_context(spec: ModelSpec, max_context: int | None) -> ModelSpec:
+    """A model that serves at most `max_context` tokens; None: the model's own limit."""
+
+    if max_context is None or spec.rotation.rope.kind != "longrope":
+        return spec
+    rope = replace(spec.rotation.rope, context=max_context)
+    return spec.with_attention(lambda own: replace(own, rotation=replace(own.rotation, rope=rope)))
 
 
 def weight_bytes(
@@ -204,10 +207,10 @@ def check_memory(model: Transformer, mode: NumericMode, names: TensorNames, pref
         )
 
 
-def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Kernels:
+def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels:
     """The fastest kernels for a model: native ones on a CPU if they fit, else stock operations."""
     native = load_native() if torch.device(device).type == "cpu" else None
-    return StockKernels() if native is None or not native.fit(config) else native
+    return StockKernels() if native is None or not native.fit(spec) else native
 
 
 def named_kernels(name: str) -> Kernels | None:
@@ -255,7 +258,7 @@ def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource
     elif isinstance(module, Embedding):  # remains a view of the file: only the rows in use are read
         table = source.tensor(name, "weight", module.weight)
         module.weight = nn.Parameter(table, requires_grad=False)
-        if model.config.embedding_scale_rounded:
+        if model.config.embedding.scale_rounded:
             module.scale = float(torch.tensor(module.scale, dtype=table.dtype))
 
 

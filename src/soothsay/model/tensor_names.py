@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from soothsay.config import ModelConfig
+from torch import Tensor
+
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.head_order import row_order
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
+from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
 Names = dict[str, Sequence[str]]
 """A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
@@ -217,10 +223,10 @@ FAMILY_NAMES: Mapping[str, Names] = {
 class TensorNames:
     """Maps our module names to the tensor names of a checkpoint. The first of our blocks is `first_layer`."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, first_layer: int = 0):
-        self.config, self.checkpoint, self.first_layer = config, checkpoint, first_layer
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, first_layer: int = 0):
+        self.config, self.checkpoint, self.first_layer = spec, checkpoint, first_layer
         self.all = checkpoint.names()
-        self._own = FAMILY_NAMES.get(config.family, {})
+        self._own = FAMILY_NAMES.get(spec.family, {})
         table = f"{(OUTER_NAMES | self._own)['embedding'][0]}.weight"
         embeddings = [name for name in self.all if name.endswith(table)]
         if not embeddings:
@@ -230,34 +236,44 @@ class TensorNames:
     def of(self, module: str) -> list[str]:
         """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
         if module == "head":
-            if not self.config.tie_embeddings:
+            if not self.config.head.tied:
                 return [self._head()]
             module = "embedding"
         if module in OUTER_NAMES:
             return [f"{self.prefix}{name}" for name in (OUTER_NAMES | self._own)[module]]
         if module.startswith("alternation."):
-            _, part, number = module.split(".")
-            kind = "altup_projections" if part == "spreading" else "altup_unembed_projections"
-            return [f"{self.prefix}{kind}.{number}"]
-        _, block, *rest = module.split(".")
-        layer = self.first_layer + int(block)
-        names = self._in_block(".".join(rest), layer)
-        if module.endswith("attention.qkv") and len(names) == 3:
-            names = names[: self._projections(layer)]
-        return [f"{self.prefix}layers.{layer}.{name}".removesuffix(".") for name in names]
+            _, end, place = module.split(".")
+            kind = "altup_projections" if end == "spreading" else "altup_unembed_projections"
+            return [f"{self.prefix}{kind}.{place}"]
+        number, layer, part = self._place(module)
+        names = self._in_block(part, layer)
+        mixer = layer.attention
+        if part == "attention.qkv" and len(names) == 3 and isinstance(mixer, AttentionSpec):
+            names = names[: mixer.projections]
+        return [f"{self.prefix}layers.{number}.{name}".removesuffix(".") for name in names]
+
+    def row_order(self, module: str) -> Tensor | None:
+        """For each row of a module, its number in the checkpoint; None if the order is the same."""
+        if not module.startswith("blocks."):
+            return None
+        _, layer, part = self._place(module)
+        whole, _, own = part.partition(".")
+        mixer = layer.attention if isinstance(layer.mixer, BesideStatesSpec) else layer.mixer
+        return row_order(mixer, own) if whole == "attention" else None
 
     @property
     def first_linear(self) -> str:
         """Our name of a linear layer of the first block."""
-        c, layer = self.config, self.first_layer
-        own = "attention.o" if c.has_attention(layer) else "mlp.down"
-        return f"blocks.0.{'mlp.experts.0.down' if own == 'mlp.down' and c.is_sparse(layer) else own}"
+        first = self.config.layers[self.first_layer]
+        if first.mixer is not None:
+            return "blocks.0.attention.o"
+        return f"blocks.0.mlp.{'experts.0.' if isinstance(first.mlp, ExpertsSpec) else ''}down"
 
-    def _projections(self, layer: int) -> int:
-        """How many of queries, keys and values a layer computes by products of their own."""
-        if self.config.shares_kv(layer):
-            return 1
-        return 2 if self.config.heads(layer).keys_are_values else 3
+    def _place(self, module: str) -> tuple[int, LayerSpec, str]:
+        """The number of a module's layer, the layer, and the module's name within it."""
+        _, block, part = module.split(".", 2)
+        number = self.first_layer + int(block)
+        return number, self.config.layers[number], part
 
     def _head(self) -> str:
         """The innermost `lm_head` among those beside the decoder and around it."""
@@ -266,11 +282,15 @@ class TensorNames:
         held = {name.rpartition(".")[0] for name in self.all if "lm_head." in name}  # plain, or in integers
         return next((place for place in places if place in held), "lm_head")
 
-    def _in_block(self, module: str, layer: int) -> list[str]:
-        names, c = {**BLOCK_NAMES, **self._own}, self.config
-        if c.is_recurrent(layer):
-            rule = "attention.recurrence" if c.delta else "attention.rule"
-            names["attention.o"] = (f"{'conv' if c.convolution else names[rule][0]}.out_proj",)
+    def _in_block(self, module: str, layer: LayerSpec) -> list[str]:
+        names = {**BLOCK_NAMES, **self._own}
+        match layer.mixer:
+            case ConvolutionSpec():
+                names["attention.o"] = ("conv.out_proj",)
+            case DeltaSpec():
+                names["attention.o"] = (f"{names['attention.recurrence'][0]}.out_proj",)
+            case StateSpaceSpec():
+                names["attention.o"] = (f"{names['attention.rule'][0]}.out_proj",)
         if module in names:
             return list(names[module])
         start, expert, part = module.rsplit(".", 2)  # mlp.experts.{e}.gate_up or .down

@@ -17,14 +17,13 @@ from soothsay.model.attention_layer import Attention, AttentionBesideStates
 from soothsay.model.blocks import Block
 from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
-from soothsay.model.feed_forward import Experts, FeedForward
+from soothsay.model.feed_forward import DensePart, Experts, FeedForward
 from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.states import Convolution, States
-from soothsay.model.state_space_layer import StateSpaceLayer
 
 
 class _Parts(Structure):
@@ -65,16 +64,16 @@ class NativeBlocks:
         self._parts = [_parts(block, mixture, *own) for block, mixture, own in parts]
         self._keeps_state = [not isinstance(block.attention, Attention) for block in blocks]
         self.addresses = [addressof(parts) for parts in self._parts]
-        c, self._dtype = blocks[0].attention.config, _qkv_dtype(blocks)
-        self._kv, self._has_states = (2 * c.num_kv_heads, c.head_dim), c.states is not None
+        self._dtype, self._has_states = _qkv_dtype(blocks), any(self._keeps_state)
+        read = [block.attention.spec for block in blocks if isinstance(block.attention, Attention)]
+        self._kv = next(((2 * c.kv_heads, c.size) for c in read), (0, 0))
         sizes = [_scratch(block) for block in blocks]
         self.scratch = [-(-max(places) // 64) * 64 for places in zip(*sizes, strict=True)]  # aligned
 
     @staticmethod
     def fit(block: Block) -> bool:
         """Whether the library's call computes each part of a block."""
-        plain = isinstance(block.attention, StateSpaceLayer | AttentionBesideStates)
-        if plain or not block.attention.config.has_native_blocks:
+        if not _is_plain(block):
             return False
         if isinstance(mlp := block.mlp, Experts):
             whole = is_native(mlp.router) and mlp.shared_gate is None and mlp.latent_in is None
@@ -118,7 +117,7 @@ class NativeBlocks:
             _array(streams),
             address(inputs),
             inputs is not None and inputs.dtype == torch.bfloat16,
-            _array([part.data_ptr() for rope in ropes for part in rope]),
+            _array([part.data_ptr() for rope in (ropes[0], ropes[-1]) for part in rope]),
             rows,
             batch.slots.data_ptr(),
             *batch.paths.pointers,
@@ -190,13 +189,14 @@ def _norms(block: Block) -> list[Norm | None]:
 
 def _scratch(block: Block) -> tuple[int, int, int]:
     """Bytes a row of three scratch buffers; see csrc/kernels.h."""
-    c, size, (qkv, o, *_) = block.attention.config, block.dtype.itemsize, _layers(block)
+    size, (qkv, o, *_) = block.dtype.itemsize, _layers(block)
     gates, values = _gates(block), 4 * o.in_features
     inner = cast(NativeLinear, block.mlp.down).in_features if isinstance(block.mlp, FeedForward) else 0
+    gated = isinstance(block.attention, Attention) and block.attention.gates > 0
     rows = qkv.dtype.itemsize * qkv.out_features + size * (0 if gates is None else gates.out_features)
     return (
         size * max(o.out_features, inner),
-        max(rows + values if c.gated_attention else rows, size * o.out_features, values),
+        max(rows + values if gated else rows, size * o.out_features, values),
         max(size * 2 * inner, values, 4 * o.out_features),
     )
 
@@ -209,8 +209,11 @@ def _sinks(block: Block) -> Tensor | None:
 def _parts(
     block: Block, mixture: Mixture | None, rule: Delta | None, convolution: Convolution | None
 ) -> _Parts:
-    attention, c = block.attention, block.attention.config
+    attention, mlp = block.attention, block.mlp
     eps, layers, gates = cast(Norm, block.mlp_norm).eps, _layers(block), _gates(block)
+    c = attention.spec if isinstance(attention, Attention) else None
+    own = mlp.experts[0] if isinstance(mlp, Experts) else mlp
+    heads = (0, 0, 0) if c is None else (c.heads, c.kv_heads, c.size)
     return _Parts(
         *(layer.address for layer in layers),
         *(() if mixture is None else (None, None)),
@@ -219,8 +222,25 @@ def _parts(
         None if mixture is None else mixture.address,
         *(None if norm is None else address(norm.weight) for norm in _norms(block)),
         address(_sinks(block)),
-        *(attention.window or 0, eps, c.attention_scale, c.attention_softcap or 0.0),
+        *(attention.window or 0, eps, 1.0 if c is None else c.scale, 0.0 if c is None else c.softcap or 0.0),
         *(block.dtype == torch.bfloat16, layers[0].dtype == torch.bfloat16),
-        *(c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim),
-        *(ACTIVATIONS[c.activation], block.rope_number, c.num_heads if c.gated_attention else 0),
+        *(layers[1].out_features, *heads),
+        *(ACTIVATIONS[cast(DensePart, own).activation], block.rope_number > 0),
+        heads[0] if c is not None and c.gated else 0,
     )
+
+
+def _is_plain(block: Block) -> bool:
+    """Whether a block computes only what the library's call does."""
+    attention, mlp = block.attention, block.mlp.experts[0] if isinstance(block.mlp, Experts) else block.mlp
+    if block.mlp_norm is None or block.layer_input is not None or block.scalar is not None:
+        return False
+    if not isinstance(mlp, FeedForward) or mlp.multipliers is not None or mlp.cutoff is not None:
+        return False
+    if isinstance(attention, DeltaLayer | ConvolutionLayer):
+        return not block.mlp_norm.centred
+    if not isinstance(attention, Attention) or isinstance(attention, AttentionBesideStates):
+        return False
+    c, norms = attention.spec, attention.spec.norms
+    plain = norms is None or not (norms.over_heads or norms.values)
+    return plain and not (block.mlp_norm.centred or c.growth or c.keys_are_values or attention.shares)

@@ -1,45 +1,36 @@
-"""The layers that keep a state instead of keys and values, in a `config.json`."""
+"""Specs of the parts that keep a state, from the fields of a `config.json`. All raise `ModelError`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.families.layers import Raw
-from soothsay.states_config import ConvolutionConfig, DeltaConfig, StateSpaceConfig
+from soothsay.model.families.layer_choices import Raw
+from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 
 
-def parse_delta(raw: Raw, layers: int) -> DeltaConfig | None:
-    """The layers with a gated delta rule; None: no layer has it. Raises `ModelError`."""
-    recurrent = _layers_of("linear_attention", raw, layers)
+def delta(raw: Raw, norm_eps: float, by_key_head: tuple[str, ...]) -> DeltaSpec:
+    """A gated delta rule."""
     key_heads, value_heads = int(raw["linear_num_key_heads"]), int(raw["linear_num_value_heads"])
     if value_heads % key_heads:
         raise ModelError(
             f"config.json: {value_heads} linear_num_value_heads cannot share {key_heads} "
             "linear_num_key_heads evenly"
         )
-    if not recurrent:
-        return None
-    return DeltaConfig(
-        layers=recurrent,
+    return DeltaSpec(
         key_heads=key_heads,
         value_heads=value_heads,
         key_size=int(raw["linear_key_head_dim"]),
         value_size=int(raw["linear_value_head_dim"]),
         taps=int(raw["linear_conv_kernel_dim"]),
+        norm_eps=norm_eps,
         tiled=bool(raw.get("linear_heads_tiled", False)),
+        by_key_head=by_key_head,
     )
 
 
-def parse_convolution(raw: Raw, layers: int) -> ConvolutionConfig | None:
-    """The layers with a short convolution; None: no layer has it. Raises `ModelError`."""
-    found = _layers_of("conv", raw, layers)
-    return ConvolutionConfig(found, int(raw["hidden_size"]), int(raw["conv_L_cache"])) if found else None
-
-
-def parse_state_space(raw: Raw, layers: int) -> StateSpaceConfig | None:
-    """The layers of Mamba-2; None: no layer is. Raises `ModelError`."""
-    found = _layers_of("linear_attention", raw, layers)
+def state_space(raw: Raw, norm_eps: float) -> StateSpaceSpec:
+    """Mamba-2."""
     heads, groups = int(raw["mamba_n_heads"]), int(raw["mamba_n_groups"])
     size = int(raw.get("mamba_d_ssm") or int(raw["mamba_expand"]) * int(raw["hidden_size"]))
     if size % heads or heads % groups:
@@ -56,15 +47,13 @@ def parse_state_space(raw: Raw, layers: int) -> StateSpaceConfig | None:
         )
     if _is_limited(raw.get("time_step_limit")):
         raise ModelError("config.json: time_step_limit is supported only as 0 to infinity")
-    if not found:
-        return None
-    return StateSpaceConfig(
-        layers=found,
+    return StateSpaceSpec(
         heads=heads,
         head_size=size // heads,
         groups=groups,
         state_size=int(raw["mamba_d_state"]),
         taps=int(raw["mamba_d_conv"]),
+        norm_eps=norm_eps,
     )
 
 
@@ -74,14 +63,3 @@ def _is_limited(limit: Any) -> bool:
         return limit is not None
     least, most = limit
     return least != 0 or not (most == {"__float__": "Infinity"} or (isinstance(most, float) and most >= 1e30))
-
-
-def _layers_of(wanted: str, raw: Raw, layers: int) -> tuple[int, ...]:
-    """The layers of a type. All others should have full attention."""
-    kinds = raw["layer_types"]
-    if len(kinds) != layers or not set(kinds) <= {wanted, "full_attention"}:
-        raise ModelError(
-            f"config.json: layer_types should be {wanted} or full_attention for each of {layers} "
-            f"layers; it has {len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
-        )
-    return tuple(i for i, kind in enumerate(kinds) if kind == wanted)
