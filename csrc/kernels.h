@@ -143,14 +143,14 @@ struct soothsay_op {
 };
 
 // What all layers read and write in a pass. The paths are those of soothsay_attend, the plan that of soothsay_delta_rule. ropes:
-// cosines and sines [rows, d] of the first rope, then of the second. stream [rows, stream_size] is every layer's input, and becomes its
+// cosines and sines [rows, d] of each rope. stream [rows, stream_size] is every layer's input, and becomes its
 // output. `pool_slots` is the number of slots of the KV pools.
 struct soothsay_pass {
     int64_t rows;
     const int64_t *positions, *slots, *keys, *key_begin, *path_rows, *path_positions, *row_begin, *shared;
     int64_t num_paths;
     const int64_t* plan;
-    const float* ropes[4];
+    const float* const* ropes;
     int64_t pool_slots;
     float* stream;
     const void* inputs;

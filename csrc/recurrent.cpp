@@ -233,8 +233,9 @@ class Pass {
         }
         const soothsay_layout& l = layout.out;
         char* const aligned = (char*)(((uintptr_t)scratch.data() + ALIGNED - 1) & ~uintptr_t(ALIGNED - 1));
+        const float* ropes[] = {cos.data(), sin.data()};
         soothsay_pass pass{rows, l.positions, l.slots, l.keys, l.key_begin, l.rows, l.row_positions, l.row_begin, l.shared, layout.totals[0],
-                           nullptr, {cos.data(), sin.data(), cos.data(), sin.data()}, pool.slots, out.data(), both.data(), aligned, hidden};
+                           nullptr, ropes, pool.slots, out.data(), both.data(), aligned, hidden};
         soothsay_layer block = *r.block;
         block.kv = pool.data, block.format = pool.format;
         soothsay_run(&block, 1, &pass);

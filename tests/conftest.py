@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import certifi
@@ -14,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from places import ROOT, find_shared
-from tiny import TINY
+from tiny import TINY, adapted
 from typer import testing
 
 from soothsay import LLM
@@ -86,7 +85,7 @@ def tiny() -> Callable[..., Transformer]:
 
     def make(seed: int = 0, **changes: object) -> Transformer:
         torch.manual_seed(seed)
-        model = Transformer(replace(TINY, **changes)).eval().requires_grad_(False)
+        model = Transformer(adapted(TINY, **changes)).eval().requires_grad_(False)
         for name, parameter in model.named_parameters():
             if "norm" not in name:
                 parameter.mul_(3.0)  # sharper distributions than a fresh model's

@@ -22,13 +22,13 @@ from heads import write_assistant
 from mxfp4_models import quantized_oracle
 
 from soothsay import LLM, Grammar, Result, SamplingParams, Stream
-from soothsay.config import QueryGrowthConfig, RopeConfig
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense, stock_linear
 from soothsay.model.load import load_model
+from soothsay.model.specs.rope_spec import QueryGrowthSpec, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.new_heads import medusa
 from soothsay.train.sequences import TrainingKernels
@@ -295,7 +295,7 @@ def test_on_several_threads() -> None:
 
 BLOCKS: dict[str, dict[str, Any]] = {  # one of each kind of computation that the bundled model does not have
     "layers that rotate otherwise, or not": {
-        "second_rope": RopeConfig(kind="none"),
+        "second_rope": RopeSpec(kind="none"),
         "second_rope_layers": (1,),
         "rotary_dim": 8,
         "windows": (9, None),
@@ -308,7 +308,7 @@ BLOCKS: dict[str, dict[str, Any]] = {  # one of each kind of computation that th
         "qk_norm_over_heads": True,
     },
     "norms around blocks": {"post_norms": True},
-    "queries that grow": {"query_growth": QueryGrowthConfig(0.3, 16)},
+    "queries that grow": {"query_growth": QueryGrowthSpec(0.3, 16, 512)},
     "chunks": {"windows": (-9, None), "qk_unit_norm": True},
     "parallel blocks": {"parallel": True, "centred_norms": True},
     **{

@@ -20,7 +20,6 @@ from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
-from soothsay.states_config import state_bytes
 from soothsay.train.new_heads import medusa
 from soothsay.train.sequences import TrainingKernels
 
@@ -125,8 +124,8 @@ def test_requests_together_wait_for_what_they_share(directory: Path) -> None:
 def test_a_budget_of_snapshots(directory: Path) -> None:
     """None: nothing is shared. One: the latest is kept."""
     model = loaded(directory)
-    assert model.config.states is not None
-    state = state_bytes(model.config.states, 4)
+    assert model.config.states
+    state = model.config.state_bytes(4)
     for copies, hits in ((0, False), (1, True)):
         llm = LLM(model, drafter="none", kv_tokens=1024, block_size=8, snapshot_bytes=copies * state)
         requests = watch(llm)

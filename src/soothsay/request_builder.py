@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from soothsay.config import EngineConfig, ModelConfig
+from soothsay.config import EngineConfig
 from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.constraint import Constraint, Grammars
 from soothsay.core.params import SamplingParams
@@ -18,6 +18,7 @@ from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
 from soothsay.inputs import Prompt, token_ids
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.tokenizer import NO_TOKENIZER, Tokenizer
 
 
@@ -41,7 +42,7 @@ class RequestBuilder:
     """
 
     def __init__(
-        self, model: ModelConfig, config: EngineConfig, tokenizer: Tokenizer | None, eos_ids: tuple[int, ...]
+        self, model: ModelSpec, config: EngineConfig, tokenizer: Tokenizer | None, eos_ids: tuple[int, ...]
     ):
         self.model, self.config, self.tokenizer, self.eos_ids = model, config, tokenizer, eos_ids
         self._grammars = None if tokenizer is None else Grammars(tokenizer, model.vocab_size)

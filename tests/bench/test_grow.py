@@ -35,13 +35,13 @@ from soothsay import LLM, SamplingParams
 from soothsay.bench.grow import Grown, grow
 from soothsay.bench.grown_shape import SHAPES, GrownShape
 from soothsay.cli.app import app
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
 from soothsay.model import writing
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tokenizer_files import write_tokenizer
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ class Source:
         return GrownShape.parse(text, self.config)
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> ModelSpec:
         return parse_model_config(read_config(self.directory))
 
 

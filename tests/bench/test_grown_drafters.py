@@ -14,6 +14,7 @@ import torch
 import transformers
 from recurrent import GREEDY, VOCAB, prompts
 from safetensors.torch import load_file, save_file
+from tiny import adapted
 
 from soothsay import LLM, DrafterError, Target
 from soothsay.bench import grown_drafters
@@ -78,7 +79,7 @@ def save_small(folder: Path, family: str) -> Path:
 
 def make_heads() -> dict[str, Head]:
     """A head of each method for the small model."""
-    block = replace(parse_model_config({"model_type": "llama", **SIZES}), num_layers=1, windows=(None,))
+    block = adapted(parse_model_config({"model_type": "llama", **SIZES}), num_layers=1, windows=(None,))
     kernels = StockKernels()
     heads: dict[str, Head] = {
         "eagle": EagleHead(EagleConfig(block, True, 2), kernels),

@@ -18,11 +18,14 @@ from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.bench.step import Work, bench_step, held_bytes, linear_layers, multiplying
 from soothsay.bench.step_chart import step_chart
 from soothsay.cli.app import app
-from soothsay.config import RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
 from soothsay.model.linear import Packed, multiplies_bfloat16
 from soothsay.model.load import load_model
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.rope_spec import RopeSpec
+from soothsay.model.specs.state_specs import DeltaSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.verify_pass import VerifyPass, filled_cache
 from soothsay.plotting import save_png
@@ -53,9 +56,9 @@ def test_layers_with_states() -> None:
     assert (shape.layers, shape.state_heads) == (20, 16)
     small = LlamaShape.parse("layers=4,hidden=128,heads=2,kv_heads=1,ffn=128,vocab=128,state_heads=2")
     model = load_model(RandomCheckpoint(small), "float32")
-    delta = model.config.delta
-    assert delta is not None
-    assert (delta.layers, delta.value_heads, delta.key_size) == ((0, 1, 2), 2, 128)
+    rules = model.config.parts(DeltaSpec)
+    assert [*rules] == [0, 1, 2]
+    assert (rules[0].value_heads, rules[0].key_size) == (2, 128)
     cache = filled_cache(model, 3, 4)
     assert VerifyPass(model, cache, rows=4, context=3, layout="binary")().isfinite().all()
     for wrong in ("state_heads=2,experts=4,chosen=2", "state_heads=0"):
@@ -89,7 +92,7 @@ def test_random_weights_are_scaled_and_have_no_equal_rows() -> None:
 def test_a_random_model_loads_like_any_other() -> None:
     model = load_model(RandomCheckpoint(SMALL), "float32")
     assert isinstance(model, Transformer)
-    assert model.config.rope == RopeConfig(original_max_positions=32_768)
+    assert model.config.rotation.rope == RopeSpec(original_max_positions=32_768)
     hidden, _ = model(Batch.pack([Rows(torch.arange(8).numpy(), 0)], group=2))
     logits = model.logits(hidden)
     assert logits.isfinite().all()
@@ -123,9 +126,8 @@ def test_a_step_attends_to_its_context() -> None:
 
 def parameters(model: Transformer) -> int:
     c = model.config
-    block = c.hidden_size * (
-        (c.num_heads + 2 * c.num_kv_heads) * c.head_dim + c.num_heads * c.head_dim + 3 * c.intermediate_size
-    )
+    a, units = c.first(AttentionSpec), c.first(DenseSpec).size
+    block = c.hidden_size * ((2 * a.heads + 2 * a.kv_heads) * a.size + 3 * units)
     return c.num_layers * block + c.vocab_size * c.hidden_size
 
 

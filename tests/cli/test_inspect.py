@@ -13,10 +13,10 @@ import torch
 from families import random_oracle
 from heads import random_dflash, random_peagle
 from public_models import public_configs
+from tiny import adapted
 from typer.testing import CliRunner, Result
 
 from soothsay.cli.app import app
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
@@ -24,13 +24,14 @@ from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import StockKernels
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @pytest.fixture(scope="module")
-def config() -> ModelConfig:
+def config() -> ModelSpec:
     """The configuration of one decoder block that fits the bundled model."""
     whole = parse_model_config(open_checkpoint("sibyl").config)
-    return replace(whole, num_layers=1, windows=(None,), tie_embeddings=False)
+    return adapted(whole, num_layers=1, windows=(None,), tie_embeddings=False)
 
 
 def inspect(*args: str) -> Result:
@@ -43,7 +44,7 @@ def facts(result: Result) -> dict[str, str]:
     return {line[0] or f"{lines[i - 1][0]}, more": line[-1] for i, line in enumerate(lines)}
 
 
-def test_an_eagle3_head(config: ModelConfig, tmp_path: Path) -> None:
+def test_an_eagle3_head(config: ModelSpec, tmp_path: Path) -> None:
     head = Eagle3Head(Eagle3Config(config, 384, 512, (2, 4, 8)), StockKernels())
     write_head(head, tmp_path / "eagle3", "sibyl", "speculators")
     told = facts(inspect("sibyl", "--drafter", str(tmp_path / "eagle3")))
@@ -57,7 +58,7 @@ def test_an_eagle3_head(config: ModelConfig, tmp_path: Path) -> None:
     assert "note" not in told
 
 
-def test_eagle_serves_two_methods_and_a_short_context_is_noted(config: ModelConfig, tmp_path: Path) -> None:
+def test_eagle_serves_two_methods_and_a_short_context_is_noted(config: ModelSpec, tmp_path: Path) -> None:
     short = replace(config, max_positions=512)
     write_head(EagleHead(EagleConfig(short, True, 8), StockKernels()), tmp_path / "eagle", "sibyl")
     told = facts(inspect("sibyl", "-d", str(tmp_path / "eagle")))

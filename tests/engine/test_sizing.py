@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,11 +12,11 @@ import torch
 
 from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
+from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.engine import sizing
 from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
 from soothsay.model.transformer import Transformer
-from soothsay.states_config import ConvolutionConfig, StateSpaceConfig, journal_bytes, state_bytes
 
 SHAPES = [(2, 64)] * 4
 LAYER = kv_bytes(SHAPES[:1], torch.float32)
@@ -24,9 +25,15 @@ LAYER = kv_bytes(SHAPES[:1], torch.float32)
 HERE = platform.node()
 
 
-def model(own: int = 4, states: ConvolutionConfig | None = None, rest: Any = ()) -> Transformer:
+def model(own: int = 4, states: Sequence[StateShape] = (), rest: Any = ()) -> Transformer:
     """A model with four layers, `own` of them in this process."""
-    config = SimpleNamespace(max_positions=1 << 40, states=states, kv_shapes=SHAPES)
+    config = SimpleNamespace(
+        max_positions=1 << 40,
+        states=states,
+        kv_shapes=SHAPES,
+        state_bytes=lambda size: sum(state.state_bytes(size) for state in states),
+        journal_bytes=lambda size: sum(state.journal_bytes(size) for state in states),
+    )
     parts = {"own": SimpleNamespace(layers=range(own)), "rest": rest}
     dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32}
     return cast(Transformer, SimpleNamespace(config=config, **parts, **dtypes))
@@ -70,8 +77,8 @@ def test_a_given_size_is_rounded_up_to_blocks(asked: int, tokens: int) -> None:
 
 
 def test_engines_share_the_memory_for_states() -> None:
-    states = ConvolutionConfig(layers=(0, 1), channels=4096, taps=4)
-    one = state_bytes(states, 4) + EngineConfig.max_tree * journal_bytes(states, 4)
+    states = [StateShape(channels=4096, taps=4)] * 2
+    one = 2 * (states[0].state_bytes(4) + EngineConfig.max_tree * states[0].journal_bytes(4))
     share = int(64_000 * LAYER / MEMORY_SHARE * STATE_SHARE)
     for engines in (1, 2):
         made = complete_config(EngineConfig(max_requests=1 << 20, engines=engines), model(states=states))
@@ -79,13 +86,13 @@ def test_engines_share_the_memory_for_states() -> None:
 
 
 def test_snapshots_take_no_more_than_the_share_of_states() -> None:
-    states = ConvolutionConfig(layers=(0, 1), channels=4096, taps=4)
+    states = [StateShape(channels=4096, taps=4)] * 2
     made = complete_config(EngineConfig(max_requests=1 << 20, max_tree=1), model(states=states))
     assert made.snapshot_bytes == int(64_000 * LAYER / MEMORY_SHARE * STATE_SHARE)
 
 
 def test_states_and_journals_take_the_bytes_that_are_counted() -> None:
-    config = StateSpaceConfig((0, 2), heads=3, head_size=2, groups=1, state_size=2, taps=2)
-    layers = StatePool(config, 1, 0, 5, torch.float32, torch.device("cpu")).layers.values()
-    assert sum(own.matrices.nbytes + own.inputs.nbytes for own in layers) == state_bytes(config, 4)
-    assert sum(own.journal.nbytes + own.gates.nbytes for own in layers) == 5 * journal_bytes(config, 4)
+    shape = StateShape(channels=10, taps=2, matrices=(3, 2, 2), gates=3)
+    layers = StatePool({0: shape, 2: shape}, 1, 0, 5, torch.float32, torch.device("cpu")).layers.values()
+    assert sum(own.matrices.nbytes + own.inputs.nbytes for own in layers) == 2 * shape.state_bytes(4)
+    assert sum(own.journal.nbytes + own.gates.nbytes for own in layers) == 2 * 5 * shape.journal_bytes(4)

@@ -10,23 +10,25 @@ import torch
 
 from soothsay import SamplingParams
 from soothsay.core.request import Request
+from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import NoDrafter
 from soothsay.engine.snapshots import Snapshots
-from soothsay.states_config import ConvolutionConfig, StateSpaceConfig
 
 SIZE = 4
 """Tokens in a block."""
 
-CONFIG = StateSpaceConfig((0, 2), heads=1, head_size=2, groups=1, state_size=2, taps=2)
+SHAPE = StateShape(channels=6, taps=2, matrices=(1, 2, 2), gates=1)
 
 
 class Machine:
     """Stands for the model: the state after some tokens is a number of its own."""
 
     def __init__(self, requests: int = 3, snapshots: int = 4):
-        self.pool = StatePool(CONFIG, requests, snapshots, 8, torch.float32, torch.device("cpu"))
+        self.pool = StatePool(
+            {0: SHAPE, 2: SHAPE}, requests, snapshots, 8, torch.float32, torch.device("cpu")
+        )
         self.snapshots = Snapshots(self.pool, SIZE)
         self.running: list[Request] = []
         self.known: set[bytes] = set()  # digests of blocks with keys and values
@@ -260,8 +262,7 @@ def test_kernels_are_not_given_slots_that_the_pool_lacks() -> None:
 
 
 def test_layers_without_matrices_have_states_too() -> None:
-    config = ConvolutionConfig((1,), channels=3, taps=3)
-    pool = StatePool(config, 1, 1, 2, torch.bfloat16, torch.device("cpu"))
+    pool = StatePool({1: StateShape(channels=3, taps=3)}, 1, 1, 2, torch.bfloat16, torch.device("cpu"))
     pool.layers[1].inputs[0] = 5
     pool.copy(0, 1)
     assert pool.layers[1].inputs.tolist() == [[[5.0] * 3] * 2] * 2

@@ -7,7 +7,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
+from tiny import adapted
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.blocks import hf_config
 from soothsay.drafters.heads.checkpoints.dflash import dflash_names
 from soothsay.drafters.heads.checkpoints.directory import write_head
@@ -32,6 +31,8 @@ from soothsay.drafters.trees.draft_blocks import Sight
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
@@ -63,7 +64,7 @@ def random_dflash(markov: bool = False, target: str = "sibyl") -> Path:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     torch.manual_seed(0)
     c = read_model_config(open_checkpoint(target))
-    block = replace(c, num_layers=2, windows=(None, None), tie_embeddings=False)
+    block = adapted(c, num_layers=2, windows=(None, None), tie_embeddings=False)
     sizes = 8, c.hidden_size, c.vocab_size, c.vocab_size
     head = DFlashHead(
         DFlashConfig(block, (1, 3), 5, 3, (Sight(), Sight())),
@@ -88,7 +89,7 @@ def random_peagle(target: str = "sibyl") -> Path:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     torch.manual_seed(0)
     c = read_model_config(open_checkpoint(target))
-    block = replace(c, num_layers=2, windows=(None, None), tie_embeddings=False)
+    block = adapted(c, num_layers=2, windows=(None, None), tie_embeddings=False)
     size = min(2000, c.vocab_size - 3)
     first = Eagle3Config(block, c.hidden_size, size, (1, 2, 3))
     head = PEagleHead(PEagleConfig(first, 3, 8), StockKernels())
@@ -105,12 +106,13 @@ def random_peagle(target: str = "sibyl") -> Path:
 SOME = [Example(np.arange(40), np.arange(40) > 9)]
 
 
-def write_assistant(target: ModelConfig, directory: Path, **settings: Any) -> Any:
+def write_assistant(target: ModelSpec, directory: Path, **settings: Any) -> Any:
     """Write a random assistant of two layers for a target; returns transformers' model of it.
 
     Its layers have windows where layers of the target have some.
     """
-    last = {is_global: target.heads(layer) for is_global, layer in target.last_kv_layers.items()}
+    parts = target.parts(AttentionSpec)
+    last = {is_global: parts[layer] for is_global, layer in target.last_kv_layers.items()}
     wide, narrow = last[True], last.get(False, last[True])
     kinds = ["sliding_attention" if False in last else "full_attention", "full_attention"]
     text = transformers.Gemma4TextConfig(
@@ -118,12 +120,12 @@ def write_assistant(target: ModelConfig, directory: Path, **settings: Any) -> An
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
-        num_attention_heads=2 * wide.count * narrow.count,
-        num_key_value_heads=narrow.count,
+        num_attention_heads=2 * wide.kv_heads * narrow.kv_heads,
+        num_key_value_heads=narrow.kv_heads,
         head_dim=narrow.size,
         global_head_dim=wide.size,
         attention_k_eq_v=True,
-        num_global_key_value_heads=wide.count,
+        num_global_key_value_heads=wide.kv_heads,
         layer_types=kinds,
         sliding_window=next((window for window in target.windows if window is not None), 512),
         max_position_embeddings=target.max_positions,

@@ -252,9 +252,9 @@ def counting_model(vocab: int, step: int = 1) -> Transformer:
 
     Scale the output head to make the distribution sharper.
     """
-    from tiny import TINY
+    from tiny import TINY, adapted
 
-    config = replace(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=1, windows=(None,))
+    config = adapted(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=1, windows=(None,))
     model = Transformer(config).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if name.endswith(("attention.o.weight", "mlp.down.weight")):

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import TINY
+from tiny import TINY, adapted
 from torch import Tensor, nn
 
 from soothsay import DraftTree
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.drafters.heads.modules.base import Head
@@ -32,6 +31,8 @@ from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 
 VOCAB = TINY.vocab_size
@@ -98,7 +99,7 @@ class Oracle(ABC):
         return self.target["embedding.weight"][list(tokens)]
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt() * weight
+        return x / (x.square().mean(-1, keepdim=True) + self.config.norm.eps).sqrt() * weight
 
     def attention(self, x: Tensor, positions: Tensor, past: Past, name: str = "block.attention.") -> Tensor:
         """Compute attention. Each row sees `past`, itself and the rows before it."""
@@ -106,12 +107,13 @@ class Oracle(ABC):
         qkv = x @ weights[name + "qkv.weight"].T
         if name + "qkv.bias" in weights:
             qkv = qkv + weights[name + "qkv.bias"]
-        heads = qkv.view(len(x), -1, c.head_dim)
-        q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        past.add(rotate(k, positions, c.rope.theta), v)
-        q = rotate(q, positions, c.rope.theta)
+        own = c.first(AttentionSpec)
+        heads, theta = qkv.view(len(x), -1, own.size), own.rotation.rope.theta
+        q, k, v = heads.split([own.heads, own.kv_heads, own.kv_heads], dim=1)
+        past.add(rotate(k, positions, theta), v)
+        q = rotate(q, positions, theta)
         k, v = past.keys.repeat_interleave(c.group, 1), past.values.repeat_interleave(c.group, 1)
-        scores = torch.einsum("thd,shd->hts", q, k) / math.sqrt(c.head_dim)
+        scores = torch.einsum("thd,shd->hts", q, k) / math.sqrt(own.size)
         rows, keys = scores.shape[1:]
         hidden = torch.arange(keys)[None] > torch.arange(keys - rows, keys)[:, None]
         weighed = scores.masked_fill(hidden, -math.inf).softmax(-1)
@@ -176,7 +178,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 def make_eagle_head(
     target: Transformer, *, bias: bool = True, kernels: Kernels | None = None, **changes: Any
 ) -> EagleHead:
-    block: ModelConfig = replace(target.config, num_layers=1, windows=(None,), **changes)
+    block = adapted(target.config, num_layers=1, windows=(None,), **changes)
     torch.manual_seed(5)
     head = EagleHead(EagleConfig(block, bias, target.config.num_layers), kernels or StockKernels())
     with torch.no_grad():
@@ -212,7 +214,7 @@ def make_eagle3_head(
     kernels: Kernels | None = None,
     **changes: Any,
 ) -> Eagle3Head:
-    block = replace(target.config, num_layers=1, windows=(None,), hidden_size=hidden, intermediate_size=80)
+    block = adapted(target.config, num_layers=1, windows=(None,), hidden_size=hidden, intermediate_size=80)
     config = Eagle3Config(block, target.config.hidden_size, len(says), TAPS, own_embedding=True)
     torch.manual_seed(6)
     head = Eagle3Head(replace(config, **changes), kernels or StockKernels())
@@ -273,7 +275,7 @@ class Eagle31Oracle(Eagle3Oracle):
 def make_mtp_head(
     target: Transformer, modules: int = 1, kernels: Kernels | None = None, **changes: bool
 ) -> MTPHead:
-    block = replace(target.config, num_layers=modules, windows=(None,) * modules, intermediate_size=80)
+    block = adapted(target.config, num_layers=modules, windows=(None,) * modules, intermediate_size=80)
     torch.manual_seed(7)
     head = MTPHead(MTPConfig(block, target.config.num_layers, **changes), kernels or StockKernels())
     with torch.no_grad():
@@ -376,7 +378,7 @@ def make_block_head(
     shortlist: Sequence[int] = (),
     **changes: object,
 ) -> BlockHead:
-    block = replace(TINY, num_layers=layers, windows=(None,) * layers, **changes)
+    block = adapted(TINY, num_layers=layers, windows=(None,) * layers, **changes)
     numbers: dict[str, Any] = {"cell_size": cell, "scaled_taps": cell > 0, "shortlist_size": len(shortlist)}
     config = BlockConfig(block, TINY.hidden_size, (0, 2), size, rank, **numbers)
     head = BlockHead(config, kernels or StockKernels())
@@ -435,7 +437,7 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 def dense_block(
     w: dict[str, Tensor],
     at: str,
-    c: ModelConfig,
+    c: ModelSpec,
     x: Tensor,
     positions: Tensor,
     inputs: Tensor | None = None,
@@ -446,13 +448,14 @@ def dense_block(
     """
 
     def normed(x: Tensor, name: str) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() * w[f"{at}.{name}.weight"]
+        return x / (x.square().mean(-1, keepdim=True) + c.norm.eps).sqrt() * w[f"{at}.{name}.weight"]
 
-    n, d = len(x), c.head_dim
+    own = c.first(AttentionSpec)
+    n, d = len(x), own.size
     read = normed(x, "attention_norm") if inputs is None else inputs
     qkv = (read @ w[f"{at}.attention.qkv.weight"].t()).view(n, -1, d)
-    q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-    if c.qk_norm:
+    q, k, v = qkv.split([own.heads, own.kv_heads, own.kv_heads], dim=1)
+    if own.norms is not None:
         q, k = normed(q, "attention.q_norm"), normed(k, "attention.k_norm")
     q, k = rotated(q, positions), rotated(k, positions)
     k, v = (part.repeat_interleave(c.group, dim=1) for part in (k, v))

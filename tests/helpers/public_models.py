@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import FIELDS, PARTS
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
+from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
 FILE = Path(__file__).with_name("public_configs.json")
 PAGE = Path(__file__).parents[2] / "docs" / "public-models.md"
@@ -59,28 +62,28 @@ def size(parameters: int) -> str:
     return f"{parameters / 1e9:,.{0 if parameters > 1e11 else 1}f}B"
 
 
-def described(c: ModelConfig) -> str:
+def described(c: ModelSpec) -> str:
     """What a model computes, in a few words."""
-    parts = ["latent attention" if c.latent else "attention"]
-    if c.delta is not None:
-        parts = [f"states in {len(c.delta.layers)} of {c.num_layers} layers, attention in the others"]
-    if c.state_space is not None:
-        number = len(c.state_space.layers)
-        rest = number if c.state_space.beside else sum(map(c.has_keys, range(c.num_layers)))
-        place = "beside it" if c.state_space.beside else f"in {rest}"
-        parts = [f"Mamba-2 in {number} of {c.num_layers} layers, attention {place}"]
-    if c.alternating is not None:
-        parts.append(f"{c.alternating.parts} streams")
-    if c.convolution is not None:
-        number = len(c.convolution.layers)
-        parts = [f"convolutions in {number} of {c.num_layers} layers, attention in the others"]
+    attention, spaces = c.parts(AttentionSpec), len(c.parts(StateSpaceSpec))
+    parts = ["latent attention" if c.parts(LatentSpec) else "attention"]
+    if c.parts(DeltaSpec):
+        parts = [f"states in {len(c.states)} of {c.num_layers} layers, attention in the others"]
+    if spaces:
+        beside = isinstance(c.layers[0].mixer, BesideStatesSpec)
+        place = "beside it" if beside else f"in {len(attention)}"
+        parts = [f"Mamba-2 in {spaces} of {c.num_layers} layers, attention {place}"]
+    if c.streams > 1:
+        parts.append(f"{c.streams} streams")
+    if c.parts(ConvolutionSpec):
+        parts = [f"convolutions in {len(c.states)} of {c.num_layers} layers, attention in the others"]
     for window in sorted({window for window in c.windows if window is not None}):
         kind = "windows" if window > 0 else "chunks"
         parts.append(f"{kind} of {abs(window):,} in {c.windows.count(window)} of {c.num_layers} layers")
-    if c.sinks:
+    if any(own.sinks for own in attention.values()):
         parts.append("sinks")
-    if c.experts is not None:
-        parts.append(f"{c.experts.chosen} of {c.experts.count} experts in {len(c.experts.layers)} layers")
+    if mixtures := c.parts(ExpertsSpec):
+        routing = c.first(ExpertsSpec).routing
+        parts.append(f"{routing.chosen} of {routing.count} experts in {len(mixtures)} layers")
     return f"{', '.join(parts)}; {c.max_positions:,} tokens"
 
 

@@ -49,6 +49,9 @@ from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import InBlocks, Packed
 from soothsay.model.load import load_model
 from soothsay.model.norm import Multipliers
+from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
 from soothsay.train.lm import named_tensors
@@ -532,13 +535,16 @@ def without_expert_bias(model: Transformer) -> None:
 def with_scaled_outputs(model: Transformer) -> None:
     for block in model.blocks:
         if isinstance(block.mlp, Experts):
-            block.mlp.config = replace(block.mlp.config, scales_inputs=False)
+            routing = replace(block.mlp.spec.routing, scales_inputs=False)
+            block.mlp.spec = replace(block.mlp.spec, routing=routing)
 
 
 def with_sliding_windows(model: Transformer) -> None:
     for block in model.blocks:
         block.attention.window = None if block.attention.window is None else -block.attention.window  # type: ignore[union-attr, operator, assignment]
-    model.config = replace(model.config, windows=tuple(block.attention.window for block in model.blocks))  # type: ignore[union-attr, misc]
+    model.config = model.config.with_attention(
+        lambda own: replace(own, window=None if own.window is None else -own.window)
+    )
 
 
 def state_spaces(model: Transformer) -> list[StateSpace]:
@@ -583,7 +589,7 @@ def without_multipliers_of_outputs(model: Transformer) -> None:
 
 def with_the_norm_last(model: Transformer) -> None:
     for rule in state_spaces(model):
-        rule.config = replace(rule.config, norm_first=False)
+        rule.spec = replace(rule.spec, norm_first=False)
 
 
 def without_shared_part(model: Transformer) -> None:
@@ -712,7 +718,7 @@ def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer
 )
 def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("granite4_hybrid").config.to_dict()
-    assert parse_model_config(config).state_space is not None
+    assert parse_model_config(config).parts(StateSpaceSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -729,7 +735,7 @@ def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str)
 )
 def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("falcon_h1").config.to_dict()
-    assert parse_model_config(config).state_space is not None
+    assert parse_model_config(config).parts(StateSpaceSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -750,7 +756,8 @@ def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> N
 )
 def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("nemotron_h_experts").config.to_dict()
-    assert parse_model_config(config).feed_forward_layers == (0, 2, 4)
+    layers = parse_model_config(config).layers
+    assert [layer.mixer is None for layer in layers] == [True, False, True, False, True]
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -767,7 +774,7 @@ def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) ->
 )
 def test_gemma_3n_that_is_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("gemma3n").config.to_dict()
-    assert parse_model_config(config).alternating is not None
+    assert parse_model_config(config).streams > 1
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -804,7 +811,7 @@ def test_how_gpt_oss_is_read_and_computed_counts(
 @pytest.mark.parametrize("change", [{"swiglu_limit": 5.0}, {"swiglu_alpha": 1.0}])
 def test_other_constants_of_gpt_oss(change: dict[str, float]) -> None:
     config = random_oracle("gpt_oss").config.to_dict()
-    assert parse_model_config(config).sinks
+    assert parse_model_config(config).first(AttentionSpec).sinks
     with pytest.raises(ModelError, match=next(iter(change))):
         parse_model_config({**config, **change})
 
@@ -844,7 +851,7 @@ def test_experts_that_are_stacked_as_in_published_files(pairs: Pairs, tmp_path: 
 def test_experts_that_cannot_be_chosen_from_the_groups(change: dict[str, int]) -> None:
     """Eight experts in four groups, of which two are kept."""
     config = random_oracle("glm4_moe").config.to_dict()
-    assert parse_model_config(config).experts is not None
+    assert parse_model_config(config).parts(ExpertsSpec)
     with pytest.raises(ModelError, match="n_group"):
         parse_model_config({**config, **change})
 
@@ -864,7 +871,7 @@ def test_experts_that_cannot_be_chosen_from_the_groups(change: dict[str, int]) -
 )
 def test_latent_attention_that_is_not_supported(name: str, change: dict[str, Any], named: str) -> None:
     config = random_oracle(name).config.to_dict()
-    assert parse_model_config(config).latent is not None
+    assert parse_model_config(config).parts(LatentSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 

@@ -15,7 +15,6 @@ import pytest
 from odd_tensors import ODD_TENSORS
 from safetensors.torch import load_file, save_file
 
-from soothsay.config import ModelConfig
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.llm import LLM
@@ -23,6 +22,7 @@ from soothsay.model.checkpoint import bundled_models, open_checkpoint, read_mode
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.families.table import FAMILIES
 from soothsay.model.load import load_model
+from soothsay.model.specs.model_spec import ModelSpec
 
 HOSTILE: list[Any] = [
     *(0, -1, 1, 3, 10**9, 2**63, 10**400, -(10**400)),
@@ -120,7 +120,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def loads(directory: Path, config: dict[str, Any], expected: ModelConfig | None = None) -> ModelConfig | None:
+def loads(directory: Path, config: dict[str, Any], expected: ModelSpec | None = None) -> ModelSpec | None:
     """The parsed configuration if the model loads and answers; None if it is refused by `ModelError`.
 
     A model of the `expected` configuration need not answer.
@@ -192,9 +192,9 @@ def parse(config: dict[str, Any]) -> None:
         parsed = parse_model_config(config)
     except ModelError:
         return
-    for rope in (parsed.rope, parsed.second_rope):
-        if rope is not None and parsed.head_dim <= 256:
-            made = Rope(rope, parsed.head_dim, parsed.rotary_dim)
+    for rotation in parsed.rotations:
+        if rotation.size <= 256:
+            made = Rope(rotation)
             assert made.signed.isfinite().all()
             assert made.scale.isfinite().all()
     assert len(parsed.windows) == parsed.num_layers <= 10_000

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import mixtures
 
-from soothsay.config import ExpertsConfig
 from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.machine import processor_seconds_of_others
@@ -105,7 +105,7 @@ def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> No
 
 
 def test_measured_passes_count_the_experts_that_they_run(tiny: Make, cache: Path) -> None:
-    model = tiny(experts=ExpertsConfig(16, 2, 32, layers=(0, 1)))
+    model = tiny(experts=mixtures(16, 2, 32, layers=(0, 1)))
     first = known_or_measured(model, 512)
     assert first.experts is not None
     assert first.experts.experts[0] == 2

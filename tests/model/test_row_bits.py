@@ -15,7 +15,6 @@ from kernels import FASTEST, STOCK
 from row_bits import assert_row_bits
 from torch import Tensor
 
-from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.integer_keys import row_size
 from soothsay.core.params import SamplingParams
@@ -31,9 +30,11 @@ from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.norm import Multipliers, RMSNorm
 from soothsay.model.quantized import Quantized
 from soothsay.model.rope import QueryGrowth, Rope
+from soothsay.model.specs.feed_forward_spec import RoutingSpec
+from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
+from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import finished_logits
-from soothsay.states_config import DeltaConfig, StateSpaceConfig
 
 DTYPES = (torch.float32, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")
@@ -91,11 +92,11 @@ def test_heads_that_are_normed_turned_and_kept(
     kernels: Kernels, dtype: torch.dtype, kept: torch.dtype | None
 ) -> None:
     """Queries, and the rows of the pool."""
-    rope, norms, kept = Rope(RopeConfig(), 32), (norm(32), norm(32)), kept or dtype
+    rope, norms, kept = Rope(HeadRotation(RopeSpec(), 32)), (norm(32), norm(32)), kept or dtype
 
     def run(x: Tensor) -> Tensor:
         positions = (x[:, 0].float().abs() * 1000).long()
-        growth = QueryGrowth(QueryGrowthConfig(0.3, 100), 4000)(positions)
+        growth = QueryGrowth(QueryGrowthSpec(0.3, 100, 4000))(positions)
         cos, sin = rope(positions)
         pool = torch.zeros(4, len(x), row_size(32, kept), dtype=kept)
         heads = x.reshape(len(x), 7, 32)
@@ -141,12 +142,10 @@ def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
 
 
 @each_kernels
-@pytest.mark.parametrize(
-    "options", [{}, {"sigmoid": True, "groups": 4, "groups_chosen": 2, "corrected": True}]
-)
+@pytest.mark.parametrize("options", [{}, {"sigmoid": True, "groups": 4, "groups_chosen": 2}])
 def test_routes_of_experts(kernels: Kernels, options: dict[str, Any]) -> None:
-    c = ExpertsConfig(16, 7, 32, layers=(0,), **options)
-    correction = torch.randn(16) if c.corrected else None
+    c = RoutingSpec(16, 7, **options)
+    correction = torch.randn(16) if options else None
     assert_row_bits(lambda x: torch.cat(kernels.route(x, c, correction), -1), torch.randn(64, 16) * 3)
 
 
@@ -179,15 +178,15 @@ def test_linear_layers(kernels: Kernels, name: str) -> None:
     assert_row_bits(layer, torch.randn(64, 160 if name.startswith("int") else 80))
 
 
-SPACE = StateSpaceConfig((0,), heads=4, head_size=48, groups=2, state_size=32, taps=4)
-RULE = DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4)
+SPACE = StateSpaceSpec(heads=4, head_size=48, groups=2, state_size=32, taps=4, norm_eps=1e-3)
+RULE = DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4, norm_eps=1e-3)
 
 
 @each_kernels
-@pytest.mark.parametrize("rule", [StateSpace(SPACE, 1e-3), Recurrence(RULE, 1e-3)], ids=["space", "delta"])
+@pytest.mark.parametrize("rule", [StateSpace(SPACE), Recurrence(RULE)], ids=["space", "delta"])
 def test_rules_of_states(kernels: Kernels, rule: StateSpace | Recurrence) -> None:
-    c = rule.config
-    width = c.channels + (c.size if isinstance(c, StateSpaceConfig) else c.values)
+    c = rule.spec
+    width = c.channels + (c.size if isinstance(c, StateSpaceSpec) else c.values)
     rule.requires_grad_(False)
 
     def run(x: Tensor) -> Tensor:
@@ -197,7 +196,7 @@ def test_rules_of_states(kernels: Kernels, rule: StateSpace | Recurrence) -> Non
             return kernels.state_space(rows, gates, rule, None, strands)
         return kernels.delta_rule(rows, gates, rule, None, strands)
 
-    assert_row_bits(run, torch.randn(8, width + c.gates))
+    assert_row_bits(run, torch.randn(8, width + c.state.gates))
 
 
 @each_kernels

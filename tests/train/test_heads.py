@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.config import RopeConfig
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
+from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
@@ -75,7 +75,7 @@ def test_blocks_of_heads_rotate_as_llamas(
     make: Callable[[Transformer], Head], tiny: Callable[..., Transformer]
 ) -> None:
     """Also for a target that rotates a part of each head, with factors for this part."""
-    rope = RopeConfig(kind="longrope", original_max_positions=64, long_factors=(1.0,) * 4, context=512)
+    rope = RopeSpec(kind="longrope", original_max_positions=64, long_factors=(1.0,) * 4, context=512)
     head = make(tiny(0, rope=rope, rotary_dim=8))
     assert head.rope.signed.ne(0).all()
     assert not head.rope.is_scaled

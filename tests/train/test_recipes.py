@@ -126,7 +126,7 @@ def naive(
     for example in EXAMPLES:
         tokens, answer = example.tokens.tolist(), example.answer.tolist()
         features = taps_of(target, tokens, [*taps, LAST])
-        final = features[-1] / (features[-1].square().mean(-1, keepdim=True) + TINY.norm_eps).sqrt()
+        final = features[-1] / (features[-1].square().mean(-1, keepdim=True) + TINY.norm.eps).sqrt()
         final = final * target.norm.weight
         for t in range(len(tokens)):
             for k in range(DEPTH):
@@ -328,14 +328,14 @@ LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": TINY.vocab_size,
     "hidden_size": TINY.hidden_size,
-    "intermediate_size": TINY.intermediate_size,
+    "intermediate_size": 96,
     "num_hidden_layers": TINY.num_layers,
-    "num_attention_heads": TINY.num_heads,
-    "num_key_value_heads": TINY.num_kv_heads,
-    "head_dim": TINY.head_dim,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
     "max_position_embeddings": 128,
-    "rms_norm_eps": TINY.norm_eps,
-    "rope_theta": TINY.rope.theta,
+    "rms_norm_eps": TINY.norm.eps,
+    "rope_theta": 1e4,
     "tie_word_embeddings": False,
 }
 

@@ -3,27 +3,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny import TINY, adapted
 from torch import Tensor
 
-from soothsay.config import ModelConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.model.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.sequences import Sequences, TrainingKernels, compile_blocks
 
-CONFIG = ModelConfig(
+CONFIG = adapted(
+    TINY,
     family="qwen3",
     vocab_size=64,
     hidden_size=32,
     intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
     max_positions=128,
-    rope=RopeConfig(),
-    windows=(None, None),
     qkv_bias=True,
     qk_norm=True,
     attention_scale=0.25,

@@ -136,7 +136,7 @@ def touched_experts(model: Transformer, run: Workload) -> list[int]:
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
         assert isinstance(layer, Experts)
-        _, chosen = layer.kernels.route(layer.router(inputs[1]), layer.config, None)
+        _, chosen = layer.kernels.route(layer.router(inputs[1]), layer.spec.routing, None)
         found.append(len(set(chosen.flatten().tolist())))
 
     hooks = [part.register_forward_hook(count) for part in model.modules() if isinstance(part, Experts)]

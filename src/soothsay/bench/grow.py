@@ -48,12 +48,14 @@ import torch
 from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
 from soothsay.bench.grown_shape import GrownShape
 from soothsay.bench.grown_tensors import Axis, GrownTensor, Rule
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.writing import writing
 
@@ -141,7 +143,7 @@ def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], li
         raw = _config(checkpoint.config, old, shape)
         stream = _embedding_scale(parse_model_config(raw), embeddings) / _embedding_scale(old, embeddings)
         squares = stream**2 * old.hidden_size / shape.hidden  # c, at the top of this file
-        raw["rms_norm_eps"] = old.norm_eps * squares
+        raw["rms_norm_eps"] = old.norm.eps * squares
         outer, block = _rules(old, shape, stream, squares)
         origins = _origins(old, shape)
         tensors = list(_tensors(names, read, outer, block, origins))
@@ -151,14 +153,14 @@ def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], li
     return raw, tensors, Growth(shape.hidden, stream, layers)
 
 
-def _embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float:
+def _embedding_scale(config: ModelSpec, dtype: torch.dtype) -> float:
     """The embeddings' factor, rounded to their dtype as in training and in loading."""
-    return float(torch.tensor(config.embedding_scale, dtype=dtype))
+    return float(torch.tensor(config.embedding.scale, dtype=dtype))
 
 
-def _require_growable(checkpoint: Checkpoint, old: ModelConfig) -> None:
+def _require_growable(checkpoint: Checkpoint, old: ModelSpec) -> None:
     path = checkpoint.path
-    if old.experts:
+    if old.parts(ExpertsSpec):
         raise ModelError(f"{path}: a mixture of experts ({old.family}) cannot grow: it is not supported")
     if old.family not in GROWABLE:
         known = ", ".join(GROWABLE)
@@ -167,7 +169,7 @@ def _require_growable(checkpoint: Checkpoint, old: ModelConfig) -> None:
         raise ModelError(f"{path} is quantized and cannot grow; grow the model that it was made from")
 
 
-def _require_fit(old: ModelConfig, shape: GrownShape) -> None:
+def _require_fit(old: ModelSpec, shape: GrownShape) -> None:
     for (name, now), wanted in zip(asdict(GrownShape.of(old)).items(), asdict(shape).values(), strict=True):
         if wanted < now:
             raise ModelError(f"{name}={wanted} is less than the {now} that the model has: it can only grow")
@@ -175,25 +177,27 @@ def _require_fit(old: ModelConfig, shape: GrownShape) -> None:
         raise ModelError(f"heads={shape.heads} cannot share kv_heads={shape.kv_heads} evenly")
     if shape.hidden % shape.heads:  # transformers refuses it, although heads have a size of their own
         raise ModelError(f"hidden={shape.hidden} is not a multiple of heads={shape.heads}")
-    ordinary = old.num_heads * old.head_dim == old.hidden_size
-    if ordinary and shape.heads * old.head_dim != shape.hidden:
+    size = old.first(AttentionSpec).size
+    ordinary = old.first(AttentionSpec).heads * size == old.hidden_size
+    if ordinary and shape.heads * size != shape.hidden:
         raise ModelError(
-            f"heads={shape.heads} of {old.head_dim}, a size that cannot change, do not make up "
-            f"hidden={shape.hidden}, as they do in this model: it takes {shape.hidden / old.head_dim:g} heads"
+            f"heads={shape.heads} of {size}, a size that cannot change, do not make up "
+            f"hidden={shape.hidden}, as they do in this model: it takes {shape.hidden / size:g} heads"
         )
 
 
-def _require_experts(old: ModelConfig, shape: GrownShape) -> None:
+def _require_experts(old: ModelSpec, shape: GrownShape) -> None:
     if not 0 <= shape.chosen <= shape.experts or bool(shape.experts) != bool(shape.chosen):
         raise ModelError(f"{shape.chosen} of {shape.experts} experts cannot be chosen")
-    if shape.experts and (old.family not in MIXTURES or old.qkv_bias or old.mlp_bias):
+    biased = old.first(AttentionSpec).bias or old.first(DenseSpec).bias
+    if shape.experts and (old.family not in MIXTURES or biased):
         known = ", ".join(MIXTURES)
         raise ModelError(
             f"a model of family {old.family} cannot get experts, only one without biases of {known}"
         )
 
 
-def _with_experts(tensor: GrownTensor, old: ModelConfig, shape: GrownShape) -> Iterator[GrownTensor]:
+def _with_experts(tensor: GrownTensor, old: ModelSpec, shape: GrownShape) -> Iterator[GrownTensor]:
     """The tensor, or those that take its place in a mixture of experts."""
     stem, _, part = tensor.name.removesuffix(".weight").rpartition(".mlp.")
     place, parts = EXPERTS[MIXTURES[old.family]]
@@ -209,12 +213,12 @@ def _with_experts(tensor: GrownTensor, old: ModelConfig, shape: GrownShape) -> I
         yield replace(tensor, name=f"{stem}.{place}.experts.{expert}.{parts[part]}.weight")
 
 
-def _origins(old: ModelConfig, shape: GrownShape) -> list[int]:
+def _origins(old: ModelSpec, shape: GrownShape) -> list[int]:
     """The old block of each new block. The first new block with the same old block is it, others copy it."""
     return [layer * old.num_layers // shape.layers for layer in range(shape.layers)]
 
 
-def _config(raw: Mapping[str, Any], old: ModelConfig, shape: GrownShape) -> dict[str, Any]:
+def _config(raw: Mapping[str, Any], old: ModelSpec, shape: GrownShape) -> dict[str, Any]:
     """The config.json without the norms' eps. For a multimodal model it is the decoder's."""
     if "text_config" in raw:
         tied = {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
@@ -225,7 +229,7 @@ def _config(raw: Mapping[str, Any], old: ModelConfig, shape: GrownShape) -> dict
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        "head_dim": old.head_dim,
+        "head_dim": old.first(AttentionSpec).size,
         "intermediate_size": shape.intermediate,
     }
     if shape.experts:
@@ -248,12 +252,13 @@ _Rules = dict[str, list[Rule]]
 """For each of our modules, the rules of the tensors that make it up."""
 
 
-def _rules(old: ModelConfig, shape: GrownShape, stream: float, squares: float) -> tuple[_Rules, _Rules]:
+def _rules(old: ModelSpec, shape: GrownShape, stream: float, squares: float) -> tuple[_Rules, _Rules]:
     """The rules outside of blocks, and those of a block. `stream` is s and `squares` is c, see the top."""
     width = Axis.first(old.hidden_size, shape.hidden)
     vocabulary = Axis.first(old.vocab_size, old.vocab_size)
-    head = Axis.first(old.head_dim, old.head_dim)
-    units = Axis.first(old.intermediate_size, shape.intermediate)
+    size, normed = old.first(AttentionSpec).size, old.first(AttentionSpec).norms is not None
+    head = Axis.first(size, size)
+    units = Axis.first(old.first(DenseSpec).size, shape.intermediate)
     queries, keys = _heads(old, shape)
     centre = 1.0 if old.zero_centred_norms else 0.0
 
@@ -266,7 +271,7 @@ def _rules(old: ModelConfig, shape: GrownShape, stream: float, squares: float) -
         "norm": reading,
         "head": [Rule((vocabulary, width))],
     }
-    per_head = math.sqrt(squares) if old.qk_norm else 1.0
+    per_head = math.sqrt(squares) if normed else 1.0
     block = {
         "attention_norm": reading,
         "attention.qkv": [
@@ -279,36 +284,36 @@ def _rules(old: ModelConfig, shape: GrownShape, stream: float, squares: float) -
         "mlp.gate_up": [Rule((units, width))] * 2,
         "mlp.down": [Rule((width, units), stream, fill=0.0)],
     }
-    if old.qk_norm:
+    if normed:
         block |= {"attention.q_norm": norm(head), "attention.k_norm": norm(head)}
-    if old.post_norms:
+    if old.layers[0].post_norms:
         writing = norm(width, math.sqrt(squares))
         block |= {"attention_post_norm": writing, "mlp_post_norm": writing}
     return outer, block
 
 
-def _heads(old: ModelConfig, shape: GrownShape) -> tuple[Axis, Axis]:
+def _heads(old: ModelSpec, shape: GrownShape) -> tuple[Axis, Axis]:
     """Place query heads and key-value heads: each query head in a group with its keys and values.
 
     If the new groups are smaller, key-value heads get copies. Raises `ModelError` if that takes more heads
     than there are.
     """
-    group = shape.heads // shape.kv_heads
+    c, group = old.first(AttentionSpec), shape.heads // shape.kv_heads
     copies = -(-old.group // group)
-    if copies * old.num_kv_heads > shape.kv_heads:
+    if copies * c.kv_heads > shape.kv_heads:
         raise ModelError(
             f"heads={shape.heads} with kv_heads={shape.kv_heads} are groups of {group}: for the model's "
-            f"groups of {old.group} it takes {copies * old.num_kv_heads} key-value heads, or larger groups"
+            f"groups of {old.group} it takes {copies * c.kv_heads} key-value heads, or larger groups"
         )
     queries, keys = {}, {}
-    for head in range(old.num_heads):
+    for head in range(c.heads):
         key, member = divmod(head, old.group)
         place = key * copies + member // group
         keys[place] = key
         queries[place * group + member % group] = head
     return (
-        Axis.heads(old.num_heads, shape.heads, old.head_dim, queries),
-        Axis.heads(old.num_kv_heads, shape.kv_heads, old.head_dim, keys),
+        Axis.heads(c.heads, shape.heads, c.size, queries),
+        Axis.heads(c.kv_heads, shape.kv_heads, c.size, keys),
     )
 
 
@@ -318,10 +323,10 @@ def _tensors(
     """All tensors of the grown model, with the names of a text-only decoder."""
     c = names.config
     biased = {
-        "attention.qkv": c.qkv_bias,
-        "attention.o": c.o_bias,
-        "mlp.gate_up": c.mlp_bias,
-        "mlp.down": c.mlp_bias,
+        "attention.qkv": c.first(AttentionSpec).bias,
+        "attention.o": c.first(AttentionSpec).o_bias,
+        "mlp.gate_up": c.first(DenseSpec).bias,
+        "mlp.down": c.first(DenseSpec).bias,
     }
 
     def tensors(path: str, module: str, rules: list[Rule], old: str, new: str) -> Iterator[GrownTensor]:
@@ -346,7 +351,7 @@ def _tensors(
             old, new = f"{names.prefix}layers.{origin}.", f"model.layers.{layer}."
             yield from tensors(f"blocks.{origin}.{module}", module, rules, old, new)
     yield from tensors("norm", "norm", outer["norm"], names.prefix, "model.")
-    if not c.tie_embeddings:
+    if not c.head.tied:
         yield from tensors("head", "head", outer["head"], names.prefix.removesuffix("model."), "")
 
 

@@ -140,10 +140,10 @@ def whole_view(checkpoint: Checkpoint) -> FeatureView:
             target_hidden_size=config.hidden_size,
             scale=1.0,
             embedding=embedding,
-            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=embedding.dtype)),
+            embedding_scale=float(torch.tensor(config.embedding.scale, dtype=embedding.dtype)),
             norm=norm + 1 if config.zero_centred_norms else norm,
-            norm_eps=config.norm_eps,
-            head=embedding if config.tie_embeddings else read(names.require("head")[0]),
+            norm_eps=config.norm.eps,
+            head=embedding if config.head.tied else read(names.require("head")[0]),
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class GrownShape:
     chosen: int = 0  # experts of a row
 
     @classmethod
-    def of(cls, config: ModelConfig) -> GrownShape:
+    def of(cls, config: ModelSpec) -> GrownShape:
         """The shape of a model."""
-        c = config
-        return cls(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.intermediate_size)
+        attention, size = config.first(AttentionSpec), config.first(DenseSpec).size
+        return cls(config.num_layers, config.hidden_size, attention.heads, attention.kv_heads, size)
 
     @classmethod
-    def parse(cls, text: str, config: ModelConfig) -> GrownShape:
+    def parse(cls, text: str, config: ModelSpec) -> GrownShape:
         """Parse a named shape or sizes, `"layers=22,hidden=2048,ffn=5632"`, for the model of `config`.
 
         A named shape gets the size of the model's heads, and at least its layers. Sizes that are not given
@@ -37,7 +39,7 @@ class GrownShape:
         Raises `ModelError` for an unknown name, and for a value that is not a number above 0.
         """
         if text in SHAPES:
-            return SHAPES[text].with_head_dim(config.head_dim).with_layers(config.num_layers)
+            return SHAPES[text].with_head_dim(config.first(AttentionSpec).size).with_layers(config.num_layers)
         names = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}
         example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,experts=8,chosen=2"
         sizes = read_sizes(text, names, f"{', '.join(SHAPES)} or {example}")

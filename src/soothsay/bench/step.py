@@ -6,6 +6,7 @@ is the time to read the weights once or the time of the arithmetic, whichever is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,6 @@ from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 from soothsay.model.verify_pass import Layout, VerifyPass, filled_cache
-from soothsay.states_config import state_bytes
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""
@@ -42,16 +42,14 @@ class Work:
         """Return the work of a pass of `rows` rows. Mixtures of experts count with all experts."""
         c, layers = model.config, linear_layers(model)
         kv, attention, element = 0, 0, model.dtype.itemsize
-        for window, (heads, size) in zip(c.windows, c.kv_shapes, strict=True):
+        heads_of_all = [0 if layer.attention is None else layer.attention.heads for layer in c.layers]
+        for window, queries, (heads, size) in zip(c.windows, heads_of_all, c.kv_shapes, strict=True):
             keys = 0 if not heads else context if window is None else min(abs(window), context)
             kv += kv_bytes([(heads, size)], model.kv_dtype) * keys
-            attention += 4 * c.num_heads * size * keys
-        if c.states is not None:
-            kv += state_bytes(c.states, element)
-        if c.delta is not None:  # a state is read once, and each row multiplies it four times
-            attention += 8 * len(c.delta.layers) * c.delta.values * c.delta.key_size
-        if c.state_space is not None:
-            attention += 8 * len(c.state_space.layers) * c.state_space.size * c.state_space.state_size
+            attention += 4 * queries * size * keys
+        kv += c.state_bytes(element)
+        # a state is read once, and each row multiplies it four times
+        attention += 8 * sum(math.prod(state.matrices) for state in c.states.values())
         return cls(
             bytes=sum(held_bytes(layer) for layer, _ in layers) + kv,
             operations=rows * (2 * sum(shape.numel() for _, shape in layers) + attention),

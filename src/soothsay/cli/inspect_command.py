@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.filesize import decimal
 
+from soothsay.cli.architecture_facts import architecture
 from soothsay.cli.fitting_drafters import try_drafters
 from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.config import DType, EngineConfig, ModelConfig
+from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.options import MODEL, ModelOptions, argument, option, shared
-from soothsay.states_config import journal_bytes, state_bytes
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
@@ -83,7 +85,7 @@ def _of_model(
     context = context or config.max_positions
     engine = EngineConfig(max_context=context)
     return [
-        *_architecture(config),
+        *architecture(config),
         *_files(checkpoint),
         *_texts(checkpoint, tokenizer),
         *_needs(checkpoint, shapes, dtype, context, requests),
@@ -106,14 +108,14 @@ def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> 
         config = for_context(parse_model_config(raw), context)
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from error
-    experts = 0 if config.experts is None else config.experts.count * len(config.experts.layers)
+    experts = sum(own.routing.count for own in config.parts(ExpertsSpec).values())
     if config.num_layers + experts > MAX_MODULES:
         raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
     mode, kernels = declared_mode(raw, file, dtype), best_kernels(config)
     with torch.device("meta"):
         shapes = Transformer(config)
     return [
-        *_architecture(config),
+        *architecture(config),
         ("parameters", _short(config.num_parameters)),
         ("runs here", mode.name),
         ("kernels", kernels.name),
@@ -122,7 +124,7 @@ def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> 
     ]
 
 
-def _kv_cache(config: ModelConfig, mode: NumericMode, kernels: Kernels, context: int, requests: int) -> Rows:
+def _kv_cache(config: ModelSpec, mode: NumericMode, kernels: Kernels, context: int, requests: int) -> Rows:
     from soothsay.core.integer_keys import kv_bytes
 
     kv_dtype = mode.kv_dtype(config, kernels)
@@ -130,87 +132,10 @@ def _kv_cache(config: ModelConfig, mode: NumericMode, kernels: Kernels, context:
     one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
     many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
     yield "KV cache", one + (many if requests > 1 else "")
-    if config.states is not None:
+    if config.states:
         size = mode.dtype.itemsize
-        state, node = state_bytes(config.states, size), journal_bytes(config.states, size)
+        state, node = config.state_bytes(size), config.journal_bytes(size)
         yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
-
-
-def _architecture(c: ModelConfig) -> Rows:
-    yield "family", c.family
-    yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden, {c.intermediate_size:,} feed-forward"
-    if c.experts is not None:
-        e = c.experts
-        beside = f", and {e.shared_size:,} for all tokens" if e.shared_size else ""
-        yield (
-            "experts",
-            f"{e.count} of {e.size:,}, {e.chosen} for each token{beside}, in {len(e.layers)} layers",
-        )
-    sinks = ", each with a sink" if c.sinks else ""
-    if c.latent is None:
-        yield "attention", f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} for keys and values{sinks}"
-    else:
-        yield (
-            "attention",
-            f"{c.num_heads} heads over latent states of {c.latent.rank} and {c.head_dim} rotated",
-        )
-    if c.delta is not None:
-        d = c.delta
-        yield (
-            "recurrent",
-            f"{len(d.layers)} of {c.num_layers} layers, {d.value_heads} heads with states of "
-            f"{d.key_size} x {d.value_size}",
-        )
-    if c.state_space is not None:
-        m = c.state_space
-        beside = "" if m.beside is None else " beside attention"
-        yield (
-            "recurrent",
-            f"{len(m.layers)} of {c.num_layers} layers of Mamba-2{beside}, {m.heads} heads with states of "
-            f"{m.head_size} x {m.state_size}",
-        )
-    if c.convolution is not None:
-        number, taps = len(c.convolution.layers), c.convolution.taps
-        yield "convolutions", f"{number} of {c.num_layers} layers, over {taps} tokens"
-    if c.global_heads is not None:
-        heads, values = c.global_heads, ", values are keys" if c.global_heads.keys_are_values else ""
-        yield "", f"{heads.count} heads of {heads.size} for keys{values}, in layers without a window"
-    if c.alternating is not None:
-        yield "streams", f"{c.alternating.parts} of {c.hidden_size:,}, predicted and corrected in each layer"
-    if c.num_shared_kv_layers:
-        yield "shared KV", f"the last {c.num_shared_kv_layers} layers read that of layers before them"
-    tied = "the head shares the embedding" if c.tie_embeddings else "with a head of its own"
-    yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
-    yield "context", f"{c.max_positions:,} tokens"
-    yield "rotary", _rotary(c)
-    if c.second_rope is not None:
-        layers = f"in {len(c.second_rope_layers)} of {c.num_layers} layers"
-        none = c.second_rope.kind == "none"
-        yield "", f"{'none' if none else f'base {c.second_rope.theta:,.0f}'} {layers}"
-    yield "blocks", _blocks(c)
-    for size, count in Counter(window for window in c.windows if window is not None).items():
-        kind = "window" if size > 0 else "chunks"
-        yield kind, f"{abs(size):,} tokens in {count} of {c.num_layers} layers"
-
-
-def _rotary(c: ModelConfig) -> str:
-    plain = c.rope.kind == "default"
-    scaling = "not scaled" if plain else f"scaled by {c.rope.kind}, factor {c.rope.factor:g}"
-    if c.rope.kind == "longrope":
-        is_long = c.rope.context > c.rope.original_max_positions
-        which = "long" if is_long else "short"
-        scaling += f", {which} factors (short with max_context={c.rope.original_max_positions} or less)"
-    part = "" if c.rotary_dim is None else f", {c.rotary_dim} of {c.head_dim} dimensions"
-    return f"base {c.rope.theta:,.0f}, {scaling}{part}"
-
-
-def _blocks(c: ModelConfig) -> str:
-    if c.feed_forward_layers is not None:
-        number = len(c.feed_forward_layers)
-        return f"a single part each, the feed-forward part in {number} of {c.num_layers}; a norm before it"
-    norms = "around" if c.pre_norms and c.post_norms else "before" if c.pre_norms else "after"
-    between = "beside" if c.parallel else "then"
-    return f"attention, {between} the feed-forward part; norms {norms} them"
 
 
 def _files(checkpoint: Checkpoint) -> Rows:

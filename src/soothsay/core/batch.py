@@ -107,7 +107,7 @@ class Batch:
             requests: at least one row in all.
             block_size: slots of a KV block.
             group: query heads that share a key head.
-            windows: those of the model's layers, as in `ModelConfig`; None: no window.
+            windows: those of the model's layers, as in `ModelSpec`; None: no window.
             device: of the index tensors.
             lay_out: that of the kernels; None: the one with stock operations.
         """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from soothsay.core.state_shape import StateShape
 from soothsay.core.strand import Marks
 from soothsay.machine import mapped_zeros
-from soothsay.states_config import StatesConfig
 
 
 class LayerStates(NamedTuple):
@@ -29,7 +30,7 @@ class StatePool:
     for the slots in use, on a CPU.
 
     Args:
-        config: of the layers.
+        shapes: of the states, by layer.
         num_requests: slots for requests.
         num_snapshots: slots after these.
         nodes: of the largest tree, the root included.
@@ -39,24 +40,28 @@ class StatePool:
 
     def __init__(
         self,
-        config: StatesConfig,
+        shapes: Mapping[int, StateShape],
         num_requests: int,
         num_snapshots: int,
         nodes: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.config, self.num_requests, self.num_snapshots = config, num_requests, num_snapshots
-        self.nodes = nodes
+        self.num_requests, self.num_snapshots, self.nodes = num_requests, num_snapshots, nodes
         zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
-        c, slots, layers = config, num_requests + num_snapshots, len(config.layers)
-        self._matrices = zeros((layers, slots, *c.matrices), dtype=torch.float32)
-        self._inputs = zeros((layers, slots, c.taps - 1, c.channels), dtype=dtype)
-        journal = zeros((layers, num_requests, nodes, c.channels), dtype=dtype)
-        gates = zeros((layers, num_requests, nodes, c.gates), dtype=dtype)
-        parts = zip(self._matrices, self._inputs, journal, gates, strict=True)
-        self.layers = {layer: LayerStates(*part) for layer, part in zip(config.layers, parts, strict=True)}
+        slots = num_requests + num_snapshots
+        self._copied = list[Tensor]()  # [layers, slots, ...], of layers of one shape
+        self.layers = dict[int, LayerStates]()
         """By the number of the layer."""
+        for shape in dict.fromkeys(shapes.values()):
+            own = [layer for layer, other in shapes.items() if other == shape]
+            matrices = zeros((len(own), slots, *shape.matrices), dtype=torch.float32)
+            inputs = zeros((len(own), slots, shape.taps - 1, shape.channels), dtype=dtype)
+            journal = zeros((len(own), num_requests, nodes, shape.channels), dtype=dtype)
+            gates = zeros((len(own), num_requests, nodes, shape.gates), dtype=dtype)
+            parts = zip(matrices, inputs, journal, gates, strict=True)
+            self.layers |= {layer: LayerStates(*part) for layer, part in zip(own, parts, strict=True)}
+            self._copied += [matrices, inputs]
 
     def check(self, slot: int | None, nodes: int, marks: Marks) -> None:
         """Raise `ValueError` if a request's state, tree or marks do not fit: kernels do not check bounds."""
@@ -68,5 +73,5 @@ class StatePool:
 
     def copy(self, source: int, target: int) -> None:
         """Copy a state from slot to slot, in all layers."""
-        for part in (self._matrices, self._inputs):
+        for part in self._copied:
             part[:, target] = part[:, source]

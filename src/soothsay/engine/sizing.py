@@ -10,7 +10,6 @@ from soothsay.core.integer_keys import kv_bytes
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
 from soothsay.model.transformer import Transformer
-from soothsay.states_config import journal_bytes, state_bytes
 
 MEMORY_SHARE = 1 / 4
 """Largest share of the free memory that the KV pool takes unless it is told its size. The rest is for
@@ -44,19 +43,18 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
 
 def num_snapshots(config: EngineConfig, model: Transformer) -> int:
     """Copies of states that `snapshot_bytes` is enough for."""
-    if model.config.states is None or not config.prefix_caching:
+    if not model.config.states or not config.prefix_caching:
         return 0
-    return (config.snapshot_bytes or 0) // state_bytes(model.config.states, model.dtype.itemsize)
+    return (config.snapshot_bytes or 0) // model.config.state_bytes(model.dtype.itemsize)
 
 
 def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     """The configuration with numbers that fit the states of a model, if it has any."""
-    states, size = model.config.states, model.dtype.itemsize
-    if states is None:
+    if not model.config.states:
         return config
     share = int(_free(available_memory()) * STATE_SHARE / config.engines)
-    state = state_bytes(states, size)
-    one = state + config.max_tree * journal_bytes(states, size)
+    state = model.config.state_bytes(model.dtype.itemsize)
+    one = state + config.max_tree * model.config.journal_bytes(model.dtype.itemsize)
     if share < one:
         raise ModelError(
             f"no memory of {usable_memory().whole} is left for states ({one} bytes a request); "

@@ -14,24 +14,23 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import AlternatingConfig, ModelConfig
-from soothsay.model.attention_layer import attention_of
 from soothsay.model.decoder_block import DecoderBlock, dtype_of
-from soothsay.model.feed_forward import FeedForward, moments
+from soothsay.model.feed_forward import moments
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_embeddings import LayerInput
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.parts import build_mixer, build_mlp
+from soothsay.model.specs.model_spec import AlternatingSpec, LayerSpec, NormSpec
 
 
 class Alternation(nn.Module):
     """The ends of the stream of all parts. Parts have the size that the first one has."""
 
-    def __init__(self, config: ModelConfig, alternating: AlternatingConfig):
+    def __init__(self, parts: int, hidden: int):
         super().__init__()
-        self.hidden = hidden = config.hidden_size
-        rest = range(alternating.parts - 1)
+        self.hidden, rest = hidden, range(parts - 1)
         self.spreading = nn.ModuleList(Dense.random(hidden, hidden) for _ in rest)
         self.merging = nn.ModuleList(Dense.random(hidden, hidden) for _ in rest)
 
@@ -52,15 +51,15 @@ class Alternation(nn.Module):
 class Alternate(nn.Module):
     """Predicts and corrects the parts of the stream in one layer."""
 
-    def __init__(self, config: ModelConfig, alternating: AlternatingConfig, kernels: Kernels):
+    def __init__(self, spec: AlternatingSpec, hidden: int, norm: NormSpec, kernels: Kernels):
         super().__init__()
-        self.kernels, self.parts = kernels, alternating.parts
+        self.kernels, self.parts = kernels, spec.parts
         # published models multiply the router's inputs by 1 / hidden
-        self.router_norm = RMSNorm(config.hidden_size, config.norm_eps, factor=1 / config.hidden_size)
-        self.router: nn.Module = Dense.random(config.hidden_size, self.parts)
+        self.router_norm = RMSNorm(hidden, norm.eps, factor=1 / hidden)
+        self.router: nn.Module = Dense.random(hidden, self.parts)
         self.predictions = Vector("weight", self.parts**2, self.parts)
         self.corrections = Vector("weight", self.parts, self.parts)
-        self.scale = Vector("correct_output_scale", config.hidden_size) if alternating.scaled else None
+        self.scale = Vector("correct_output_scale", hidden) if spec.scaled else None
 
     def predict(self, stream: Tensor) -> Tensor:
         """`[N, parts * hidden] -> [N, parts * hidden]` float32."""
@@ -91,26 +90,26 @@ class Alternate(nn.Module):
 class AlternatingBlock(DecoderBlock):
     """A layer of Gemma 3n."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
+    def __init__(self, spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int):
         super().__init__()
-        c, size = config.alternating, config.layer_embedding_size
-        assert c is not None
-        assert size is not None
+        assert spec.alternating is not None
+        assert spec.input is not None
+        assert spec.mixer is not None
+        assert spec.mlp is not None
 
         def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.norm_eps)
+            return RMSNorm(hidden, spec.norm.eps)
 
-        self.rope_number = int(layer in config.second_rope_layers)
-        self.kernels, self.width = kernels, config.stream_size
-        self.hidden, self.embedding_size = config.hidden_size, size
-        self.alternate = Alternate(config, c, kernels)
-        self.attention = attention_of(config, layer, kernels)
-        self.laurel_in: nn.Module = Dense.random(config.hidden_size, c.laurel_rank)
-        self.laurel_out: nn.Module = Dense.random(c.laurel_rank, config.hidden_size)
-        self.mlp = FeedForward(config, config.mlp_size(layer), kernels, sparsity=c.sparsity[layer])
+        self.rope_number, self.kernels, self.hidden = rope_number, kernels, hidden
+        self.width, self.embedding_size = spec.alternating.parts * hidden, spec.input.size
+        self.alternate = Alternate(spec.alternating, hidden, spec.norm, kernels)
+        self.attention = build_mixer(spec.mixer, hidden, kernels)
+        self.laurel_in: nn.Module = Dense.random(hidden, spec.alternating.laurel_rank)
+        self.laurel_out: nn.Module = Dense.random(spec.alternating.laurel_rank, hidden)
+        self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
         self.attention_norm, self.attention_post_norm, self.laurel_norm = norm(), norm(), norm()
         self.mlp_norm, self.mlp_post_norm = norm(), norm()
-        self.layer_input = LayerInput(config, size, kernels)
+        self.layer_input = LayerInput(spec.input, hidden, spec.norm, kernels)
 
     @property
     def dtype(self) -> torch.dtype:

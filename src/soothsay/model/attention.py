@@ -31,7 +31,7 @@ def attend(
             `[1, S, d]`: the rows are both keys and values.
         batch: has the keys that each row sees.
         softcap: smooth bound of the scores' size (Gemma 2).
-        window: a row sees only the last `window` positions, its own included. Negative: as in `ModelConfig`.
+        window: a row sees only the last `window` positions, its own included. Negative: see `AttentionSpec`.
         sinks: `[H_q]` float32, for each head a score of a key without a value, which all rows see (Xiao et
             al. 2023, arXiv 2309.17453; gpt-oss learns it).
 

@@ -8,18 +8,18 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.alternating import AlternatingBlock
-from soothsay.model.attention_layer import attention_of
 from soothsay.model.decoder_block import DecoderBlock, dtype_of
-from soothsay.model.feed_forward import DenseAndExperts, feed_forward
+from soothsay.model.feed_forward import DenseAndExperts
 from soothsay.model.kernels import Kernels, RecordedBlocks, Ropes
 from soothsay.model.layer_embeddings import LayerInput
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.norm import RMSNorm, Vector
+from soothsay.model.parts import build_mixer, build_mlp
 from soothsay.model.single_part import SinglePart
+from soothsay.model.specs.model_spec import LayerSpec
 
 
 class Block(DecoderBlock):
@@ -30,26 +30,34 @@ class Block(DecoderBlock):
     of the normed stream.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
+    def __init__(
+        self,
+        spec: LayerSpec,
+        hidden: int,
+        kernels: Kernels,
+        rope_number: int = 0,
+        in_features: int | None = None,
+    ):
         super().__init__()
+        assert spec.mixer is not None
+        assert spec.mlp is not None
 
-        def norm() -> RMSNorm:  # the stream is divided by the multiplier, and its mean square by the square
-            eps = config.norm_eps / config.residual_multiplier**2
-            return RMSNorm(config.hidden_size, eps, centred=config.centred_norms)
+        def norm() -> RMSNorm:
+            return RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
 
-        self.rope_number = int(layer in config.second_rope_layers)
-        self.kernels, self.width, self.in_features = kernels, config.hidden_size, in_features
-        self.attention = attention_of(config, layer, kernels, in_features)
-        self.mlp = feed_forward(config, layer, kernels)
-        self.attention_norm = norm() if config.pre_norms and in_features is None else None
-        self.parallel = config.parallel
-        normed_inside = config.parallel or isinstance(self.mlp, DenseAndExperts)
-        self.mlp_norm = norm() if config.pre_norms and not normed_inside else None
-        self.attention_post_norm = norm() if config.post_norms else None
-        self.mlp_post_norm = norm() if config.post_norms else None
-        self.embedding_size = size = config.layer_embedding_size
-        self.layer_input = None if size is None else LayerInput(config, size, kernels)
-        self.scalar = Vector("layer_scalar", 1) if config.layer_scalars else None
+        self.rope_number, self.kernels = rope_number, kernels
+        self.width, self.in_features = hidden, in_features
+        self.attention = build_mixer(spec.mixer, hidden, kernels, in_features)
+        self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
+        self.attention_norm = norm() if spec.pre_norms and in_features is None else None
+        self.parallel = spec.parallel
+        normed_inside = spec.parallel or isinstance(self.mlp, DenseAndExperts)
+        self.mlp_norm = norm() if spec.pre_norms and not normed_inside else None
+        self.attention_post_norm = norm() if spec.post_norms else None
+        self.mlp_post_norm = norm() if spec.post_norms else None
+        self.embedding_size = None if spec.input is None else spec.input.size
+        self.layer_input = None if spec.input is None else LayerInput(spec.input, hidden, spec.norm, kernels)
+        self.scalar = Vector("layer_scalar", 1) if spec.scalar else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,12 +82,12 @@ class Block(DecoderBlock):
         return x if self.scalar is None else ops.scale(x, self.scalar.value)
 
 
-def block_of(config: ModelConfig, layer: int, kernels: Kernels) -> DecoderBlock:
+def build_layer(spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int) -> DecoderBlock:
     """A layer of a decoder."""
-    if config.alternating is not None:
-        return AlternatingBlock(config, layer, kernels)
-    kind = Block if config.feed_forward_layers is None else SinglePart
-    return kind(config, layer, kernels)
+    if spec.alternating is not None:
+        return AlternatingBlock(spec, hidden, kernels, rope_number)
+    kind = Block if spec.mixer is not None and spec.mlp is not None else SinglePart
+    return kind(spec, hidden, kernels, rope_number)
 
 
 class Blocks(nn.ModuleList):

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.files import read_json_object, user_path
 from soothsay.model.families.fields import Each, Whole
@@ -31,6 +30,8 @@ from soothsay.model.generation_config import FILE as GENERATION_CONFIG
 from soothsay.model.generation_config import sampling_in_file
 from soothsay.model.hub import download, has_safetensors
 from soothsay.model.packaged import PACKAGED, pull, pulled
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import tokenizer_files
 
@@ -225,31 +226,31 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     return _open(download(name, kind))
 
 
-def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+def read_model_config(checkpoint: Checkpoint) -> ModelSpec:
     """The configuration of a checkpoint's model.
 
     Raises `ModelError` if it cannot be parsed, or promises more than the files hold. So whoever builds this
     model takes memory and time in proportion to the files.
     """
     try:
-        config = parse_model_config(checkpoint.config)
+        spec = parse_model_config(checkpoint.config)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
-    mixture, tensors = config.experts, len(checkpoint.names())
-    modules = config.num_layers + (0 if mixture is None else len(mixture.layers) * mixture.count)
+    tensors = len(checkpoint.names())
+    modules = spec.num_layers + sum(own.routing.count for own in spec.parts(ExpertsSpec).values())
     if modules > tensors:
         raise ModelError(
             f"{checkpoint.path}: config.json promises {modules:,} layers and experts, and there are "
             f"{tensors:,} tensors; the download is incomplete, or config.json belongs to another model"
         )
-    if config.num_parameters > (most := checkpoint.most_weights()):
+    if spec.num_parameters > (most := checkpoint.most_weights()):
         checkpoint.weight_format()  # raises for a format of fewer bits that is not read
         raise ModelError(
-            f"{checkpoint.path}: config.json promises {config.num_parameters:,} weights, and files of "
+            f"{checkpoint.path}: config.json promises {spec.num_parameters:,} weights, and files of "
             f"{checkpoint.num_bytes():,} bytes hold at most {most:,}; the download is incomplete, or "
             "config.json belongs to another model"
         )
-    return config
+    return spec
 
 
 def bundled_models() -> tuple[str, ...]:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
-from soothsay.states_config import ConvolutionConfig
+from soothsay.model.loaded_part import FloatPart
+from soothsay.model.specs.state_specs import ConvolutionSpec
 
 
-class Taps(nn.Module):
+class Taps(FloatPart):
     """The weights of a convolution, random ones at first. Float32."""
 
-    def __init__(self, config: ConvolutionConfig):
-        super().__init__()
-        taps = torch.empty(config.taps, config.channels)
-        self.weight = nn.Parameter(taps if taps.is_meta else taps.normal_(std=config.taps**-0.5))
+    def __init__(self, spec: ConvolutionSpec):
+        super().__init__("weight", weight="weight")
+        taps = torch.empty(spec.taps, spec.channels)
+        self.weight = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
         """`[taps, channels]`, the token's own last."""
 
 
@@ -33,14 +33,12 @@ class ConvolutionLayer(nn.Module):
 
     window = None
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, in_features: int | None = None):
+    def __init__(self, spec: ConvolutionSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
-        assert config.convolution is not None
-        self.config, self.kernels = config, kernels
-        size = config.convolution.channels
-        self.bcx: nn.Module = Dense.random(in_features or config.hidden_size, 3 * size)
-        self.taps = Taps(config.convolution)
-        self.o: nn.Module = Dense.random(size, config.hidden_size)
+        self.spec, self.kernels = spec, kernels
+        self.bcx: nn.Module = Dense.random(in_features or hidden, 3 * spec.channels)
+        self.taps = Taps(spec)
+        self.o: nn.Module = Dense.random(spec.channels, hidden)
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""

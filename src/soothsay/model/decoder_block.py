@@ -24,7 +24,7 @@ class DecoderBlock(nn.Module, ABC):
     width: int
     """Numbers of a row of the stream."""
     rope_number: int
-    """0: it rotates by the first rope of a pass. 1: by the second one."""
+    """The place of its rotary positions among those of a pass."""
     in_features: int | None = None
     """Size of the rows that attention reads in place of the normed stream, if they come with each pass."""
     embedding_size: int | None = None
@@ -52,7 +52,7 @@ class DecoderBlock(nn.Module, ABC):
         if self.recorded is None:
             return self.compute(self.kernels, x, LayerPass.of(batch, rope, kv, inputs, embedding))
         memory, own = None if kv is None else (kv,), None if embedding is None else embedding[None]
-        return self.recorded(x, (rope, rope), batch, memory, (0,), (), inputs, own)[1]
+        return self.recorded(x, (rope,) * (self.rope_number + 1), batch, memory, (0,), (), inputs, own)[1]
 
 
 def dtype_of(layer: nn.Module) -> torch.dtype:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
+from soothsay.model.specs.state_specs import DeltaSpec
 
 
 class DeltaLayer(nn.Module):
@@ -18,15 +18,14 @@ class DeltaLayer(nn.Module):
 
     window = None
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, in_features: int | None = None):
+    def __init__(self, spec: DeltaSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
-        assert config.delta is not None
-        self.config, self.kernels = config, kernels
-        c, size = config.delta, in_features or config.hidden_size
+        self.spec, self.kernels = spec, kernels
+        c, size = spec, in_features or hidden
         self.qkvz: nn.Module = Dense.random(size, c.channels + c.values)
         self.gates: nn.Module = Dense.random(size, 2 * c.value_heads)
-        self.recurrence = Recurrence(c, config.norm_eps)
-        self.o: nn.Module = Dense.random(c.values, config.hidden_size)
+        self.recurrence = Recurrence(c)
+        self.o: nn.Module = Dense.random(c.values, hidden)
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""

@@ -21,27 +21,32 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.loaded_part import FloatPart
+from soothsay.model.specs.state_specs import DeltaSpec
 from soothsay.model.token_rule import State, run_rows
-from soothsay.states_config import DeltaConfig
 
 EPS = 1e-6
 """Added to the sum of squares of queries and keys before these are normed."""
 
 
-class Recurrence(nn.Module):
+STORED = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
+"""Parameters of a rule, and their names in checkpoints."""
+
+
+class Recurrence(FloatPart):
     """The weights of the rule, random ones at first. Float32."""
 
-    def __init__(self, config: DeltaConfig, eps: float):
-        super().__init__()
-        self.config, self.eps = config, eps
-        taps = torch.empty(config.taps, config.channels)
-        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=config.taps**-0.5))
+    def __init__(self, spec: DeltaSpec):
+        super().__init__("taps", **STORED)
+        self.spec, self.eps = spec, spec.norm_eps
+        taps = torch.empty(spec.taps, spec.channels)
+        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
         """`[taps, channels]` of the convolution, the token's own last."""
-        self.log_rates = nn.Parameter(torch.zeros(config.value_heads))
+        self.log_rates = nn.Parameter(torch.zeros(spec.value_heads))
         """`[H_v]` the logarithm of how fast a state decays: A."""
-        self.offsets = nn.Parameter(torch.ones(config.value_heads))
+        self.offsets = nn.Parameter(torch.ones(spec.value_heads))
         """`[H_v]` added to the gate that lets a state decay."""
-        self.scale = nn.Parameter(torch.ones(config.value_size))
+        self.scale = nn.Parameter(torch.ones(spec.value_size))
         """`[d_v]` of the norm of a head's output."""
 
 
@@ -49,14 +54,14 @@ def delta_rule(
     qkvz: Tensor, gates: Tensor, weights: Recurrence, states: LayerStates | None, strands: Strands
 ) -> Tensor:
     """Run the rows of a pass through one layer's rule. See `Kernels.delta_rule`."""
-    return run_rows(qkvz, gates, weights.config, partial(_token, weights), states, strands)
+    return run_rows(qkvz, gates, weights.spec.state, partial(_token, weights), states, strands)
 
 
 def _token(
     weights: Recurrence, state: State, qkvz: Tensor, gates: Tensor, free: Tensor | None
 ) -> tuple[Tensor, State]:
     """One token's output `[H_v * d_v]` float32, and the state after it."""
-    c, x = weights.config, qkvz.float()
+    c, x = weights.spec, qkvz.float()
     window = torch.cat([state.inputs, x[None, : c.channels]])
     q, k, v = torch.split(silu((window * weights.taps).sum(0)), [c.keys, c.keys, c.values])
     q = _shared(_unit(q.view(c.key_heads, c.key_size)), c) * c.key_size**-0.5
@@ -73,7 +78,7 @@ def _token(
     return out.flatten(), State(new, window[1:])
 
 
-def _shared(x: Tensor, c: DeltaConfig) -> Tensor:
+def _shared(x: Tensor, c: DeltaSpec) -> Tensor:
     """A row of each key head for the value heads that share it: `[H_k, d_k] -> [H_v, d_k]`."""
     group = c.value_heads // c.key_heads
     return x.repeat(group, 1) if c.tiled else x.repeat_interleave(group, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from statistics import NormalDist
 from typing import cast
 
@@ -11,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import ExpertsConfig, ModelConfig
-from soothsay.model.kernels import SQUARED_RELU, Kernels
+from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers, RMSNorm, Vector
+from soothsay.model.specs.feed_forward_spec import SQUARED_RELU, DenseAndExpertsSpec, DenseSpec, ExpertsSpec
+from soothsay.model.specs.model_spec import NormSpec
 
 
 class DensePart(nn.Module, ABC):
@@ -35,15 +35,16 @@ class FeedForward(DensePart):
     With a sparsity, about this share of gates becomes zero, and the others are lessened (Gemma 3n).
     """
 
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels, *, sparsity: float = 0.0):
+    def __init__(self, spec: DenseSpec, hidden: int, kernels: Kernels):
         super().__init__()
-        self.cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
+        size = spec.size
+        self.cutoff = NormalDist().inv_cdf(spec.sparsity) if spec.sparsity else None
         """Standard deviations above the mean up to which gates become zero."""
-        self.gate_up: nn.Module = Dense.random(config.hidden_size, 2 * size, bias=config.mlp_bias)
-        self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
-        factors = config.mlp_multipliers  # that of outputs multiplies what they are products of
+        self.gate_up: nn.Module = Dense.random(hidden, 2 * size, bias=spec.bias)
+        self.down: nn.Module = Dense.random(size, hidden, bias=spec.bias)
+        factors = spec.multipliers  # that of outputs multiplies what they are products of
         self.multipliers = None if factors is None else Multipliers(factors, (size, size))
-        self.activation = config.activation
+        self.activation = spec.activation
         self.kernels = kernels
 
     @property
@@ -84,10 +85,11 @@ class SquaredReLU(DensePart):
 
     activation = SQUARED_RELU
 
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+    def __init__(self, spec: DenseSpec, hidden: int, kernels: Kernels):
         super().__init__()
-        self.up: nn.Module = Dense.random(config.hidden_size, size, bias=config.mlp_bias)
-        self.down: nn.Module = Dense.random(size, config.hidden_size, bias=config.mlp_bias)
+        size = spec.size
+        self.up: nn.Module = Dense.random(hidden, size, bias=spec.bias)
+        self.down: nn.Module = Dense.random(size, hidden, bias=spec.bias)
         self.kernels = kernels
 
     @property
@@ -100,10 +102,10 @@ class SquaredReLU(DensePart):
         return ops.apply(self.down, ops.gated(ops.apply(self.up, x), self.activation))
 
 
-def dense(config: ModelConfig, size: int, kernels: Kernels) -> DensePart:
-    """A feed-forward layer of one size."""
-    kind = SquaredReLU if config.activation == SQUARED_RELU else FeedForward
-    return kind(config, size, kernels)
+def dense(spec: DenseSpec, hidden: int, kernels: Kernels) -> DensePart:
+    """A feed-forward layer, with a gate or without."""
+    kind = SquaredReLU if spec.activation == SQUARED_RELU else FeedForward
+    return kind(spec, hidden, kernels)
 
 
 def part_dtype(part: nn.Module) -> torch.dtype:
@@ -113,30 +115,23 @@ def part_dtype(part: nn.Module) -> torch.dtype:
 
 
 class Experts(nn.Module):
-    """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts.
+    """Mixture of experts (Mixtral, arXiv 2401.04088): each row runs through its best experts."""
 
-    `scaled`: the outputs of each expert are multiplied by a learned number.
-    """
-
-    def __init__(
-        self, config: ModelConfig, experts: ExpertsConfig, kernels: Kernels, *, scaled: bool = False
-    ):
+    def __init__(self, spec: ExpertsSpec, hidden: int, kernels: Kernels):
         super().__init__()
-        self.config, self.kernels = experts, kernels
+        self.spec, self.kernels, count = spec, kernels, spec.routing.count
         self.ran = torch.zeros(1, dtype=torch.int64, device="cpu")
         """Number of experts that had rows in the last pass. Kernels write it, so it stays on the CPU."""
-        self.scales = Vector("per_expert_scale", experts.count) if scaled else None
-        self.router: nn.Module = Dense.random(config.hidden_size, experts.count, bias=experts.router_bias)
-        self.correction = Vector(experts.correction_name, experts.count) if experts.corrected else None
-        """Added to the experts' weights for their choice alone (DeepSeek-V3, arXiv 2412.19437)."""
-        latent, hidden = experts.latent_size, config.hidden_size
-        narrow = config if latent is None else replace(config, hidden_size=latent)
-        self.experts = nn.ModuleList(dense(narrow, experts.size, kernels) for _ in range(experts.count))
+        self.scales = Vector("per_expert_scale", count) if spec.scaled else None
+        self.router: nn.Module = Dense.random(hidden, count, bias=spec.router_bias)
+        self.correction = None if spec.correction is None else Vector(spec.correction, count)
+        latent, shared = spec.latent_size, spec.shared
+        self.experts = nn.ModuleList(dense(spec.expert, latent or hidden, kernels) for _ in range(count))
         self.latent_in: nn.Module | None = None if latent is None else Dense.random(hidden, latent)
         self.latent_out: nn.Module | None = None if latent is None else Dense.random(latent, hidden)
-        self.shared = dense(config, experts.shared_size, kernels) if experts.shared_size else None
-        gated = self.shared is not None and experts.shared_gate
-        self.shared_gate: nn.Module | None = Dense.random(config.hidden_size, 1) if gated else None
+        self.shared = None if shared is None else dense(shared, hidden, kernels)
+        gated = shared is not None and spec.shared_gate
+        self.shared_gate: nn.Module | None = Dense.random(hidden, 1) if gated else None
 
     def forward(self, ops: Kernels, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """`[N, hidden] -> [N, hidden]` float32. The router reads `routed` `[N, hidden]`; None: `x`."""
@@ -164,18 +159,18 @@ class Experts(nn.Module):
         """
         scores = self.router(x) if scores is None else scores
         correction, scales = (None if v is None else v.value for v in (self.correction, self.scales))
-        weights, chosen = self.kernels.route(scores, self.config, correction, scales)  # [N, k]
+        weights, chosen = self.kernels.route(scores, self.spec.routing, correction, scales)  # [N, k]
         out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=part_dtype(self))  # [N, k, in]
         ran = sorted(set(chosen.flatten().tolist()))
         self.ran.fill_(len(ran))
         for index in ran:
             rows, rank = (chosen == index).nonzero(as_tuple=True)
-            own = x[rows] * weights[rows, rank, None] if self.config.scales_inputs else x[rows]
+            own = x[rows] * weights[rows, rank, None] if self.spec.routing.scales_inputs else x[rows]
             out[rows, rank] = self.experts[index](self.kernels, own)
-        if self.config.scales_inputs:
+        if self.spec.routing.scales_inputs:
             weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]
-        for rank in range(1, self.config.chosen):
+        for rank in range(1, self.spec.routing.chosen):
             mixed = mixed + out[:, rank] * weights[:, rank, None]
         return mixed + cast(nn.Module, self.shared)(self.kernels, x) if self.mixes_shared else mixed
 
@@ -186,21 +181,19 @@ class DenseAndExperts(nn.Module):
     Both and the router read the residual stream, each by its own norm. Both outputs are normed as well.
     """
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, layer: int, kernels: Kernels):
+    def __init__(self, spec: DenseAndExpertsSpec, hidden: int, norm: NormSpec, kernels: Kernels):
         super().__init__()
 
-        def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.norm_eps)
+        def own() -> RMSNorm:
+            return RMSNorm(hidden, norm.eps)
 
         self.kernels = kernels
-        self.dense = FeedForward(config, config.mlp_size(layer), kernels)
-        self.mixture = Experts(config, experts, kernels, scaled=True)
-        self.dense_norm, self.dense_post_norm = norm(), norm()
-        self.experts_norm, self.experts_post_norm = norm(), norm()
+        self.dense = FeedForward(spec.dense, hidden, kernels)
+        self.mixture = Experts(spec.experts, hidden, kernels)
+        self.dense_norm, self.dense_post_norm = own(), own()
+        self.experts_norm, self.experts_post_norm = own(), own()
         # published models multiply the router's inputs by 1 / sqrt(hidden)
-        self.router_norm = RMSNorm(
-            config.hidden_size, config.norm_eps, stored_as="scale", factor=config.hidden_size**-0.5
-        )
+        self.router_norm = RMSNorm(hidden, norm.eps, stored_as="scale", factor=hidden**-0.5)
 
     def forward(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, hidden]` float32, the residual stream -> `[N, hidden]` float32."""
@@ -210,12 +203,3 @@ class DenseAndExperts(nn.Module):
         mixed = self.mixture(ops, ops.norm(x, self.experts_norm, dtype), routed)
         dense = ops.norm(ops.cast(dense, torch.float32), self.dense_post_norm, torch.float32)
         return ops.add(dense, mixed, self.experts_post_norm)
-
-
-def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:
-    """The feed-forward part of a layer: dense, a mixture of experts, or both."""
-    if config.experts is None or not config.is_sparse(layer):
-        return dense(config, config.mlp_size(layer), kernels)
-    if config.experts.beside_dense:
-        return DenseAndExperts(config, config.experts, layer, kernels)
-    return Experts(config, config.experts, kernels)

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import ExpertsConfig
 from soothsay.core import noise
 from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
@@ -33,6 +32,7 @@ from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import Rope, rotate
 from soothsay.model.routing import route
+from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
 from soothsay.model.state_space import StateSpace, state_space
 
 if TYPE_CHECKING:
@@ -40,13 +40,6 @@ if TYPE_CHECKING:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
 """Those of gated feed-forward layers, of float32."""
-
-
-CLIPPED = "clipped_swiglu"
-"""The activation of `clipped_swiglu`."""
-
-SQUARED_RELU = "relu2"
-"""A squared ReLU, without a gate."""
 
 
 def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -71,8 +64,8 @@ class Norm(Protocol):
         """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
 
 
-Ropes = tuple[Rotation, Rotation]
-"""Cosines and sines of most layers, then of `second_rope_layers`."""
+Ropes = Sequence[Rotation]
+"""Cosines and sines of the ways in which heads rotate, as `Rope` returns them."""
 
 
 class RecordedBlocks(Protocol):
@@ -318,7 +311,7 @@ class Kernels(noise.SamplingKernels):
     def route(
         self,
         scores: Tensor,
-        experts: ExpertsConfig,
+        experts: RoutingSpec,
         correction: Tensor | None,
         scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:

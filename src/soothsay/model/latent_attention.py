@@ -11,11 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
+from soothsay.model.loaded_part import StoredWeights
 from soothsay.model.norm import RMSNorm
+from soothsay.model.specs.attention_spec import LatentSpec
 
 EPS = 1e-6
 """Epsilon of the norms of latent states. The file's own holds for the other norms."""
@@ -27,13 +28,14 @@ class PerHead(Dense):
     Only its transposed products are needed for keys, so it is not called itself. Plain and trainable.
     """
 
-    def __init__(self, weight: Tensor, heads: int, plain: int):
+    def __init__(self, weight: Tensor, heads: int, plain: int, kernels: Kernels):
         super().__init__(weight)
-        self.heads, self.plain = heads, plain
+        self.heads, self.plain, self.kernels = heads, plain, kernels
 
-    def packed(self, weight: Tensor, kernels: Kernels) -> PackedPerHead:
-        """Row-invariant products of a loaded weight of this shape."""
-        return PackedPerHead(weight.view(self.heads, -1, weight.shape[1]), self.plain, kernels)
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`. Row-invariant products take its place."""
+        weight = weights.plain(name, self.weight)
+        return PackedPerHead(weight.view(self.heads, -1, weight.shape[1]), self.plain, self.kernels)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         whole = self.weight.view(self.heads, -1, self.weight.shape[1])
@@ -73,13 +75,11 @@ class PackedPerHead(nn.Module):
 class LatentAttention(nn.Module):
     """Attention over latent states. `in_features`: as in `Attention`."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, in_features: int | None = None):
+    def __init__(self, spec: LatentSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
-        assert config.latent is not None
-        self.config, self.latent = config, config.latent
-        self.kernels, self.window = kernels, config.windows[layer]
-        c, heads, bias = config.latent, config.num_heads, config.qkv_bias
-        size, queries = in_features or config.hidden_size, heads * (c.plain + c.rotated)
+        self.spec = c = spec
+        self.kernels, self.window, heads, bias = kernels, spec.window, spec.heads, spec.bias
+        size, queries = in_features or hidden, heads * (c.plain + c.rotated)
         if c.query_rank is None:
             self.q: nn.Module = Dense.random(size, queries)
         else:
@@ -89,13 +89,13 @@ class LatentAttention(nn.Module):
         self.kv_a: nn.Module = Dense.random(size, c.rank + c.rotated, bias=bias)
         self.kv_a_norm = RMSNorm(c.rank, EPS)
         self.kv_b: PerHead | PackedPerHead = PerHead(
-            Dense.random(c.rank, heads * (c.plain + c.value)).weight.data, heads, c.plain
+            Dense.random(c.rank, heads * (c.plain + c.value)).weight.data, heads, c.plain, kernels
         )
-        self.o: nn.Module = Dense.random(heads * c.value, config.hidden_size, bias=config.o_bias)
+        self.o: nn.Module = Dense.random(heads * c.value, hidden, bias=c.o_bias)
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes rows to the memory `[1, S, rank + rotated]`."""
-        c, float32 = self.latent, torch.float32
+        c, float32 = self.spec, torch.float32
         latent, key = ops.split(read := ops.apply(self.kv_a, x), [c.rank, c.rotated])
         latent = ops.cast(self._normed(ops, latent, self.kv_a_norm), float32)
         key = ops.flat(ops.rotate(ops.heads(ops.cast(key, float32), c.rotated), at.rope))
@@ -104,16 +104,14 @@ class LatentAttention(nn.Module):
         queries = ops.heads(self._queries(ops, x), c.plain + c.rotated)
         plain, turning = ops.split_heads(queries, [c.plain, c.rotated])
         turned = ops.rotate(ops.cast(turning, float32), at.rope)
-        q = ops.cat_heads([self.kv_b.queries(ops, plain), turned], float32)
-        q = ops.scale(q, self.config.attention_scale)
-        softcap = self.config.attention_softcap
-        out = ops.heads(ops.attend(q, kv, at.batch, softcap=softcap, window=self.window), c.rank + c.rotated)
-        values = self.kv_b.values(ops, ops.split_heads(out, [c.rank, c.rotated])[0])
-        return ops.apply(self.o, ops.flat(values))
+        q = ops.scale(ops.cat_heads([self.kv_b.queries(ops, plain), turned], float32), c.scale)
+        out = ops.attend(q, kv, at.batch, softcap=c.softcap, window=self.window)
+        kept, _ = ops.split_heads(ops.heads(out, c.rank + c.rotated), [c.rank, c.rotated])
+        return ops.apply(self.o, ops.flat(self.kv_b.values(ops, kept)))
 
     def _queries(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, in] -> [N, H * (plain + rotated)]`."""
-        if self.latent.query_rank is None:
+        if self.spec.query_rank is None:
             return ops.apply(self.q, x)
         return ops.apply(self.q_b, self._normed(ops, ops.apply(self.q_a, x), self.q_a_norm))
 

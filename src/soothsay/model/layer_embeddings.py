@@ -9,24 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
+from soothsay.model.specs.model_spec import LayerEmbeddingsSpec, LayerInputSpec, ModelSpec, NormSpec
 
 
 class LayerEmbeddings(nn.Module):
-    """What the layers read of each token. `size` is that of one layer's embedding."""
+    """What the layers of a model read of each token."""
 
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+    def __init__(self, spec: LayerEmbeddingsSpec, model: ModelSpec, kernels: Kernels):
         super().__init__()
-        self.kernels, self.size, width = kernels, size, config.num_layers * size
-        self.rows = config.layer_vocab_size or config.vocab_size
-        self.table = Embedding(normal(self.rows, width, std=0.02), size**0.5)
-        self.projection: nn.Module = Dense.random(config.hidden_size, width)
+        self.kernels, self.size, self.rows = kernels, spec.size, spec.rows
+        width = model.num_layers * spec.size
+        self.table = Embedding(normal(spec.rows, width, std=0.02), spec.size**0.5)
+        self.projection: nn.Module = Dense.random(model.hidden_size, width)
         # published models divide projections by sqrt(hidden), which their norm undoes except for `eps`
-        self.norm = RMSNorm(size, config.norm_eps * config.hidden_size)
+        self.norm = RMSNorm(spec.size, model.norm.eps * model.hidden_size)
 
     def forward(self, tokens: Tensor, embedded: Tensor) -> Tensor:
         """`[N]` tokens and their usual embeddings `[N, hidden]`, scaled -> `[layers, N, size]` float32."""
@@ -41,12 +41,12 @@ class LayerEmbeddings(nn.Module):
 class LayerInput(nn.Module):
     """A layer's last part: its embedding of each token, gated by the stream and added to it."""
 
-    def __init__(self, config: ModelConfig, size: int, kernels: Kernels):
+    def __init__(self, spec: LayerInputSpec, hidden: int, norm: NormSpec, kernels: Kernels):
         super().__init__()
-        self.kernels, self.activation = kernels, config.activation
-        self.gate: nn.Module = Dense.random(config.hidden_size, size)
-        self.projection: nn.Module = Dense.random(size, config.hidden_size)
-        self.post_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.kernels, self.activation = kernels, spec.activation
+        self.gate: nn.Module = Dense.random(hidden, spec.size)
+        self.projection: nn.Module = Dense.random(spec.size, hidden)
+        self.post_norm = RMSNorm(hidden, norm.eps)
 
     def forward(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
         """`[N, hidden]` float32 and the layer's `[N, size]` -> `[N, hidden]` float32."""

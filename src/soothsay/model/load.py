@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import DType, ModelConfig
+from soothsay.config import DType
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
-from soothsay.model.attention_layer import Sinks
 from soothsay.model.blocks import record
 from soothsay.model.checkpoint import Checkpoint, read_model_config
-from soothsay.model.convolution_layer import Taps
-from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense
+from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.native.kernels import NativeKernels, load_native
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, PackedTable
-from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
 from soothsay.model.quantized import dequantized
-from soothsay.model.state_space import StateSpace
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.unused import warn_of_unused
 from soothsay.model.weight_source import WeightSource
 
-RECURRENCE = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
-STATE_SPACE = {**RECURRENCE, "bias": "conv1d.bias", "skips": "D"}
-"""The weights of a `Recurrence`, and of a `StateSpace`, and their names in checkpoints."""
+
+class ModelWeights(WeightSource):
+    """The weights of a checkpoint, as the parts of a model read them. They are `StoredWeights`."""
+
+    def __init__(
+        self, model: Transformer, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor]
+    ):
+        super().__init__(names, mode, chosen)
+        self._kernels, self._kv_dtype = model.kernels, model.kv_dtype
+        self.zero_centred_norms = model.config.zero_centred_norms
+        self.rounds_scale = model.config.embedding.scale_rounded
+
+    def plain(self, module: str, expected: Tensor) -> Tensor:
+        """See `StoredWeights`."""
+        return dequantized(self.weight(module, expected), self.mode.dtype)
+
+    def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """See `StoredWeights`."""
+        stored = self.weight(module, weight)
+        kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
+        added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
+        return self._kernels.linear(stored, added, self.mode.output(module, self._kv_dtype))
 
 
 def load_model(
@@ -76,11 +91,11 @@ def load_model(
     kernels = kernels or best_kernels(config, device)
     with torch.device("meta"):
         model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
-    if not config.tie_embeddings and mode.format_of(names.all, *names.of("head")) is None:
+    if not config.head.tied and mode.format_of(names.all, *names.of("head")) is None:
         names.require("head")
     _load_modules(model, names, mode, device, tokens=tokens)
     embedding, head = model.embedding, model.head
-    is_table = config.tie_embeddings and not mode.coarse and tokens is None
+    is_table = config.head.tied and not mode.coarse and tokens is None
     if is_table and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
         embedding.table = PackedTable(head)  # the same integers, read in one native call
     model.bits = mode.stored_bits
@@ -135,19 +150,21 @@ def _load_modules(
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names, prefix)
-    with WeightSource(names, mode, None if tokens is None else {"head": tokens}) as source:
-        for name, module in list(model.named_modules()):
-            if name.startswith(prefix):
-                _fill(model, name, module, source)
+    with ModelWeights(model, names, mode, {} if tokens is None else {"head": tokens}) as source:
+        for name, part in list(model.named_modules()):
+            if isinstance(part, LoadedPart) and name.startswith(prefix):
+                model.set_submodule(name, part.load(source, name))
                 source.release()
     warn_of_unused(names, source.used, model.own.layers)
 
 
-def for_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
-    """The configuration of a model that serves at most `max_context` tokens; None: the model's own limit."""
-    if max_context is None or config.rope.kind != "longrope":
-        return config
-    return replace(config, rope=replace(config.rope, context=max_context))
+def for_context(spec: ModelSpec, max_context: int | None) -> ModelSpec:
+    """A model that serves at most `max_context` tokens; None: the model's own limit."""
+
+    if max_context is None or spec.rotation.rope.kind != "longrope":
+        return spec
+    rope = replace(spec.rotation.rope, context=max_context)
+    return spec.with_attention(lambda own: replace(own, rotation=replace(own.rotation, rope=rope)))
 
 
 def weight_bytes(
@@ -204,10 +221,10 @@ def check_memory(model: Transformer, mode: NumericMode, names: TensorNames, pref
         )
 
 
-def best_kernels(config: ModelConfig, device: torch.device | str = "cpu") -> Kernels:
+def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels:
     """The fastest kernels for a model: native ones on a CPU if they fit, else stock operations."""
     native = load_native() if torch.device(device).type == "cpu" else None
-    return StockKernels() if native is None or not native.fit(config) else native
+    return StockKernels() if native is None or not native.fit(spec) else native
 
 
 def named_kernels(name: str) -> Kernels | None:
@@ -220,46 +237,3 @@ def named_kernels(name: str) -> Kernels | None:
         return NativeKernels(name)
     except OSError as error:
         raise ModelError(str(error)) from None
-
-
-def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource) -> None:
-    """Load the weights of the module called `name`, if it has its own."""
-    dtype = source.mode.dtype
-    if isinstance(module, PerHead):
-        plain = dequantized(source.weight(name, module.weight), dtype)
-        model.set_submodule(name, module.packed(plain, model.kernels))
-    elif isinstance(module, Dense):
-        weight = source.weight(name, module.weight)
-        kept = dtype if isinstance(weight, Tensor) else torch.float32
-        bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(kept)
-        out = source.mode.output(name, model.kv_dtype)
-        model.set_submodule(name, model.kernels.linear(weight, bias, out))
-    elif isinstance(module, Recurrence | StateSpace):
-        for part, stored in (RECURRENCE if isinstance(module, Recurrence) else STATE_SPACE).items():
-            own = cast(nn.Parameter | None, getattr(module, part))
-            if own is not None:
-                read = (_taps if part == "taps" else WeightSource.tensor)(source, name, stored, own)
-                setattr(module, part, nn.Parameter(read.float().clone()))
-    elif isinstance(module, Taps):
-        module.weight = nn.Parameter(_taps(source, name, "weight", module.weight))
-    elif isinstance(module, Vector):
-        numbers = source.tensor(name, module.name, module.value)
-        module.register_parameter(module.name, nn.Parameter(numbers.float().clone()))
-    elif isinstance(module, Sinks):
-        module.sinks = nn.Parameter(source.tensor(name, "sinks", module.sinks).float().clone())
-    elif isinstance(module, RMSNorm):
-        scale = source.tensor(name, module.stored_as, module.weight).float() * module.factor
-        module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
-    elif isinstance(module, Embedding) and (rows := source.blocks(name)) is not None:
-        model.set_submodule(name, IntegerEmbedding(rows, module.scale))
-    elif isinstance(module, Embedding):  # remains a view of the file: only the rows in use are read
-        table = source.tensor(name, "weight", module.weight)
-        module.weight = nn.Parameter(table, requires_grad=False)
-        if model.config.embedding_scale_rounded:
-            module.scale = float(torch.tensor(module.scale, dtype=table.dtype))
-
-
-def _taps(source: WeightSource, name: str, stored: str, expected: Tensor) -> Tensor:
-    """The taps of a convolution `[taps, channels]` float32, stored as `[channels, 1, taps]`."""
-    read = source.tensor(name, stored, expected.t()[:, None])
-    return read[:, 0].t().float().clone(memory_format=torch.contiguous_format)

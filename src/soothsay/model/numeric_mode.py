@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.config import DType, ModelConfig
+from soothsay.config import DType
 from soothsay.errors import ModelError
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.fp8 import FP8
@@ -21,6 +21,8 @@ from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, multiplies_bfloat16
 from soothsay.model.quantized import QuantizedRows, coarser, dequantized, round_to_nearest
+from soothsay.model.specs.attention_spec import LatentSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -50,13 +52,13 @@ class NumericMode:
         """Bits of the loaded weights; None: they are plain."""
         return self.bits or (self.stored.bits if self.stored is not None and self.keeps_integers else None)
 
-    def kv_dtype(self, config: ModelConfig, kernels: Kernels) -> torch.dtype:
+    def kv_dtype(self, spec: ModelSpec, kernels: Kernels) -> torch.dtype:
         """Element type of a model's KV pool.
 
         With weights in integers it is int16: see `soothsay.core.integer_keys`. Rounding keys to bfloat16
         would cost more than rounding the weights to 8 bits. Latent states are no such keys.
         """
-        whole = self.stored_bits is not None and config.latent is None
+        whole = self.stored_bits is not None and not spec.parts(LatentSpec)
         return torch.int16 if whole and kernels.integer_keys else self.dtype
 
     @property

@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import QueryGrowthConfig, RopeConfig
+from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 
 
 class Rope(nn.Module):
     """Computes the cosines and sines of positions, once a pass.
 
-    If only `rotary_dim` dimensions of a head rotate, the last dimensions of each half turn by 0.
+    If only some dimensions of a head rotate, the last dimensions of each half turn by 0.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int, rotary_dim: int | None = None):
+    def __init__(self, rotation: HeadRotation):
         super().__init__()
-        rotary_dim = rotary_dim or head_dim
-        still = (head_dim - rotary_dim) // 2  # dimensions of each half
+        config, rotary_dim = rotation.rope, rotation.rotated or rotation.size
+        still = (rotation.size - rotary_dim) // 2  # dimensions of each half
         inverse = F.pad(inverse_frequencies(config, rotary_dim), (0, still))
         self.register_buffer("signed", torch.cat([-inverse, inverse]), persistent=False)
         self.signed: Tensor  # [d] radians per position, the first half negated
@@ -39,15 +39,15 @@ class Rope(nn.Module):
 class QueryGrowth(nn.Module):
     """Factors of queries that grow with the position, so that attention stays sharp in long contexts.
 
-    See `QueryGrowthConfig` (Llama 4, Ministral 3). All factors are computed once, so that a position's factor
+    See `QueryGrowthSpec` (Llama 4, Ministral 3). All factors are computed once, so that a position's factor
     has the same bits in any batch.
     """
 
-    def __init__(self, config: QueryGrowthConfig, max_positions: int):
+    def __init__(self, spec: QueryGrowthSpec):
         super().__init__()
-        self.span, self.shift = config.span, config.shift
-        spans = (max_positions + config.shift) // config.span + 1
-        factors = [1 + config.beta * math.log1p(n) for n in range(spans)]
+        self.span, self.shift = spec.span, spec.shift
+        spans = (spec.max_positions + spec.shift) // spec.span + 1
+        factors = [1 + spec.beta * math.log1p(n) for n in range(spans)]
         self.register_buffer("factors", torch.tensor(factors, device="cpu"), persistent=False)
         self.factors: Tensor  # [spans]
 
@@ -62,7 +62,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
+def inverse_frequencies(config: RopeSpec, head_dim: int) -> Tensor:
     """`[d / 2]` radians per position, where d are the dimensions that rotate."""
     if config.kind == "none":
         return torch.zeros(head_dim // 2, device="cpu")
@@ -93,7 +93,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     return inverse
 
 
-def _yarn_dimension(config: RopeConfig, head_dim: int, turns: float) -> float:
+def _yarn_dimension(config: RopeSpec, head_dim: int, turns: float) -> float:
     """The dimension that makes `turns` full turns over the original context."""
     return (
         head_dim
@@ -102,7 +102,7 @@ def _yarn_dimension(config: RopeConfig, head_dim: int, turns: float) -> float:
     )
 
 
-def attention_scale(config: RopeConfig) -> float:
+def attention_scale(config: RopeSpec) -> float:
     """Factor of cosines and sines: yarn and longrope sharpen attention for longer contexts."""
     if config.kind not in ("yarn", "longrope"):
         return 1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from soothsay.config import ExpertsConfig
 from soothsay.core.functions import sigmoid, total
+from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
 
 def route(
-    scores: Tensor, c: ExpertsConfig, correction: Tensor | None, scales: Tensor | None = None
+    scores: Tensor, c: RoutingSpec, correction: Tensor | None, scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Choose the experts of each row.
 

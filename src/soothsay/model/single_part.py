@@ -7,26 +7,24 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
-from soothsay.model.attention_layer import attention_of
 from soothsay.model.decoder_block import DecoderBlock, dtype_of
-from soothsay.model.feed_forward import feed_forward, part_dtype
+from soothsay.model.feed_forward import part_dtype
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.norm import RMSNorm
+from soothsay.model.parts import build_mixer, build_mlp
+from soothsay.model.specs.model_spec import LayerSpec
 
 
 class SinglePart(DecoderBlock):
     """Attention, what takes its place, or a feed-forward part. It reads the normed stream, and adds to it."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
+    def __init__(self, spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int):
         super().__init__()
-        self.rope_number = int(layer in config.second_rope_layers)
-        self.kernels, self.width = kernels, config.hidden_size
-        self.part_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        has_attention = config.has_attention(layer)
-        self.attention = attention_of(config, layer, kernels) if has_attention else None
-        self.mlp = None if has_attention else feed_forward(config, layer, kernels)
+        self.rope_number, self.kernels, self.width = rope_number, kernels, hidden
+        self.part_norm = RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
+        self.attention = None if spec.mixer is None else build_mixer(spec.mixer, hidden, kernels)
+        self.mlp = None if spec.mlp is None else build_mlp(spec.mlp, hidden, spec.norm, kernels)
 
     @property
     def dtype(self) -> torch.dtype:

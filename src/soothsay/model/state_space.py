@@ -20,28 +20,30 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, silu, softplus
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.delta_rule import STORED
+from soothsay.model.loaded_part import FloatPart
+from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.token_rule import State, run_rows
-from soothsay.states_config import StateSpaceConfig
 
 
-class StateSpace(nn.Module):
+class StateSpace(FloatPart):
     """The weights of the rule, random ones at first. Float32."""
 
-    def __init__(self, config: StateSpaceConfig, eps: float):
-        super().__init__()
-        self.config, self.eps = config, eps
-        taps = torch.empty(config.taps, config.channels)
-        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=config.taps**-0.5))
+    def __init__(self, spec: StateSpaceSpec):
+        super().__init__("taps", **STORED, bias="conv1d.bias", skips="D")
+        self.spec, self.eps = spec, spec.norm_eps
+        taps = torch.empty(spec.taps, spec.channels)
+        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
         """`[taps, channels]` of the convolution, the token's own last."""
-        self.bias = nn.Parameter(torch.zeros(config.channels))
+        self.bias = nn.Parameter(torch.zeros(spec.channels))
         """`[channels]` of the convolution."""
-        self.log_rates = nn.Parameter(torch.zeros(config.heads))
+        self.log_rates = nn.Parameter(torch.zeros(spec.heads))
         """`[H]` the logarithm of how fast a state decays: A."""
-        self.offsets = nn.Parameter(torch.ones(config.heads))
+        self.offsets = nn.Parameter(torch.ones(spec.heads))
         """`[H]` added to a token's steps."""
-        self.skips = nn.Parameter(torch.ones(config.heads))
+        self.skips = nn.Parameter(torch.ones(spec.heads))
         """`[H]` how much of its input goes to a head's output: D."""
-        self.scale = nn.Parameter(torch.ones(config.size)) if config.normed else None
+        self.scale = nn.Parameter(torch.ones(spec.size)) if spec.normed else None
         """`[H * d_x]` of the norm of outputs."""
 
 
@@ -50,9 +52,9 @@ def state_space(
     xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
 ) -> Tensor:
     """Run the rows of a pass through one layer's rule. See `Kernels.state_space`."""
-    products = torch.empty(weights.config.matrices, device=xbcz.device)
+    products = torch.empty(weights.spec.state.matrices, device=xbcz.device)
     rule = partial(_token, weights, products)
-    return run_rows(xbcz, steps, weights.config, rule, states, strands)
+    return run_rows(xbcz, steps, weights.spec.state, rule, states, strands)
 
 
 def _token(
@@ -63,7 +65,7 @@ def _token(
     Matrices have megabytes. New memory for each token would cost more than the arithmetic, so `products` is
     memory for what is summed, and the new matrices are written to `free`.
     """
-    c, row = weights.config, xbcz.float()
+    c, row = weights.spec, xbcz.float()
     window = torch.cat([state.inputs, row[None, : c.channels]])
     mixed = silu((window * weights.taps).sum(0) + weights.bias)
     x, b, read = torch.split(mixed, [c.size, c.groups * c.state_size, c.groups * c.state_size])
@@ -82,7 +84,7 @@ def _token(
 
 def _finished(out: Tensor, gates: Tensor, weights: StateSpace) -> Tensor:
     """Multiply the outputs of all heads by their gates, and norm them: `[H * d_x]`."""
-    c = weights.config
+    c = weights.spec
     if weights.scale is None:
         return out * gates
     out = (out if c.norm_first else out * gates).view(c.groups, -1)

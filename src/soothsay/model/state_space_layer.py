@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.norm import Multipliers
+from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.state_space import StateSpace
 
 
@@ -19,17 +19,15 @@ class StateSpaceLayer(nn.Module):
 
     window = None
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, in_features: int | None = None):
+    def __init__(self, spec: StateSpaceSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
-        assert config.state_space is not None
-        self.config, self.kernels = config, kernels
-        c = config.state_space
+        self.spec, self.kernels, c = spec, kernels, spec
         self.sizes = [c.size, c.channels, c.heads]
-        self.zxbct: nn.Module = Dense.random(in_features or config.hidden_size, sum(self.sizes))
+        self.zxbct: nn.Module = Dense.random(in_features or hidden, sum(self.sizes))
         """Gates of outputs, then inputs of the convolution, then steps."""
         self.multipliers = Multipliers(c.multipliers, c.parts) if c.multipliers else None
-        self.rule = StateSpace(c, config.norm_eps)
-        self.o: nn.Module = Dense.random(c.size, config.hidden_size)
+        self.rule = StateSpace(c)
+        self.o: nn.Module = Dense.random(c.size, hidden)
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""

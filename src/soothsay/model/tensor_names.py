@@ -1,227 +1,27 @@
-"""Names of the tensors in Hugging Face's checkpoints for our modules, family by family."""
+"""Names of the tensors of a checkpoint for our modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint
-
-Names = dict[str, Sequence[str]]
-"""A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
-
-BLOCK_NAMES: Names = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.o": ("self_attn.o_proj",),
-    "attention.q_norm": ("self_attn.q_norm",),
-    "attention.k_norm": ("self_attn.k_norm",),
-    "attention.q": ("self_attn.q_proj",),
-    "attention.q_a": ("self_attn.q_a_proj",),
-    "attention.q_a_norm": ("self_attn.q_a_layernorm",),
-    "attention.q_b": ("self_attn.q_b_proj",),
-    "attention.kv_a": ("self_attn.kv_a_proj_with_mqa",),
-    "attention.kv_a_norm": ("self_attn.kv_a_layernorm",),
-    "attention.kv_b": ("self_attn.kv_b_proj",),
-    "attention_norm": ("input_layernorm",),
-    "mlp_norm": ("post_attention_layernorm",),
-    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down": ("mlp.down_proj",),
-    "mlp.router": ("mlp.gate",),
-    "mlp.correction": ("mlp.gate",),
-    "attention.sinks": ("self_attn",),
-    "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    "mlp.shared.down": ("mlp.shared_experts.down_proj",),
-    "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
-    "mlp.experts.down": ("mlp.experts.{}.down_proj",),
-}
-"""Names that most families share."""
-
-_GEMMA_NAMES: Names = {
-    "attention_post_norm": ("post_attention_layernorm",),
-    "mlp_norm": ("pre_feedforward_layernorm",),
-    "mlp_post_norm": ("post_feedforward_layernorm",),
-}
-_GEMMA4_NAMES: Names = {
-    **_GEMMA_NAMES,
-    "layer_input.gate": ("per_layer_input_gate",),
-    "layer_input.projection": ("per_layer_projection",),
-    "layer_input.post_norm": ("post_per_layer_input_norm",),
-    "scalar": ("",),
-    "mlp.dense.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.dense.down": ("mlp.down_proj",),
-    "mlp.dense_norm": ("pre_feedforward_layernorm",),
-    "mlp.dense_post_norm": ("post_feedforward_layernorm_1",),
-    "mlp.experts_norm": ("pre_feedforward_layernorm_2",),
-    "mlp.experts_post_norm": ("post_feedforward_layernorm_2",),
-    "mlp.router_norm": ("router",),
-    "mlp.mixture.router": ("router.proj",),
-    "mlp.mixture.scales": ("router",),
-    "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
-    "mlp.mixture.experts.down": ("experts.{}.down_proj",),
-}
-_GEMMA3N_NAMES: Names = {
-    **_GEMMA_NAMES,
-    "layer_input.gate": ("per_layer_input_gate",),
-    "layer_input.projection": ("per_layer_projection",),
-    "layer_input.post_norm": ("post_per_layer_input_norm",),
-    "laurel_in": ("laurel.linear_left",),
-    "laurel_out": ("laurel.linear_right",),
-    "laurel_norm": ("laurel.post_laurel_norm",),
-    "alternate.router": ("altup.modality_router",),
-    "alternate.router_norm": ("altup.router_norm",),
-    "alternate.predictions": ("altup.prediction_coefs",),
-    "alternate.corrections": ("altup.correction_coefs",),
-    "alternate.scale": ("altup",),
-}
-_OLMO_NAMES: Names = {
-    "attention_post_norm": ("post_attention_layernorm",),
-    "mlp_post_norm": ("post_feedforward_layernorm",),
-}
-_QWEN3_5_NAMES: Names = {
-    "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-    "attention.recurrence": ("linear_attn",),
-    "mlp.shared.gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    "mlp.shared.down": ("mlp.shared_expert.down_proj",),
-    "mlp.shared_gate": ("mlp.shared_expert_gate",),
-}
-_LFM2_NAMES: Names = {
-    "norm": ("embedding_norm",),
-    "attention_norm": ("operator_norm",),
-    "mlp_norm": ("ffn_norm",),
-    "attention.o": ("self_attn.out_proj",),
-    "attention.q_norm": ("self_attn.q_layernorm",),
-    "attention.k_norm": ("self_attn.k_layernorm",),
-    "attention.bcx": ("conv.in_proj",),
-    "attention.taps": ("conv.conv",),
-    "mlp.gate_up": ("feed_forward.w1", "feed_forward.w3"),
-    "mlp.down": ("feed_forward.w2",),
-    "mlp.router": ("feed_forward.gate",),
-    "mlp.correction": ("feed_forward",),
-    "mlp.experts.gate_up": ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
-    "mlp.experts.down": ("feed_forward.experts.{}.w2",),
-}
-_GRANITE_NAMES: Names = {
-    "attention.zxbct": ("mamba.in_proj",),
-    "attention.rule": ("mamba",),
-    "mlp.router": ("block_sparse_moe.router.layer",),
-    "mlp.experts.gate_up": (
-        "block_sparse_moe.experts.{}.gate_proj",
-        "block_sparse_moe.experts.{}.up_proj",
-    ),
-    "mlp.experts.down": ("block_sparse_moe.experts.{}.down_proj",),
-    "mlp.gate_up": ("shared_mlp.input_linear",),
-    "mlp.down": ("shared_mlp.output_linear",),
-    "mlp.shared.gate_up": ("shared_mlp.input_linear",),
-    "mlp.shared.down": ("shared_mlp.output_linear",),
-}
-_GRANITE_GGUF_NAMES: Names = {
-    **_GRANITE_NAMES,
-    "mlp.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
-    "mlp.down": ("shared_mlp.down_proj",),
-    "mlp.shared.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
-    "mlp.shared.down": ("shared_mlp.down_proj",),
-}
-_FALCON_H1_NAMES: Names = {
-    "norm": ("final_layernorm",),
-    "mlp_norm": ("pre_ff_layernorm",),
-    "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
-    "mlp.down": ("feed_forward.down_proj",),
-    "attention.beside.zxbct": ("mamba.in_proj",),
-    "attention.beside.rule": ("mamba",),
-    "attention.beside.o": ("mamba.out_proj",),
-}
-_NEMOTRON_H_NAMES: Names = {
-    "embedding": ("embeddings",),
-    "norm": ("norm_f",),
-    "part_norm": ("norm",),
-    "attention.qkv": ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
-    "attention.o": ("mixer.o_proj",),
-    "attention.zxbct": ("mixer.in_proj",),
-    "attention.rule": ("mixer",),
-    "mlp.up": ("mixer.up_proj",),
-    "mlp.down": ("mixer.down_proj",),
-    "mlp.router": ("mixer.gate",),
-    "mlp.correction": ("mixer.gate",),
-    "mlp.latent_in": ("mixer.fc1_latent_proj",),
-    "mlp.latent_out": ("mixer.fc2_latent_proj",),
-    "mlp.shared.up": ("mixer.shared_experts.up_proj",),
-    "mlp.shared.down": ("mixer.shared_experts.down_proj",),
-    "mlp.experts.up": ("mixer.experts.{}.up_proj",),
-    "mlp.experts.down": ("mixer.experts.{}.down_proj",),
-}
-OUTER_NAMES: Names = {
-    "embedding": ("embed_tokens",),
-    "norm": ("norm",),
-    "layer_embeddings.table": ("embed_tokens_per_layer",),
-    "layer_embeddings.projection": ("per_layer_model_projection",),
-    "layer_embeddings.norm": ("per_layer_projection_norm",),
-}
-"""A module outside of the blocks -> the tensor."""
-
-FAMILY_NAMES: Mapping[str, Names] = {
-    "qwen3_next": {
-        **_QWEN3_5_NAMES,
-        "attention.qkvz": ("linear_attn.in_proj_qkvz",),
-        "attention.gates": ("linear_attn.in_proj_ba",),
-    },
-    "qwen3_next_gguf": {**_QWEN3_5_NAMES, "attention.gates": ("linear_attn.in_proj_ba",)},
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5_NAMES),
-    "mixtral": {
-        "mlp.router": ("block_sparse_moe.gate",),
-        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
-    },
-    "minimax_m2": {
-        "mlp.router": ("block_sparse_moe.gate",),
-        "mlp.correction": ("block_sparse_moe",),
-        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
-    },
-    "gemma2": _GEMMA_NAMES,
-    "gemma3_text": _GEMMA_NAMES,
-    "gpt_oss": {"mlp.router": ("mlp.router",)},
-    "gemma3n_text": _GEMMA3N_NAMES,
-    "gemma4_text": _GEMMA4_NAMES,
-    "gemma4_unified_text": _GEMMA4_NAMES,
-    "llama4_text": {
-        "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
-        "mlp.down": ("feed_forward.down_proj",),
-        "mlp.router": ("feed_forward.router",),
-        "mlp.shared.gate_up": ("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
-        "mlp.shared.down": ("feed_forward.shared_expert.down_proj",),
-        "mlp.experts.gate_up": ("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
-        "mlp.experts.down": ("feed_forward.experts.{}.down_proj",),
-    },
-    "glm": {"mlp.gate_up": ("mlp.gate_up_proj",)},
-    "glm4": {
-        "attention_post_norm": ("post_self_attn_layernorm",),
-        "mlp_post_norm": ("post_mlp_layernorm",),
-        "mlp.gate_up": ("mlp.gate_up_proj",),
-    },
-    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE_NAMES),
-    **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE_GGUF_NAMES),
-    "falcon_h1": _FALCON_H1_NAMES,
-    "nemotron_h": _NEMOTRON_H_NAMES,
-    "lfm2": _LFM2_NAMES,
-    "lfm2_moe": _LFM2_NAMES,
-    "exaone4": _OLMO_NAMES,
-    "olmo2": _OLMO_NAMES,
-    "olmo3": _OLMO_NAMES,
-    "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
-}
-"""What a family names otherwise."""
+from soothsay.model.head_order import row_order
+from soothsay.model.hf_names import OUTER_NAMES, names_of
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
+from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
 
 class TensorNames:
     """Maps our module names to the tensor names of a checkpoint. The first of our blocks is `first_layer`."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, first_layer: int = 0):
-        self.config, self.checkpoint, self.first_layer = config, checkpoint, first_layer
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, first_layer: int = 0):
+        self.config, self.checkpoint, self.first_layer = spec, checkpoint, first_layer
         self.all = checkpoint.names()
-        self._own = FAMILY_NAMES.get(config.family, {})
-        table = f"{(OUTER_NAMES | self._own)['embedding'][0]}.weight"
+        self._names = names_of(spec.family)
+        table = f"{self._names['embedding'][0]}.weight"
         embeddings = [name for name in self.all if name.endswith(table)]
         if not embeddings:
             raise ModelError(f"{checkpoint.path} has no {table}; is it a decoder's checkpoint?")
@@ -230,34 +30,44 @@ class TensorNames:
     def of(self, module: str) -> list[str]:
         """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
         if module == "head":
-            if not self.config.tie_embeddings:
+            if not self.config.head.tied:
                 return [self._head()]
             module = "embedding"
         if module in OUTER_NAMES:
-            return [f"{self.prefix}{name}" for name in (OUTER_NAMES | self._own)[module]]
+            return [f"{self.prefix}{name}" for name in self._names[module]]
         if module.startswith("alternation."):
-            _, part, number = module.split(".")
-            kind = "altup_projections" if part == "spreading" else "altup_unembed_projections"
-            return [f"{self.prefix}{kind}.{number}"]
-        _, block, *rest = module.split(".")
-        layer = self.first_layer + int(block)
-        names = self._in_block(".".join(rest), layer)
-        if module.endswith("attention.qkv") and len(names) == 3:
-            names = names[: self._projections(layer)]
-        return [f"{self.prefix}layers.{layer}.{name}".removesuffix(".") for name in names]
+            _, end, place = module.split(".")
+            kind = "altup_projections" if end == "spreading" else "altup_unembed_projections"
+            return [f"{self.prefix}{kind}.{place}"]
+        number, layer, part = self._place(module)
+        names = self._in_block(part, layer)
+        mixer = layer.attention
+        if part == "attention.qkv" and len(names) == 3 and isinstance(mixer, AttentionSpec):
+            names = names[: mixer.projections]
+        return [f"{self.prefix}layers.{number}.{name}".removesuffix(".") for name in names]
+
+    def row_order(self, module: str) -> Tensor | None:
+        """For each row of a module, its number in the checkpoint; None if the order is the same."""
+        if not module.startswith("blocks."):
+            return None
+        _, layer, part = self._place(module)
+        whole, _, own = part.partition(".")
+        mixer = layer.attention if isinstance(layer.mixer, BesideStatesSpec) else layer.mixer
+        return row_order(mixer, own) if whole == "attention" else None
 
     @property
     def first_linear(self) -> str:
         """Our name of a linear layer of the first block."""
-        c, layer = self.config, self.first_layer
-        own = "attention.o" if c.has_attention(layer) else "mlp.down"
-        return f"blocks.0.{'mlp.experts.0.down' if own == 'mlp.down' and c.is_sparse(layer) else own}"
+        first = self.config.layers[self.first_layer]
+        if first.mixer is not None:
+            return "blocks.0.attention.o"
+        return f"blocks.0.mlp.{'experts.0.' if isinstance(first.mlp, ExpertsSpec) else ''}down"
 
-    def _projections(self, layer: int) -> int:
-        """How many of queries, keys and values a layer computes by products of their own."""
-        if self.config.shares_kv(layer):
-            return 1
-        return 2 if self.config.heads(layer).keys_are_values else 3
+    def _place(self, module: str) -> tuple[int, LayerSpec, str]:
+        """The number of a module's layer, the layer, and the module's name within it."""
+        _, block, part = module.split(".", 2)
+        number = self.first_layer + int(block)
+        return number, self.config.layers[number], part
 
     def _head(self) -> str:
         """The innermost `lm_head` among those beside the decoder and around it."""
@@ -266,11 +76,15 @@ class TensorNames:
         held = {name.rpartition(".")[0] for name in self.all if "lm_head." in name}  # plain, or in integers
         return next((place for place in places if place in held), "lm_head")
 
-    def _in_block(self, module: str, layer: int) -> list[str]:
-        names, c = {**BLOCK_NAMES, **self._own}, self.config
-        if c.is_recurrent(layer):
-            rule = "attention.recurrence" if c.delta else "attention.rule"
-            names["attention.o"] = (f"{'conv' if c.convolution else names[rule][0]}.out_proj",)
+    def _in_block(self, module: str, layer: LayerSpec) -> list[str]:
+        names = dict(self._names)
+        match layer.mixer:
+            case ConvolutionSpec():
+                names["attention.o"] = ("conv.out_proj",)
+            case DeltaSpec():
+                names["attention.o"] = (f"{names['attention.recurrence'][0]}.out_proj",)
+            case StateSpaceSpec():
+                names["attention.o"] = (f"{names['attention.rule'][0]}.out_proj",)
         if module in names:
             return list(names[module])
         start, expert, part = module.rsplit(".", 2)  # mlp.experts.{e}.gate_up or .down

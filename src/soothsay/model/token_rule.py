@@ -13,16 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from soothsay.core.state_shape import StateShape
 from soothsay.core.states import LayerStates
 from soothsay.core.strand import WITHIN, Strand
 from soothsay.core.strands import Strands
-from soothsay.states_config import StatesConfig
 
 
 class State(NamedTuple):
     """What a token finds."""
 
-    matrices: Tensor  # of `StatesConfig.matrices`, float32
+    matrices: Tensor  # of `StateShape.matrices`, float32
     inputs: Tensor  # [taps - 1, channels] float32, of the tokens before
 
 
@@ -33,7 +33,7 @@ after it may be written to, maybe that of the matrices before it; None: they nee
 
 
 def run_rows(
-    rows: Tensor, gates: Tensor, c: StatesConfig, rule: Rule, states: LayerStates | None, strands: Strands
+    rows: Tensor, gates: Tensor, c: StateShape, rule: Rule, states: LayerStates | None, strands: Strands
 ) -> Tensor:
     """Run the rows of a pass through one layer's rule.
 
@@ -65,7 +65,7 @@ def run_rows(
     return torch.stack([out[row] for row in range(len(rows))])
 
 
-def _first(strand: Strand, c: StatesConfig, states: LayerStates | None) -> State:
+def _first(strand: Strand, c: StateShape, states: LayerStates | None) -> State:
     """The state before a strand's first row, or before the root of a tree whose root has been computed."""
     if states is None or strand.is_new:
         device = None if states is None else states.matrices.device
@@ -85,7 +85,7 @@ def _nodes(
     state: State,
     rows: Tensor,
     gates: Tensor,
-    c: StatesConfig,
+    c: StateShape,
     rule: Rule,
     states: LayerStates | None,
 ) -> Iterator[tuple[int, Tensor]]:

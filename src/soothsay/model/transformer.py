@@ -7,20 +7,18 @@ Linear layers and the KV pool have the model's dtype, or the pool has a type of 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
 from soothsay.model.alternating import Alternation
 from soothsay.model.attention_layer import RecurrentLayer
-from soothsay.model.blocks import Block, Blocks, block_of
+from soothsay.model.blocks import Block, Blocks, build_layer
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, StockKernels
@@ -28,6 +26,7 @@ from soothsay.model.layer_embeddings import LayerEmbeddings
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.stage import Layers, PoolSize, Stage
 
 
@@ -41,24 +40,24 @@ class LocalStage:
     """Consecutive layers of a decoder in this process. They are `Layers`.
 
     Args:
-        config: of the whole decoder.
+        spec: of the whole decoder.
         kernels: that the layers were built for.
         blocks: the layers.
-        ropes: those that the layers rotate by, as `Block.rope_number` counts them.
+        ropes: those that the layers rotate by, as `ModelSpec.rotations` has them.
         layers: the numbers of the layers.
         kv_dtype: element type of the KV pool; None: that of linear layers' outputs.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        spec: ModelSpec,
         kernels: Kernels,
         blocks: Blocks,
-        ropes: tuple[Rope, Rope | None],
+        ropes: Sequence[Rope],
         layers: range,
         kv_dtype: torch.dtype | None = None,
     ):
-        self.config, self.kernels, self.blocks = config, kernels, blocks
+        self.spec, self.kernels, self.blocks = spec, kernels, blocks
         self.ropes, self.layers, self._kv_dtype = ropes, layers, kv_dtype
 
     @property
@@ -81,19 +80,19 @@ class LocalStage:
         return Batch.pack(
             requests,
             block_size=block_size,
-            group=self.config.group,
-            windows=self.config.windows,
+            group=self.spec.group,
+            windows=self.spec.windows,
             device=self.device,
             lay_out=self.kernels.lay_out,
         )
 
     def new_cache(self, size: PoolSize) -> KVPool:
         """A KV pool for its layers, which counts them from 0."""
-        states, at, kept = None, (self.dtype, self.device), self.config.states
-        if kept is not None:
-            own = tuple(layer - self.layers.start for layer in kept.layers if layer in self.layers)
-            states = StatePool(replace(kept, layers=own), size.requests, size.snapshots, size.nodes, *at)
-        shapes = self.config.kv_shapes[self.layers.start : self.layers.stop]
+        states, at, kept = None, (self.dtype, self.device), self.spec.states
+        if kept:
+            own = {layer - self.layers.start: kept[layer] for layer in kept if layer in self.layers}
+            states = StatePool(own, size.requests, size.snapshots, size.nodes, *at)
+        shapes = self.spec.kv_shapes[self.layers.start : self.layers.stop]
         cache = KVPool(shapes, size.num_blocks, size.block_size, self.kv_dtype, self.device, states)
         if size.is_filled:
             cache.fill()
@@ -112,13 +111,11 @@ class LocalStage:
         available = len(batch.tokens) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
-        if self.config.states is not None and cache is not None:
+        if self.spec.states and cache is not None:
             for request in batch.requests:
                 nodes = 0 if request.tree is None else len(request.tree)
                 _states(cache).check(request.state, nodes, request.marks)
-        rope, second = self.ropes
-        first = rope(batch.positions)
-        ropes = first, first if second is None else second(batch.positions)
+        ropes = [rope(batch.positions) for rope in self.ropes]
         start, kv = self.layers.start, self._kv(cache, len(x))
         own, tapped = [layer - start for layer in layers], [tap - start for tap in taps]
         streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings)
@@ -126,12 +123,12 @@ class LocalStage:
 
     def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:
         """The keys and values that each layer reads; None: within the pass, as the layers output them."""
-        if cache is None and self.kv_dtype == self.dtype and not self.config.num_shared_kv_layers:
+        if cache is None and self.kv_dtype == self.dtype and not self.spec.num_sharing_layers:
             return None
         pool, start = self.new_cache(PoolSize(rows, 1)) if cache is None else cache, self.layers.start
-        if not self.config.num_shared_kv_layers:
+        if not self.spec.num_sharing_layers:
             return pool.layers
-        return tuple(pool.layers[layer - start] for layer in self.config.kv_layers[start : self.layers.stop])
+        return tuple(pool.layers[layer - start] for layer in self.spec.kv_layers[start : self.layers.stop])
 
     def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:
         """See `Layers`."""
@@ -157,7 +154,7 @@ class Transformer(nn.Module):
     A tied head shares the embedding's table in training. In a loaded model it may have a packed copy.
 
     Args:
-        config: what it computes.
+        spec: what it computes.
         kernels: None: stock operations.
         layers: the layers that are here; None: all. `rest` has those after them.
         kv_dtype: as in `LocalStage`.
@@ -165,32 +162,30 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        spec: ModelSpec,
         kernels: Kernels | None = None,
         layers: range | None = None,
         kv_dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.config = config
+        self.config = spec
         self.kernels = kernels = kernels or StockKernels()
-        self.embedding = Embedding(
-            normal(config.vocab_size, config.hidden_size, std=0.02), config.embedding_scale
+        hidden, own = spec.hidden_size, spec.embedding.layers
+        self.embedding = Embedding(normal(spec.vocab_size, hidden, std=0.02), spec.embedding.scale)
+        layers = range(spec.num_layers) if layers is None else layers
+        self.blocks = Blocks(
+            build_layer(spec.layers[layer], hidden, kernels, spec.rope_number(layer)) for layer in layers
         )
-        layers = range(config.num_layers) if layers is None else layers
-        self.blocks = Blocks(block_of(config, layer, kernels) for layer in layers)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
-        self.head: nn.Module = Dense.random(config.hidden_size, config.vocab_size)
-        if config.tie_embeddings:
+        self.norm = RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
+        self.head: nn.Module = Dense.random(hidden, spec.vocab_size)
+        if spec.head.tied:
             self.head.weight = self.embedding.weight
-        first = config.head_dim if config.global_heads is None else config.global_heads.size
-        self.rope, second = Rope(config.rope, first, config.rotary_dim), config.second_rope
-        self.second_rope = None if second is None else Rope(second, config.head_dim, config.rotary_dim)
-        size = config.layer_embedding_size
-        alternating = config.alternating
-        self.alternation = None if alternating is None else Alternation(config, alternating)
-        self.layer_embeddings = None if size is None else LayerEmbeddings(config, size, kernels)
+        self.ropes = nn.ModuleList(Rope(rotation) for rotation in spec.rotations)
+        self.alternation = None if spec.streams == 1 else Alternation(spec.streams, hidden)
+        self.layer_embeddings = None if own is None else LayerEmbeddings(own, spec, kernels)
         self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
-        self.own = LocalStage(config, kernels, self.blocks, (self.rope, self.second_rope), layers, kv_dtype)
+        ropes = [rope for rope in self.ropes if isinstance(rope, Rope)]
+        self.own = LocalStage(spec, kernels, self.blocks, ropes, layers, kv_dtype)
         """Runs `blocks`."""
         self.rest: Sequence[Stage] = ()
         """Run the layers after these, in other processes."""
@@ -288,7 +283,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""
-        return finished_logits(self.head(hidden), self.config.logit_scale, self.config.logit_softcap)
+        return finished_logits(self.head(hidden), self.config.head.scale, self.config.head.softcap)
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
         """Lay out a pass of this model. `block_size` is that of the KV pool."""

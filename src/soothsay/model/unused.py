@@ -40,7 +40,7 @@ def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> 
         if (found := block.match(name))
         and int(found[1][:9]) in layers
         and not MEANINGLESS.search(name, found.end())
-        and not (names.config.shares_kv(int(found[1])) and KEYS.search(name, found.end()))
+        and not (names.config.kv_layers[int(found[1])] != int(found[1]) and KEYS.search(name, found.end()))
     ]
     with names.checkpoint.open() as read:  # GPTQ's writers give each of their layers a bias, of zeros
         added = {name for name in left if re.sub(r"\.bias$", ".qweight", name) in names.all - {name}}

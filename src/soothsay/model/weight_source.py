@@ -9,12 +9,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
 from soothsay.heap import return_freed_memory
 from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.head_order import delta_order, latent_order, norm_order, qkv_order
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.quantized import Integers, QuantizedRows, Reordered, joined
 from soothsay.model.tensor_names import TensorNames
@@ -69,7 +67,7 @@ class WeightSource:
         parts = [self.read(name) for name in names]
         self._check(names, parts, expected)
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        order = row_order(module, self.names.config)
+        order = self.names.row_order(module)
         return whole if order is None else whole[order]
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
@@ -107,7 +105,7 @@ class WeightSource:
         """For each part of a module, the order of its rows; None if they stay in order."""
         if module in self.chosen:
             return [self.chosen[module]]
-        order = row_order(module, self.names.config)
+        order = self.names.row_order(module)
         if order is None:
             return None
         sizes = [part.shape[0] for part in parts]
@@ -138,20 +136,6 @@ class WeightSource:
                     f"{self.names.checkpoint.path}: {name} is stored as {part.dtype}, which config.json does "
                     "not declare in a quantization_config; take another version of this model"
                 )
-
-
-def row_order(module: str, config: ModelConfig) -> Tensor | None:
-    """For each row of a module, its number in a checkpoint; None if the order is the same."""
-    if config.latent is not None:
-        return latent_order(config, module)
-    if config.delta is not None and (order := delta_order(config, module)) is not None:
-        return order
-    if module.endswith("attention.qkv"):
-        return qkv_order(config)
-    if not module.endswith(("attention.q_norm", "attention.k_norm")):
-        return None
-    heads = config.num_heads if module.endswith("q_norm") else config.num_kv_heads
-    return norm_order(config, heads if config.qk_norm_over_heads else 1)
 
 
 def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Tensor) -> str:

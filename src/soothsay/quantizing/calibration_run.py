@@ -91,9 +91,7 @@ class _SampleStates:
 
     def through(self, block: Block) -> Iterator[Tensor]:
         """The outputs of `block`, batch by batch."""
-        rope = self.model.rope
-        if block.rope_number and self.model.second_rope is not None:
-            rope = self.model.second_rope
+        rope = self.model.ropes[block.rope_number]
         for batch, state in zip(self.batches, self.states, strict=True):
             yield block(state, rope(batch.positions), batch, None)
 

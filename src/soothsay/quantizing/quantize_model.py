@@ -93,7 +93,7 @@ def quantize(
     method = method or ("gptq" if dtype == "int4" else "round")
     run = None
     if method == "gptq":
-        if names.config.num_shared_kv_layers or names.config.layer_embedding_size is not None:
+        if names.config.num_sharing_layers or names.config.embedding.layers is not None:
             raise ModelError(
                 f"{checkpoint.path}: its layers do not only read the layer before (shared keys and values, "
                 "or embeddings of their own), so they cannot be calibrated one by one: choose method round"

@@ -9,16 +9,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.linear import Dense
 from soothsay.model.numeric_mode import STAY_PLAIN
 from soothsay.model.quantized import Quantized
 from soothsay.model.rounding import gptq, round_fitted
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
-from soothsay.model.weight_source import row_order
 from soothsay.quantizing.calibration_run import CalibrationRun
 
 
@@ -37,7 +36,7 @@ class QuantizedLayer:
         return ".".join(part for part in self.module.split(".")[1:] if not part.isdigit())
 
 
-def layers_to_quantize(config: ModelConfig) -> dict[str, int]:
+def layers_to_quantize(config: ModelSpec) -> dict[str, int]:
     """Our names of the layers that become integers, in order, and the number of inputs of each."""
     with torch.device("meta"):
         model = Transformer(config)
@@ -70,7 +69,7 @@ def compensate_layers(
             for path in paths:
                 layer = _quantize_layer(names, read, scheme, prefix + path, hessians.pop(path, None))
                 bias = cast(Tensor | None, block.get_submodule(path).bias)
-                order = row_order(path, names.config)
+                order = names.row_order(f"{prefix}{path}")
                 weight = layer.weight if order is None else layer.weight[order]
                 block.set_submodule(path, Dense(weight.to(block.dtype), bias))
                 yield layer

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.modules.base import Head, RecurrentHead, TargetEnds
 from soothsay.drafters.heads.modules.block import BlockHead
 from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
@@ -24,6 +23,7 @@ from soothsay.drafters.heads.modules.hydra import HydraHead
 from soothsay.drafters.heads.modules.medusa import MedusaHead
 from soothsay.drafters.heads.modules.redrafter import RedrafterHead
 from soothsay.drafters.heads.modules.shortlist import ShortlistHead
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
@@ -358,11 +358,12 @@ class RedrafterRecipe(HeadRecipe):
         return drawn[: max(1, round(self.anchors * count))].sort().values
 
 
-def _with_room(kv: Tensor | None, c: ModelConfig, rows: int, device: torch.device) -> Tensor:
+def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, device: torch.device) -> Tensor:
     """Append room for `rows` rows to the keys and values of the levels so far, `[2 * H_kv, S, d]`."""
     kind = device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-    room = torch.empty(2 * c.num_kv_heads, rows, c.head_dim, dtype=dtype, device=device)
+    heads, size = c.kv_shapes[0]
+    room = torch.empty(heads, rows, size, dtype=dtype, device=device)
     return room if kv is None else torch.cat([kv, room], dim=1)
 
 

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.directory import write_head
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model
+from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
-from soothsay.model.weight_source import row_order
 from soothsay.model.writing import writing
 from soothsay.train.examples import Example
 from soothsay.train.losses import cross_entropy
@@ -64,7 +63,8 @@ class LanguageModel:
         c = self.model.config
         self.mtp = None
         if mtp_modules:
-            block = replace(c, num_layers=mtp_modules, windows=(None,) * mtp_modules)
+            layer = replace(c.layers[0], mixer=replace(c.first(AttentionSpec), window=None))
+            block = replace(c, layers=(layer,) * mtp_modules)
             self.mtp = MTPHead(MTPConfig(block, c.num_layers), kernels).to(device)
         parts: dict[str, nn.Module] = {"model": self.model}
         self.trained: nn.Module = nn.ModuleDict(parts if self.mtp is None else {**parts, "mtp": self.mtp})
@@ -134,7 +134,7 @@ class LanguageModel:
 def trainable(model: Transformer) -> Transformer:
     """Make the weights of a loaded model trainable, in float32. A tied head shares the embedding's table."""
     model.embedding.weight = nn.Parameter(model.embedding.weight.detach().float().clone())
-    if model.config.tie_embeddings:
+    if model.config.head.tied:
         model.head.weight = model.embedding.weight
     return model.requires_grad_(True)
 
@@ -150,16 +150,16 @@ def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any],
 def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights of `model` under their names in `checkpoint`, from which the model was loaded."""
     names = TensorNames(model.config, checkpoint)
-    rows = {"attention.qkv": _heads(model.config), "gate_up": [0.5, 0.5]}
+    rows = {"attention.qkv": _heads(model.config.parts(AttentionSpec)[0]), "gate_up": [0.5, 0.5]}
     out: dict[str, Tensor] = {}
     for full, tensor in model.state_dict().items():
         module, _, suffix = full.rpartition(".")
-        if module == "head" and model.config.tie_embeddings:
+        if module == "head" and model.config.head.tied:
             continue
         parts = names.of(module)
         shares = next((share for end, share in rows.items() if module.endswith(end)), [1.0])
         sizes = [round(share * tensor.shape[0]) for share in shares] if len(parts) > 1 else [len(tensor)]
-        if (order := row_order(module, model.config)) is not None:
+        if (order := names.row_order(module)) is not None:
             tensor = tensor[order.argsort()]
         values = tensor - 1 if model.config.zero_centred_norms and module.endswith("norm") else tensor
         for part, value in zip(parts, values.split(sizes), strict=True):
@@ -167,7 +167,7 @@ def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tenso
     return out
 
 
-def _heads(c: ModelConfig) -> list[float]:
+def _heads(c: AttentionSpec) -> list[float]:
     """The shares of queries, keys and values in the rows of their common matrix."""
-    total = c.num_heads + 2 * c.num_kv_heads
-    return [c.num_heads / total, c.num_kv_heads / total, c.num_kv_heads / total]
+    total = c.heads + 2 * c.kv_heads
+    return [c.heads / total, c.kv_heads / total, c.kv_heads / total]

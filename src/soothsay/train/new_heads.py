@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig, RopeConfig
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
@@ -28,6 +27,10 @@ from soothsay.errors import DrafterError
 from soothsay.model.attention_layer import Attention
 from soothsay.model.blocks import Block
 from soothsay.model.feed_forward import FeedForward
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import SQUARED_RELU, DenseSpec, ExpertsSpec
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec
+from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
@@ -216,7 +219,7 @@ def redrafter(
         hidden_size=hidden,
         cell_size=cell,
         shortlist_size=len(shortlist),
-        norm_eps=target.config.norm_eps,
+        norm_eps=target.config.norm.eps,
     )
     head = RedrafterHead(config).to(target.device)
     if shortlist:
@@ -310,29 +313,45 @@ def taps_of(method: str, layers: int) -> tuple[int, ...]:
     return spread_layers(layers) if method in ("eagle3", "block", "redrafter") else (layers,)
 
 
-def _blocks(target: ModelConfig, layers: int) -> ModelConfig:
+def _blocks(target: ModelSpec, layers: int) -> ModelSpec:
     """The configuration of `layers` dense blocks of the target's size, without windows. Whole heads rotate.
 
     Raises `DrafterError` for a target whose blocks heads do not have.
     """
-    if not target.has_common_blocks or target.sinks:
+    if not all(_is_common(layer) for layer in target.layers):
         raise DrafterError(
             f"no head is made of blocks as family {target.family!r} has them; train medusa or hydra, which "
             "have no blocks"
         )
-    return replace(
-        target,
-        num_layers=layers,
-        windows=(None,) * layers,
-        second_rope=None,
-        second_rope_layers=(),
-        residual_multiplier=1.0,
-        rope=RopeConfig(target.rope.theta) if target.rope.kind == "longrope" else target.rope,
-        rotary_dim=None,
-        rotates_neighbours=False,
-        experts=None,
-        tie_embeddings=False,
+    attention, layer = target.first(AttentionSpec), target.layers[0]
+    rope = target.rotation.rope
+    rope = RopeSpec(rope.theta) if rope.kind == "longrope" else rope
+    mixer = replace(attention, window=None, rotation=HeadRotation(rope, attention.size))
+    own = LayerSpec(mixer, _dense(target), NormSpec(target.norm.eps), post_norms=layer.post_norms)
+    head = replace(target.head, tied=False)
+    return replace(target, layers=(own,) * layers, head=head, residual_multiplier=1.0)
+
+
+def _is_common(layer: LayerSpec) -> bool:
+    """Whether a layer computes no more than Llama's and Gemma's do, but perhaps for experts."""
+    c, mlp = layer.mixer, layer.mlp.expert if isinstance(layer.mlp, ExpertsSpec) else layer.mlp
+    if not isinstance(c, AttentionSpec) or not isinstance(mlp, DenseSpec) or mlp.activation == SQUARED_RELU:
+        return False
+    usual = AttentionSpec(
+        *(c.heads, c.kv_heads, c.rotation, c.scale, c.window, c.softcap, c.norms, c.bias, c.o_bias)
     )
+    norms = c.norms is None or not (c.norms.over_heads or c.norms.values)
+    around = LayerSpec(c, layer.mlp, NormSpec(layer.norm.eps), post_norms=layer.post_norms)
+    return norms and c == usual and layer == around and mlp.multipliers is None
+
+
+def _dense(target: ModelSpec) -> DenseSpec:
+    """A dense part of a model; without one, a part of as many units as a row's experts have."""
+    if target.parts(DenseSpec):
+        return target.first(DenseSpec)
+    mixture = target.first(ExpertsSpec)
+    shared = 0 if mixture.shared is None else mixture.shared.size
+    return replace(mixture.expert, size=mixture.routing.chosen * mixture.expert.size + shared)
 
 
 def _copy(own: nn.Module, theirs: nn.Module) -> None:

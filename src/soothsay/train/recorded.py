@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.core.request import Observation, Request
 from soothsay.drafters.base import NoDrafter, Target
 from soothsay.errors import TrainingError
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.train.examples import Example
 
 CARD = "features.json"
@@ -121,7 +121,7 @@ def recorded_examples(path: Path, max_tokens: int) -> Iterator[Example]:
             yield Example(tokens, np.arange(len(tokens)) >= num_prompt, file)
 
 
-def read_states(example: Example, taps: Sequence[int], config: ModelConfig) -> Tensor | None:
+def read_states(example: Example, taps: Sequence[int], config: ModelSpec) -> Tensor | None:
     """The states `[1 + taps, n, H]` bfloat16 of an example's n tokens; None if they were not kept.
 
     Tokens at the end whose states nobody computed have zeros. Raises `TrainingError` if other layers were

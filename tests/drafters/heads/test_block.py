@@ -27,7 +27,7 @@ from one_shot import (
 )
 from oracles import block_correction, block_logits, block_outputs, cell_path, make_block_head, randomize
 from slow import mostly_slow
-from tiny import TINY
+from tiny import TINY, adapted
 from torch import Tensor
 
 from soothsay import LLM, DrafterError, SamplingParams
@@ -200,7 +200,7 @@ def test_what_was_seen_of_a_prefix_is_not_run_again(count: int, max_tree: int, t
 def test_markov_heads_that_know_what_comes_are_right() -> None:
     vocab = 12
     target = counting_model(vocab)
-    c = replace(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=1, windows=(None,))
+    c = adapted(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=1, windows=(None,))
     head = BlockHead(BlockConfig(c, vocab, (1,), size=3, markov_rank=vocab), StockKernels())
     head.requires_grad_(False)
     head.markov_in.weight.copy_(torch.eye(vocab))
@@ -221,7 +221,7 @@ def test_one_pass_is_what_many_passes_are() -> None:
     embedded, fused = torch.randn(2, count, c.hidden_size)
     tokens = torch.arange(count).numpy()
     at_once = head(embedded, fused, Batch.pack([Rows(tokens, 0, None, DraftTree(0))], group=c.group))
-    kv = [torch.zeros(2 * c.num_kv_heads, 32, c.head_dim) for _ in range(c.num_layers)]
+    kv = [torch.zeros(heads, 32, size) for heads, size in c.kv_shapes]
     table = torch.arange(8).flip(0).numpy()
     parts = []
     for begin in range(0, count, 6):
@@ -254,7 +254,7 @@ def test_numbers_that_make_no_drafter_are_refused(tiny: Make) -> None:
         ("size", 0),
         ("markov_rank", -1),
         ("taps", ()),
-        ("block", replace(TINY, num_layers=0)),
+        ("block", replace(TINY, layers=())),
     ):
         with pytest.raises(
             DrafterError, match=r"^block with size=.*it needs at least one guess, layer and tap"

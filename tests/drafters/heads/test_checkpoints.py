@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from speculators_oracle import BLOCK, HEADS, INNER, KV, D, H, V
 from torch import Tensor
 
-from soothsay.config import EngineConfig, RopeConfig
+from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.blocks import hf_config
@@ -33,6 +33,7 @@ from soothsay.drafters.heads.serving import FeatureView, serve
 from soothsay.errors import DrafterError, ModelError
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import StockKernels
+from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 
 LAYERS = 6  # of the target
@@ -533,19 +534,20 @@ def test_rows_beyond_the_targets_vocabulary_are_padding(target: Target, tmp_path
     "changes",
     [
         {},
-        {"qkv_bias": True, "rope": RopeConfig(5e5)},
+        {"qkv_bias": True, "rope": RopeSpec(5e5)},
         {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "activation": "gelu_tanh"},
-        {"qk_norm": True, "rope": RopeConfig(kind="linear", factor=4.0), "max_positions": 2048},
-        {"rope": RopeConfig(kind="llama3", factor=8.0, original_max_positions=512, high_freq_factor=3.0)},
-        {"rope": RopeConfig(kind="yarn", factor=2.0, original_max_positions=256, attention_factor=0.9)},
-        {"rope": RopeConfig(kind="yarn", factor=2.0, original_max_positions=256, mscale=0.7, truncate=False)},
+        {"qk_norm": True, "rope": RopeSpec(kind="linear", factor=4.0), "max_positions": 2048},
+        {"rope": RopeSpec(kind="llama3", factor=8.0, original_max_positions=512, high_freq_factor=3.0)},
+        {"rope": RopeSpec(kind="yarn", factor=2.0, original_max_positions=256, attention_factor=0.9)},
+        {"rope": RopeSpec(kind="yarn", factor=2.0, original_max_positions=256, mscale=0.7, truncate=False)},
         {"windows": (64,)},
     ],
 )
 def test_a_blocks_configuration_survives(changes: dict[str, Any], target: Target, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    c = replace(parse_model_config(CONFIG), **changes)
-    c = c if c.rope.original_max_positions else replace(c, rope=replace(c.rope, original_max_positions=512))
+    c = changed(parse_model_config(CONFIG), **changes)
+    rope = c.rotation.rope
+    c = c if rope.original_max_positions else changed(c, rope=replace(rope, original_max_positions=512))
     head = Eagle3Head(Eagle3Config(c, H, 31, (1, 2, 3)), StockKernels())
     write_head(head, tmp_path / "written", "x")
     again = read_head(tmp_path / "written", target)
@@ -564,7 +566,7 @@ def test_a_blocks_configuration_survives(changes: dict[str, Any], target: Target
     ],
 )
 def test_a_written_block_is_of_a_family_that_has_its_parts(changes: dict[str, Any], family: str) -> None:
-    c = replace(parse_model_config(CONFIG), **changes)
+    c = changed(parse_model_config(CONFIG), **changes)
     written = hf_config(c)
     assert written["model_type"] == family
     assert replace(parse_model_config(written), family=c.family) == c
@@ -850,6 +852,6 @@ def test_what_cannot_be_written(target: Target, tmp_path: Path) -> None:
             write_head(head, tmp_path / "x", "a/target", layout)
         assert not (tmp_path / "x").exists()
     with pytest.raises(DrafterError, match="no place in a drafter's checkpoint"):
-        hf_config(replace(c, attention_scale=1.0))
+        hf_config(changed(c, attention_scale=1.0))
     with pytest.raises(ModelError, match="not an empty directory"):
         write_head(shared, tmp_path / "given", "a/target")

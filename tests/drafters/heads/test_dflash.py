@@ -47,7 +47,7 @@ from one_shot import (
 )
 from oracles import randomize, rms_norm, rotated, taps_of
 from safetensors.torch import load_file, save_file
-from tiny import TINY
+from tiny import TINY, adapted
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -67,6 +67,7 @@ from soothsay.drafters.trees.draft_blocks import BlockPacker, Sight, scratch_poo
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
+from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -162,7 +163,7 @@ def make_head(
     **changes: Any,
 ) -> DFlashHead:
     layers = len(sights)
-    block = replace(TINY, num_layers=layers, windows=(None,) * layers, qk_norm=True)
+    block = adapted(TINY, num_layers=layers, windows=(None,) * layers, qk_norm=True)
     c = DFlashConfig(block, (0, 2), size, 96, tuple(sights), guessed=len(guessed), **changes)
     head = DFlashHead(c, StockKernels(), path_head)
     if guessed:
@@ -209,18 +210,18 @@ def visible(sight: Sight, query: int, key: int, root: int) -> bool:
 def plain_block(
     w: dict[str, Tensor], at: str, head: DFlashHead, layer: int, states: Tensor, x: Tensor, places: Tensor
 ) -> Tensor:
-    c, size = head.config.block, len(x)
+    c, size = head.config.block.first(AttentionSpec), len(x)
     block = head.blocks[layer]
 
     def attend(rows: Tensor) -> Tensor:
         def heads(name: str, rows: Tensor) -> Tensor:
-            return (rows @ w[f"{at}attention.{name}.weight"].t()).view(len(rows), -1, c.head_dim)
+            return (rows @ w[f"{at}attention.{name}.weight"].t()).view(len(rows), -1, c.size)
 
         q = rotated(rms_norm(heads("q", rows), block.attention.q_norm), places[-size:])
         k, v = heads("kv", torch.cat([states, rows])).chunk(2, dim=1)
         k = rotated(rms_norm(k, block.attention.k_norm), places)
         k, v = (part.repeat_interleave(c.group, dim=1) for part in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(c.head_dim)
+        scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(c.size)
         sight, root = head.config.sights[layer], int(places[-size])
         sees = [[visible(sight, i, j, root) for j in places.tolist()] for i in places[-size:].tolist()]
         scores = scores.masked_fill(~torch.tensor(sees), -torch.inf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from oracles import dense_block, randomize, rms_norm, taps_of
 from peagle_oracle import DEPTH, KEPT, KINDS, MASK, TAPS, block, compute, config, features, flags, weights
 from safetensors.torch import load_file, save_file
 from speculators_oracle import CONTEXT, HEADS, KV
-from tiny import TINY
+from tiny import TINY, adapted
 from torch import Tensor
 
 from soothsay.config import EngineConfig
@@ -116,7 +115,7 @@ def test_vllms_layout_is_the_same_head(first: int, target: Target, tmp_path: Pat
 
 
 def make_head(layers: int = 2, **changes: Any) -> PEagleHead:
-    block = replace(TINY, num_layers=layers, windows=(None,) * layers, **changes)
+    block = adapted(TINY, num_layers=layers, windows=(None,) * layers, **changes)
     first = Eagle3Config(block, 48, 33, (0, 1, 2), own_embedding=True, norm_before_residual=layers == 1)
     head: PEagleHead = randomize(PEagleHead(PEagleConfig(first, 96, 4), StockKernels()))
     head.first.d2t = torch.arange(33) * 2

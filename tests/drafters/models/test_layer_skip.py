@@ -53,9 +53,8 @@ def prompts() -> list[list[int]]:
 
 def without(model: Transformer, skip: Sequence[int]) -> Transformer:
     """A model that has not got these layers; the rest are the same."""
-    config = replace(model.config, num_layers=model.config.num_layers - len(skip))
     kept = [layer for layer in range(model.config.num_layers) if layer not in skip]
-    config = replace(config, windows=tuple(model.config.windows[layer] for layer in kept))
+    config = replace(model.config, layers=tuple(model.config.layers[layer] for layer in kept))
     smaller = Transformer(config).eval().requires_grad_(False)
     for mine, theirs in zip(smaller.blocks, kept, strict=True):
         mine.load_state_dict(model.blocks[theirs].state_dict())

@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from soothsay.config import RopeConfig
 from soothsay.errors import ModelError
 from soothsay.model.blocks import Block
 from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
@@ -34,6 +33,9 @@ from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, stop_ids
 from soothsay.model.load import load_model
 from soothsay.model.rope import Rope, attention_scale, inverse_frequencies
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.tokenizer import Tokenizer
 
 TEXTS = [
@@ -357,9 +359,10 @@ class TestStories:
     def test_config(self, checkpoint: GGUFCheckpoint) -> None:
         config = parse_model_config(checkpoint.config)
         assert (config.family, config.vocab_size, config.hidden_size) == ("llama", 512, 64)
-        assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (5, 8, 4, 8)
-        assert (config.intermediate_size, config.max_positions, config.tie_embeddings) == (172, 128, False)
-        assert config.norm_eps == pytest.approx(1e-5)
+        own = config.first(AttentionSpec)
+        assert (config.num_layers, own.heads, own.kv_heads, own.size) == (5, 8, 4, 8)
+        assert (config.first(DenseSpec).size, config.max_positions, config.head.tied) == (172, 128, False)
+        assert config.norm.eps == pytest.approx(1e-5)
         assert checkpoint.eos_ids == (2,)
 
     def test_tensors(self, checkpoint: GGUFCheckpoint) -> None:
@@ -504,15 +507,15 @@ class TestRope:
     @pytest.mark.parametrize(
         "rope",
         [
-            RopeConfig(500_000.0, "llama3", 8.0, 8192, 1.0, 4.0),
-            RopeConfig(500_000.0, "llama3", 32.0, 8192, 1.0, 4.0),
-            RopeConfig(10_000.0, "llama3", 4.0, 1024, 2.0, 16.0),
-            RopeConfig(10_000.0, "default"),
+            RopeSpec(500_000.0, "llama3", 8.0, 8192, 1.0, 4.0),
+            RopeSpec(500_000.0, "llama3", 32.0, 8192, 1.0, 4.0),
+            RopeSpec(10_000.0, "llama3", 4.0, 1024, 2.0, 16.0),
+            RopeSpec(10_000.0, "default"),
         ],
     )
-    def test_llama3_divisors(self, rope: RopeConfig, tmp_path: Path) -> None:
+    def test_llama3_divisors(self, rope: RopeSpec, tmp_path: Path) -> None:
         wanted = inverse_frequencies(rope, 128)
-        divisors = inverse_frequencies(RopeConfig(rope.theta), 128) / wanted
+        divisors = inverse_frequencies(RopeSpec(rope.theta), 128) / wanted
 
         def more(writer: GGUFWriter) -> None:
             writer.add_key_length(128)
@@ -523,9 +526,9 @@ class TestRope:
 
         checkpoint = GGUFCheckpoint(tiny(tmp_path / "model.gguf", more=more))
         config = parse_model_config(checkpoint.config)
-        assert config.rope.kind == rope.kind
+        assert config.rotation.rope.kind == rope.kind
         assert config.max_positions == SIZES["max_position_embeddings"]
-        torch.testing.assert_close(inverse_frequencies(config.rope, 128), wanted, rtol=1e-4, atol=0)
+        torch.testing.assert_close(inverse_frequencies(config.rotation.rope, 128), wanted, rtol=1e-4, atol=0)
         assert checkpoint.names() == {"model.embed_tokens.weight"}
 
     def test_divisors_of_another_kind(self, tmp_path: Path) -> None:
@@ -551,7 +554,9 @@ class TestRope:
             tmp_path / "model.gguf",
             more=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.NONE),
         )
-        assert parse_model_config(GGUFCheckpoint(path).config).rope == RopeConfig(original_max_positions=128)
+        assert parse_model_config(GGUFCheckpoint(path).config).rotation.rope == RopeSpec(
+            original_max_positions=128
+        )
 
     def test_yarn(self, tmp_path: Path) -> None:
         def more(writer: GGUFWriter) -> None:
@@ -561,7 +566,7 @@ class TestRope:
             writer.add_rope_scaling_yarn_beta_fast(16.0)
 
         config = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", "qwen2", more)).config)
-        assert config.rope == RopeConfig(
+        assert config.rotation.rope == RopeSpec(
             10_000.0, "yarn", 4.0, original_max_positions=64, beta_fast=16.0, beta_slow=1.0
         )
         assert config.max_positions == 256
@@ -578,9 +583,9 @@ class TestRope:
 
         config = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", "qwen3", more)).config)
         usual = 0.1 * math.log(8) + 1
-        assert attention_scale(config.rope) == pytest.approx(multiplier * usual)
+        assert attention_scale(config.rotation.rope) == pytest.approx(multiplier * usual)
         positions = torch.arange(100)
-        cos, sin = Rope(config.rope, config.head_dim)(positions)
+        cos, sin = Rope(config.rotation)(positions)
         torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, (multiplier * usual) ** 2))
 
     @pytest.mark.parametrize(
@@ -598,8 +603,9 @@ class TestRope:
                 writer.add_expert_used_count(2)
 
         config = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", arch, more)).config)
-        assert (config.family, config.rope.theta) == (family, theta)
-        assert (config.second_rope and config.second_rope.theta) == (1e4 if arch == "gemma3" else None)
+        assert (config.family, config.rotation.rope.theta) == (family, theta)
+        thetas = {rotation.rope.theta for rotation in config.rotations} - {theta}
+        assert thetas == ({1e4} if arch == "gemma3" else set())
 
     def test_longrope(self, tmp_path: Path) -> None:
         path = tiny(

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from soothsay.core.state_shape import StateShape
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strand import Strand
 from soothsay.core.strands import Strands
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels
-from soothsay.states_config import ConvolutionConfig
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -25,13 +25,13 @@ class Convolution:
 
     def __init__(self, taps: int, dtype: torch.dtype, channels: int = 80, rows: int = 150):
         torch.manual_seed(0)
-        self.config, self.dtype = ConvolutionConfig((0,), channels, taps), dtype
+        self.shape, self.dtype = StateShape(channels, taps), dtype
         self.taps = torch.randn(taps, channels)
         self.rows = torch.randn(rows, channels).to(dtype)
 
     def pool(self) -> LayerStates:
         """Four slots for requests, two for snapshots."""
-        layer = StatePool(self.config, 4, 2, 16, self.dtype, torch.device("cpu")).layers[0]
+        layer = StatePool({0: self.shape}, 4, 2, 16, self.dtype, torch.device("cpu")).layers[0]
         for part, seed in zip((layer.inputs, layer.journal), range(2), strict=True):
             part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed)))
         return layer

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from soothsay.config import ExpertsConfig
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.routing import route
+from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
-SOFTMAX = ExpertsConfig(12, 4, 16, layers=(0,))
-GROUPS = replace(SOFTMAX, sigmoid=True, corrected=True, groups=4, groups_chosen=2, scale=2.5)
+SOFTMAX = RoutingSpec(12, 4)
+GROUPS = replace(SOFTMAX, sigmoid=True, groups=4, groups_chosen=2, scale=2.5)
 ROUTINGS = {
     "normalized": SOFTMAX,
     "as they are": replace(SOFTMAX, normalize=False, scale=16.0),
@@ -29,7 +29,7 @@ def test_rows_choose_the_same_experts(kernels: NativeKernels, name: str, dtype: 
     c = ROUTINGS[name]
     scores = torch.randn(200, c.count).to(dtype)
     scores[50:100] = scores[50:100].round()  # many are equal: the first wins
-    correction = torch.randn(c.count) - 2 if c.corrected else None  # most sums are below 0
+    correction = torch.randn(c.count) - 2 if c is GROUPS else None  # most sums are below 0
     shares, chosen = kernels.route(scores, c, correction)
     expected, numbers = route(scores, c, correction)
     assert torch.equal(chosen, numbers)
@@ -49,6 +49,6 @@ def test_scores_that_are_no_numbers_choose_experts_that_exist(kernels: NativeKer
     for c in ROUTINGS.values():
         scores = torch.full((3, c.count), torch.nan)
         scores[1:, 3] = torch.inf
-        _, chosen = kernels.route(scores, c, torch.zeros(c.count) if c.corrected else None)
+        _, chosen = kernels.route(scores, c, torch.zeros(c.count) if c is GROUPS else None)
         assert ((chosen >= 0) & (chosen < c.count)).all()
         assert all(len(set(row)) == c.chosen for row in chosen.tolist())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny import TINY
+from tiny import TINY, adapted, mixtures
 from torch import Tensor
 
-from soothsay.config import ExpertsConfig, LatentConfig, RopeConfig
 from soothsay.core.integer_keys import read_values, row_size
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
@@ -19,6 +17,8 @@ from soothsay.model.load import best_kernels, load_model
 from soothsay.model.native.kernels import NativeKernels, load_native
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.attention_spec import LatentSpec
+from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 
 STOCK = StockKernels()
@@ -80,7 +80,7 @@ def test_rotate_and_store(
     rows, slots = 90, torch.randperm(200)[:90]
     qkv = torch.randn(rows, queries + 2 * keys, d).to(dtype)
     qkv[:2] *= torch.tensor([0.0, 1e-17])[:, None, None]  # without length, or nearly
-    rope = Rope(RopeConfig(), d)(torch.randint(0, 4000, (rows,)))
+    rope = Rope(HeadRotation(RopeSpec(), d))(torch.randint(0, 4000, (rows,)))
     norms = (random_norm(d), random_norm(d)) if normed else None
     pools = [torch.zeros(2 * keys, 200, row_size(d, kept), dtype=kept) for _ in range(2)]
     result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots)
@@ -121,9 +121,9 @@ def test_gates_that_are_a_part_of_a_wider_product(kernels: NativeKernels, dtype:
 
 def test_rows_that_buffers_have_room_for() -> None:
     for size, fits in ((1024, True), (1056, False)):
-        assert NativeKernels.fit(replace(TINY, head_dim=size)) is fits
-        latent = LatentConfig(rank=size - 64, rotated=64, plain=32, value=32)
-        assert NativeKernels.fit(replace(TINY, head_dim=32, latent=latent)) is fits
+        assert NativeKernels.fit(adapted(TINY, head_dim=size)) is fits
+        latent = LatentSpec(4, size - 64, HeadRotation(RopeSpec(), 64), plain=32, value=32, scale=1.0)
+        assert NativeKernels.fit(adapted(TINY, mixers={0: latent, 1: latent})) is fits
 
 
 def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transformer]) -> None:
@@ -134,9 +134,9 @@ def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transforme
         {"head_dim": 24},
         {"hidden_size": 388},
         {"activation": "gelu"},
-        {"experts": ExpertsConfig(4, 2, 40, layers=(0,))},
+        {"experts": mixtures(4, 2, 40, layers=(0,))},
     )
     for misfit in misfits:
-        assert isinstance(best_kernels(replace(config, **misfit)), StockKernels)
+        assert isinstance(best_kernels(adapted(config, **misfit)), StockKernels)
     assert isinstance(best_kernels(config, "meta"), StockKernels)
     assert isinstance(tiny().kernels, StockKernels), "what trains has to be differentiable"

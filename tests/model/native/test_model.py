@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny import mixtures
 
-from soothsay.config import ExpertsConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.native.kernels import load_native
+from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 
 COMMON = {
@@ -39,10 +40,10 @@ FAMILIES = {
         "post_norms": True,
         "qk_norm": True,
         "windows": (7, None),
-        "second_rope": RopeConfig(1e3),
+        "second_rope": RopeSpec(1e3),
         "second_rope_layers": (0,),
     },
-    "mixtral": {"experts": ExpertsConfig(4, 2, 48, layers=(0, 1))},
+    "mixtral": {"experts": mixtures(4, 2, 48, layers=(0, 1))},
 }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import mixtures
 from torch import Tensor
 
-from soothsay.config import ExpertsConfig, QueryGrowthConfig, RopeConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention_layer import Sinks
@@ -27,8 +27,9 @@ from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.rope import Rope
+from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
+from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec
 from soothsay.model.transformer import Transformer
-from soothsay.states_config import ConvolutionConfig, DeltaConfig
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -45,13 +46,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "post_norms": True,
         "qk_norm": True,
         "windows": (7, None),
-        "second_rope": RopeConfig(1e3),
+        "second_rope": RopeSpec(1e3),
         "second_rope_layers": (0,),
     },
-    "multiplier": {"residual_multiplier": 0.22, "second_rope": RopeConfig(kind="none"), "rotary_dim": 16},
-    "mixtral": {"experts": ExpertsConfig(4, 2, 48, layers=(1,))},
+    "multiplier": {"residual_multiplier": 0.22, "second_rope": RopeSpec(kind="none"), "rotary_dim": 16},
+    "mixtral": {"experts": mixtures(4, 2, 48, layers=(1,))},
     "glm4_moe": {
-        "experts": ExpertsConfig(
+        "experts": mixtures(
             *(8, 3, 48, (0, 1)),
             **{"sigmoid": True, "corrected": True, "groups": 4, "groups_chosen": 2, "scale": 2.5},
             shared_size=32,
@@ -60,37 +61,41 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         **{"qkv_bias": True, "o_bias": True, "mlp_bias": True, "windows": (7, None), "sinks": True},
         "activation": "clipped_swiglu",
-        "experts": ExpertsConfig(8, 4, 48, (0, 1), router_bias=True),
+        "experts": mixtures(8, 4, 48, (0, 1), router_bias=True),
     },
     "qwen3_5": {
-        "delta": DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=16, taps=4),
+        "mixers": {
+            0: DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=16, taps=4, norm_eps=1e-6)
+        },
         "gated_attention": True,
         "qk_norm": True,
         "rotary_dim": 16,
     },
     "qwen3_next": {
-        "delta": DeltaConfig((1,), key_heads=2, value_heads=2, key_size=16, value_size=48, taps=4),
+        "mixers": {
+            1: DeltaSpec(key_heads=2, value_heads=2, key_size=16, value_size=48, taps=4, norm_eps=1e-6)
+        },
         "gated_attention": True,
-        "experts": ExpertsConfig(4, 2, 48, layers=(1,), shared_size=32, shared_gate=True),
+        "experts": mixtures(4, 2, 48, layers=(1,), shared_size=32, shared_gate=True),
     },
-    "lfm2": {"convolution": ConvolutionConfig((0,), channels=48, taps=3), "qk_norm": True},
+    "lfm2": {"mixers": {0: ConvolutionSpec(channels=48, taps=3)}, "qk_norm": True},
     "llama4": {
         "windows": (-7, None),
-        "experts": ExpertsConfig(
+        "experts": mixtures(
             *(8, 2, 48, (0, 1)),
             **{"sigmoid": True, "normalize": False, "scales_inputs": True, "shared_size": 48},
         ),
     },
     "nemotron_h": {
         "activation": "relu2",
-        "experts": ExpertsConfig(8, 3, 48, (0, 1), sigmoid=True, corrected=True, shared_size=32),
+        "experts": mixtures(8, 3, 48, (0, 1), sigmoid=True, corrected=True, shared_size=32),
     },
     "nemotron_3_super": {
         "activation": "relu2",
-        "experts": ExpertsConfig(8, 3, 48, (0, 1), sigmoid=True, latent_size=32, shared_size=48),
+        "experts": mixtures(8, 3, 48, (0, 1), sigmoid=True, latent_size=32, shared_size=48),
     },
     "cohere": {"parallel": True, "centred_norms": True},
-    "ministral3": {"query_growth": QueryGrowthConfig(0.1, 16)},
+    "ministral3": {"query_growth": QueryGrowthSpec(0.1, 16, 512)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
 }
 MODES = {
@@ -158,7 +163,7 @@ def assert_recorded(
     kernels: NativeKernels, forward: Forward, x: Tensor, rows: Batch, most: int = 0
 ) -> Tensor:
     """Compute `forward` as operations, and as a program with at most `most` cuts: the same bits."""
-    rope, before = Rope(RopeConfig(), 32)(rows.positions), x.clone()
+    rope, before = Rope(HeadRotation(RopeSpec(), 32))(rows.positions), x.clone()
     expected = forward(kernels, x, LayerPass(rows, rope))
     blocks = kernels.record([Formula(forward, x.shape[1])])
     assert cuts(blocks)[0] <= most
@@ -203,7 +208,7 @@ def test_bits_are_the_same(
         assert torch.equal(expected, result)
         assert expected.isfinite().all()
     assert ran[0] == ran[1]
-    assert not routed or ran[0] >= routed[0].config.chosen
+    assert not routed or ran[0] >= routed[0].spec.routing.chosen
 
 
 def test_experts_have_room_for_sums_wider_than_all_heads(
@@ -227,7 +232,7 @@ def test_experts_may_be_chosen_by_other_rows_than_they_read(
     if mode == "bfloat16" and not kernels.multiplies_bfloat16:
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
-    model = Transformer(tiny(1, **COMMON | {"experts": ExpertsConfig(8, 2, 48, layers=(1,))}).config, kernels)
+    model = Transformer(tiny(1, **COMMON | {"experts": mixtures(8, 2, 48, layers=(1,))}).config, kernels)
     pack(model, kernels, MODES[mode])
     experts, hidden = model.blocks[1].mlp, model.config.hidden_size
     assert isinstance(experts, Experts)
@@ -255,12 +260,12 @@ def test_attention_may_read_rows_of_its_own(
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
     model = tiny(1, **COMMON)
-    block = Block(model.config, 0, kernels, size)
+    block = Block(model.config.layers[0], model.config.hidden_size, kernels, in_features=size)
     pack(block, kernels, MODES[mode])
     assert block.attention_norm is None
     rows = batch(model, pooled=False)
     x, inputs = torch.randn(len(rows.tokens), 64), torch.randn(len(rows.tokens), size).to(dtype)
-    rope = model.rope(rows.positions)
+    rope = model.ropes[0](rows.positions)
     before = x.clone()
     expected = block(x, rope, rows, None, inputs)
     record(block)
@@ -366,7 +371,9 @@ def test_operations_of_values(tiny: Callable[..., Transformer], kernels: NativeK
     x = torch.randn(len(rows.tokens), 64)
     with torch.inference_mode():
         found = assert_recorded(kernels, PARTS[part], x, rows)
-        stock = PARTS[part](StockKernels(), x, LayerPass(rows, Rope(RopeConfig(), 32)(rows.positions)))
+        stock = PARTS[part](
+            StockKernels(), x, LayerPass(rows, Rope(HeadRotation(RopeSpec(), 32))(rows.positions))
+        )
     torch.testing.assert_close(found.float(), stock.float(), rtol=2e-2, atol=1e-5)
 
 

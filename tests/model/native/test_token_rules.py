@@ -14,23 +14,22 @@ from soothsay.core.strands import Strands
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 from soothsay.model.state_space import StateSpace
-from soothsay.states_config import DeltaConfig, StateSpaceConfig
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
+EPS = {"norm_eps": 1e-3}
 SIZES = {
     # three columns of 16
-    "groups": DeltaConfig((0,), key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4),
-    "tiled": DeltaConfig((0,), key_heads=2, value_heads=4, key_size=16, value_size=32, taps=2, tiled=True),
-    "plain": DeltaConfig((0,), key_heads=3, value_heads=3, key_size=16, value_size=16, taps=3),
-    "space": StateSpaceConfig((0,), heads=4, head_size=48, groups=2, state_size=32, taps=4),
-    "norm first": StateSpaceConfig(
-        (0,), heads=4, head_size=32, groups=4, state_size=16, taps=3, norm_first=True
+    "groups": DeltaSpec(**EPS, key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4),
+    "tiled": DeltaSpec(**EPS, key_heads=2, value_heads=4, key_size=16, value_size=32, taps=2, tiled=True),
+    "plain": DeltaSpec(**EPS, key_heads=3, value_heads=3, key_size=16, value_size=16, taps=3),
+    "space": StateSpaceSpec(**EPS, heads=4, head_size=48, groups=2, state_size=32, taps=4),
+    "norm first": StateSpaceSpec(
+        **EPS, heads=4, head_size=32, groups=4, state_size=16, taps=3, norm_first=True
     ),
-    "not normed": StateSpaceConfig(
-        (0,), heads=3, head_size=16, groups=1, state_size=16, taps=2, normed=False
-    ),
+    "not normed": StateSpaceSpec(**EPS, heads=3, head_size=16, groups=1, state_size=16, taps=2, normed=False),
 }
 PARENTS = [-1, 0, 0, 1, 1, 3, 2, 5, 7, 7, 4, 3]
 
@@ -38,20 +37,20 @@ PARENTS = [-1, 0, 0, 1, 1, 3, 2, 5, 7, 7, 4, 3]
 class Rule:
     """Random weights and rows, and a pool of states that were not zero before."""
 
-    def __init__(self, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype, rows: int = 150):
+    def __init__(self, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype, rows: int = 150):
         torch.manual_seed(0)
         self.config, self.dtype = config, dtype
         self.weights = weights = _weights(config).requires_grad_(False)
         for vector in weights.parameters():
             if vector.dim() == 1:
                 vector.normal_()
-        outputs = config.values if isinstance(config, DeltaConfig) else config.size
+        outputs = config.values if isinstance(config, DeltaSpec) else config.size
         self.rows = torch.randn(rows, config.channels + outputs).to(dtype)
-        self.gates = torch.randn(rows, config.gates).to(dtype)
+        self.gates = torch.randn(rows, config.state.gates).to(dtype)
 
     def pool(self) -> LayerStates:
         """Four slots for requests, two for snapshots."""
-        pool = StatePool(self.config, 4, 2, 16, self.dtype, torch.device("cpu"))
+        pool = StatePool({0: self.config.state}, 4, 2, 16, self.dtype, torch.device("cpu"))
         layer = pool.layers[0]
         for part, seed in zip(layer, range(4), strict=True):
             part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed)))
@@ -78,13 +77,13 @@ class Rule:
         return kernels.delta_rule(rows, gates, self.weights, states, plan)
 
 
-def _weights(config: DeltaConfig | StateSpaceConfig) -> Recurrence | StateSpace:
-    return Recurrence(config, 1e-3) if isinstance(config, DeltaConfig) else StateSpace(config, 1e-3)
+def _weights(config: DeltaSpec | StateSpaceSpec) -> Recurrence | StateSpace:
+    return Recurrence(config) if isinstance(config, DeltaSpec) else StateSpace(config)
 
 
 @pytest.fixture(params=SIZES.values(), ids=SIZES.keys())
-def config(request: pytest.FixtureRequest) -> DeltaConfig | StateSpaceConfig:
-    chosen: DeltaConfig | StateSpaceConfig = request.param
+def config(request: pytest.FixtureRequest) -> DeltaSpec | StateSpaceSpec:
+    chosen: DeltaSpec | StateSpaceSpec = request.param
     return chosen
 
 
@@ -95,7 +94,7 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_like_stock_operations(
-    kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype
+    kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype
 ) -> None:
     """A new prompt that leaves snapshots, chunks that go on, trees on old and new states, a later level."""
     rule = Rule(config, dtype)
@@ -113,7 +112,7 @@ def test_like_stock_operations(
     close(rule.run(kernels, within, None), rule.run(STOCK, within, None))
 
 
-def test_gates_of_another_type(kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig) -> None:
+def test_gates_of_another_type(kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec) -> None:
     """They may come from a layer that stock operations multiply."""
     rule, plan = Rule(config, torch.bfloat16), Strands((Strand(0, 20, 0, ()),))
     rows, gates = rule.rows[:20], rule.gates[:20]
@@ -124,7 +123,7 @@ def test_gates_of_another_type(kernels: NativeKernels, config: DeltaConfig | Sta
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 7, 64, 100])
 def test_chunks_of_a_prompt(
-    kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype, size: int
+    kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype, size: int
 ) -> None:
     """Any chunks, in any company, give the bits of single tokens; and snapshots those of states."""
     rule = Rule(config, dtype)
@@ -151,7 +150,7 @@ def test_chunks_of_a_prompt(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nodes_of_a_tree(
-    kernels: NativeKernels, config: DeltaConfig | StateSpaceConfig, dtype: torch.dtype
+    kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype
 ) -> None:
     """Each node has the bits of its path's tokens one by one; the accepted path gives their state."""
     rule = Rule(config, dtype)

@@ -14,12 +14,15 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
-from soothsay.config import ModelConfig, RopeConfig
 from soothsay.errors import ModelError
 from soothsay.files import replacing
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.rope import inverse_frequencies
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.rope_spec import RopeSpec
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -38,10 +41,11 @@ def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
     """
     config = parse_model_config(checkpoint.config)
     arch = ARCHITECTURES.get(config.family)
-    if arch is None or config.rope.kind not in ("default", "llama3") or any(config.windows):
+    rope = config.rotation.rope.kind
+    if arch is None or rope not in ("default", "llama3") or any(config.windows):
         raise ModelError(
             f"{checkpoint.path}: GGUF is written of {', '.join(ARCHITECTURES)}, without sliding windows and "
-            f"with rotation default or llama3; this is {config.family} with {config.rope.kind}"
+            f"with rotation default or llama3; this is {config.family} with {rope}"
         )
     with replacing(path) as temporary:
         writer = GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[arch])
@@ -81,32 +85,33 @@ def _add_tensors(
             writer.write_tensor_data(quantize(values.float().numpy(), type_).view(np.uint8))
 
 
-def _add_header(writer: GGUFWriter, config: ModelConfig) -> None:
+def _add_header(writer: GGUFWriter, config: ModelSpec) -> None:
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
+    attention = config.first(AttentionSpec)
+    writer.add_feed_forward_length(config.first(DenseSpec).size)
+    writer.add_head_count(attention.heads)
+    writer.add_head_count_kv(attention.kv_heads)
+    writer.add_key_length(attention.size)
+    writer.add_value_length(attention.size)
+    writer.add_rope_dimension_count(attention.size)
+    writer.add_rope_freq_base(attention.rotation.rope.theta)
+    writer.add_layer_norm_rms_eps(config.norm.eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
 
 
-def _rope_divisors(config: ModelConfig) -> Tensor | None:
+def _rope_divisors(config: ModelSpec) -> Tensor | None:
     """Return Llama 3's scaling of rotary frequencies as divisors, as GGUF stores it."""
-    if config.rope.kind == "default":
+    rope, size = config.rotation.rope, config.rotation.size
+    if rope.kind == "default":
         return None
-    plain = inverse_frequencies(RopeConfig(config.rope.theta), config.head_dim)
-    return plain / inverse_frequencies(config.rope, config.head_dim)
+    return inverse_frequencies(RopeSpec(rope.theta), size) / inverse_frequencies(rope, size)
 
 
 def _tensors(
-    checkpoint: Checkpoint, config: ModelConfig, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
+    checkpoint: Checkpoint, config: ModelSpec, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
 ) -> dict[str, tuple[str, GGMLQuantizationType]]:
     """Return GGUF's name and type of each tensor to write, by our name."""
     names = gguf.get_tensor_name_map(arch, config.num_layers)
@@ -115,22 +120,23 @@ def _tensors(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored is None:
             raise ModelError(f"{checkpoint.path}: GGUF has no place for {name!r}")
-        if name != "lm_head.weight" or not config.tie_embeddings:
+        if name != "lm_head.weight" or not config.head.tied:
             tensors[name] = (stored, _kind(name, config, kind))
     return tensors
 
 
-def _kind(name: str, config: ModelConfig, kind: GGMLQuantizationType) -> GGMLQuantizationType:
+def _kind(name: str, config: ModelSpec, kind: GGMLQuantizationType) -> GGMLQuantizationType:
     """Return the type of a tensor. In a 4-bit file the head has 8 bits, as in ours."""
     if "norm" in name or not name.endswith(".weight"):
         return GGMLQuantizationType.F32
-    head = "embed_tokens" if config.tie_embeddings else "lm_head"
+    head = "embed_tokens" if config.head.tied else "lm_head"
     return GGMLQuantizationType.Q8_0 if kind is GGMLQuantizationType.Q4_0 and head in name else kind
 
 
-def _interleaved(tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
+def _interleaved(tensor: Tensor, name: str, config: ModelSpec) -> Tensor:
     """Reorder the rows of q and k for llama.cpp's rotation: (head, 2, d/2) -> (head, d/2, 2)."""
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+    attention = config.first(AttentionSpec)
+    heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
     if heads is None:
         return tensor
     return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.model.blocks import record
 from soothsay.model.embedding import Embedding
@@ -22,13 +21,14 @@ from soothsay.model.linear import Dense
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.norm import RMSNorm
 from soothsay.model.numeric_mode import NumericMode
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 
 AnyHead = TypeVar("AnyHead", bound=Head)
 ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)
 
 
-def kernels_for(config: ModelConfig, own: Kernels) -> Kernels:
+def kernels_for(config: ModelSpec, own: Kernels) -> Kernels:
     """`own`, the target's kernels, if they can compute modules of these sizes; else stock operations."""
     native = isinstance(own, NativeKernels)
     return own if not native or NativeKernels.fit(config) else StockKernels()
@@ -111,7 +111,7 @@ class FeatureView:
         norm.weight = nn.Parameter(self.norm)
         head = kernels.linear(mode.convert("head", self.head), None, torch.float32)
         embedding, c = Embedding(self.embedding, self.embedding_scale), target.config
-        ends = TargetEnds(embedding, norm, head, kernels, c.logit_scale, c.logit_softcap)
+        ends = TargetEnds(embedding, norm, head, kernels, c.head.scale, c.head.softcap)
         return ends.to(target.device).requires_grad_(False)
 
 

@@ -200,7 +200,7 @@ def common_tokens(checkpoint: Checkpoint, count: int) -> Tensor | None:
 
 def _check_states(model: Transformer) -> None:
     """Raise `DrafterError` if the draft model has states."""
-    if model.config.states is not None:
+    if model.config.states:
         raise DrafterError(
             f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
             "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"

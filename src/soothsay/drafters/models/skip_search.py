@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object, write_json
 from soothsay.model.families.fields import MAX_LAYERS, Each, Real, Whole
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import ModelSpec, Part
 from soothsay.model.transformer import Transformer
 
 METHOD = "layer-skip"
@@ -161,7 +162,7 @@ class SkipJudge:
     """
 
     def __init__(self, model: Transformer, samples: Tensor):
-        if model.config.states is not None:
+        if model.config.states:
             raise DrafterError(
                 f"layers to skip cannot be searched for in family {model.config.family!r}: its states cannot "
                 "be shared between tries; name them, as in layer-skip(skip='4,5')"
@@ -194,16 +195,16 @@ class SkipJudge:
         return self._model.logits(self._model(batch, self._cache, layers=layers)[0]).argmax(-1)
 
 
-def _width(c: ModelConfig, layer: int) -> int:
-    """Return the units of a layer's feed-forward part that a row runs through."""
-    if c.experts is None or not c.is_sparse(layer):
-        return c.mlp_size(layer)
-    dense = c.mlp_size(layer) if c.experts.beside_dense else 0
-    return dense + c.experts.chosen * c.experts.size + c.experts.shared_size
+def _read_by_a_row(part: Part, hidden: int) -> int:
+    """Return the weights of a part that a row reads."""
+    if not isinstance(part, ExpertsSpec):
+        return part.num_parameters(hidden)
+    shared = 0 if part.shared is None else part.shared.num_parameters(hidden)
+    return part.routing.chosen * part.expert.num_parameters(hidden) + shared
 
 
-def _cost(c: ModelConfig, skip: Sequence[int]) -> float:
+def _cost(c: ModelSpec, skip: Sequence[int]) -> float:
     """Return the weights that a row reads without the layers `skip`, as a share of all that it reads."""
-    layers = [c.attention_parameters(i) + 3 * c.hidden_size * _width(c, i) for i in range(c.num_layers)]
+    layers = [sum(_read_by_a_row(part, c.hidden_size) for part in layer.parts) for layer in c.layers]
     head = c.hidden_size * c.vocab_size
     return (head + sum(layers) - sum(layers[layer] for layer in skip)) / (head + sum(layers))

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, Move
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Observation, Target
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,13 +209,13 @@ class TokenKV(OwnKV[TokenState]):
         return state
 
 
-def own_pool(target: Target, config: ModelConfig, dtype: torch.dtype) -> KVPool:
+def own_pool(target: Target, config: ModelSpec, dtype: torch.dtype) -> KVPool:
     """Return a pool with the target's blocks and slots, for decoder blocks as `config` describes them."""
     size = target.num_blocks, target.config.block_size
     return KVPool(config.kv_shapes, *size, dtype, target.model.device)
 
 
-def pack(rows: Sequence[Rows], target: Target, config: ModelConfig) -> Batch:
+def pack(rows: Sequence[Rows], target: Target, config: ModelSpec) -> Batch:
     """Lay out a pass of a drafter whose decoder blocks are as `config` describes them."""
     return Batch.pack(
         rows,

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.core.arrays import IntArray
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.paths import Path, PathList
 from soothsay.drafters.base import Target
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class BlockPass:
     seen: Mapping[Sight, Batch]  # the keys of the blocks' rows, for each kind of layer
 
 
-def scratch_pool(target: Target, config: ModelConfig, dtype: torch.dtype, rows: int) -> KVPool:
+def scratch_pool(target: Target, config: ModelSpec, dtype: torch.dtype, rows: int) -> KVPool:
     """Return a pool with the target's blocks and slots, and scratch slots for `rows` rows after them."""
     size = target.config.block_size
     num_blocks = target.num_blocks + -(-rows // size)

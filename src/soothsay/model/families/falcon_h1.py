@@ -1,18 +1,21 @@
-"""How a Falcon-H1 `config.json` becomes a `ModelConfig`.
+"""Falcon-H1.
 
 Multipliers (muP; Yang et al. 2022, arXiv 2203.03466) that multiply the same number become one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
+from soothsay.model.families.decoder import decoder
+from soothsay.model.families.layer_fields import Raw
+from soothsay.model.families.part_fields import attentions, dense, norm_eps, state_space
+from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
+from soothsay.model.specs.state_specs import BesideStatesSpec
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Raw = {
+    "rms_norm_eps": 1e-5,
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
@@ -24,15 +27,11 @@ DEFAULTS: Mapping[str, Any] = {
 BIASES = ("attention_bias", "mlp_bias", "projectors_bias")
 
 
-def rewritten(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with a type for each layer: all have Mamba-2. Raises `ModelError` for biases."""
+def falcon_h1(raw: Raw) -> ModelSpec:
+    """All layers have Mamba-2 beside attention."""
     if biased := [name for name in BIASES if raw.get(name)]:
         raise ModelError(f"config.json: {biased[0]} is supported only as false")
-    return {**raw, "layer_types": ["linear_attention"] * int(raw["num_hidden_layers"])}
-
-
-def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
-    """The configuration with the fields that only Falcon-H1 has. Raises `ModelError`."""
+    raw = {**DEFAULTS, **raw}
 
     def number(name: str) -> float:
         return float(raw.get(f"{name}_multiplier", 1.0))
@@ -43,21 +42,27 @@ def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
             raise ModelError(f"config.json: {name}_multipliers has {len(values)} entries, and not {count}")
         return tuple(map(float, values))
 
-    assert config.state_space is not None
     inputs, (gates, outputs) = number("attention_in"), numbers("mlp", 2)
     own = tuple(number("ssm_in") * part for part in numbers("ssm", 5))
-    state_space = replace(
-        config.state_space,
+    states = replace(
+        state_space(raw, norm_eps(raw)),
         normed=bool(raw.get("mamba_rms_norm", False)),
         norm_first=bool(raw.get("mamba_norm_before_gate", True)),
         multipliers=() if set(own) == {1.0} else own,
-        beside=(number("ssm_out"), inputs * number("attention_out")),  # inputs: of the values
     )
-    return replace(
-        config,
-        state_space=state_space,
-        embedding_scale=number("embedding"),
-        attention_scale=config.attention_scale * inputs**2 * number("key"),
-        mlp_multipliers=None if gates == outputs == 1.0 else (gates, outputs),
+    mixers = [
+        BesideStatesSpec(
+            replace(read, scale=read.scale * inputs**2 * number("key")),
+            states,
+            of_states=number("ssm_out"),
+            of_attention=inputs * number("attention_out"),  # inputs: of the values
+        )
+        for read in attentions(raw)
+    ]
+    return decoder(
+        raw,
+        mixers,
+        dense(raw, multipliers=None if gates == outputs == 1.0 else (gates, outputs)),
+        embedding=EmbeddingSpec(number("embedding")),
         logit_scale=number("lm_head"),
     )

@@ -1,16 +1,19 @@
-"""How the text part of a Gemma 3n `config.json` becomes a `ModelConfig`."""
+"""Gemma 3n."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from soothsay.config import AlternatingConfig, ModelConfig
 from soothsay.errors import ModelError
-from soothsay.model.families.gemma4 import check_shared_layers
+from soothsay.model.families.decoder import decoder
+from soothsay.model.families.gemma import gemma_keys, scaled_embedding
+from soothsay.model.families.gemma4 import sharing
+from soothsay.model.families.layer_fields import Raw, all_but_each, count, rotations, windows
+from soothsay.model.families.part_fields import attentions, dense, head_norms
+from soothsay.model.specs.model_spec import AlternatingSpec, LayerEmbeddingsSpec, LayerInputSpec, ModelSpec
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Raw = {
     "vocab_size": 262_400,
     "vocab_size_per_layer_input": 262_144,
     "hidden_size": 2048,
@@ -25,20 +28,21 @@ DEFAULTS: Mapping[str, Any] = {
     "sliding_window": 512,
     "num_kv_shared_layers": 15,
     "final_logit_softcapping": 30.0,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
 }
 """What published files leave out, since it equals transformers' defaults."""
 
 
-def rewritten(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration itself. Raises `ModelError` if layers do not compute the first part of the stream."""
+def gemma3n(raw: Raw) -> ModelSpec:
+    """The stream has several parts, and the last layers read keys and values of layers before them."""
     if raw.get("altup_active_idx", 0) != 0:
         raise ModelError("config.json: altup_active_idx is supported only as 0")
-    return raw
-
-
-def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
-    """The configuration with the fields that only Gemma 3n has. Raises `ModelError`."""
-    layers = config.num_layers
+    raw = gemma_keys({**DEFAULTS, **raw})
+    layers, size = count(raw), int(raw["hidden_size_per_layer_input"])
+    windowed = windows(raw, partial(all_but_each, 5))
+    rotated = rotations(raw, local=windowed)
+    mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, values=True))
     sparsity = raw.get("activation_sparsity_pattern")
     if sparsity is None:
         sparsity = [0.95] * 10 + [0.0] * (layers - 10) if layers > 10 else [0.0] * layers
@@ -46,16 +50,18 @@ def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
         raise ModelError(
             f"config.json: activation_sparsity_pattern has {len(sparsity)} entries for {layers} layers"
         )
-    return replace(
-        config,
-        value_norm=True,
-        num_shared_kv_layers=check_shared_layers(raw, config),
-        layer_embedding_size=int(raw["hidden_size_per_layer_input"]),
-        layer_vocab_size=int(raw["vocab_size_per_layer_input"]),
-        alternating=AlternatingConfig(
+    parts = dense(raw)
+    own = LayerEmbeddingsSpec(size, int(raw["vocab_size_per_layer_input"]))
+    return decoder(
+        raw,
+        sharing(raw, mixers),
+        [replace(part, sparsity=float(share)) for part, share in zip(parts, sparsity, strict=True)],
+        embedding=replace(scaled_embedding(raw), layers=own),
+        post_norms=True,
+        input=LayerInputSpec(size, parts[0].activation),
+        alternating=AlternatingSpec(
             parts=int(raw.get("altup_num_inputs", 4)),
             scaled=bool(raw.get("altup_correct_scale", True)),
             laurel_rank=int(raw.get("laurel_rank", 64)),
-            sparsity=tuple(map(float, sparsity)),
         ),
     )

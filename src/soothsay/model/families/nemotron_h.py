@@ -1,15 +1,18 @@
-"""How a Nemotron-H `config.json` becomes a `ModelConfig`."""
+"""Nemotron-H and Nemotron 3."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-from soothsay.config import ModelConfig
 from soothsay.errors import ModelError
+from soothsay.model.families.decoder import decoder
+from soothsay.model.families.layer_fields import Raw, every, rotations
+from soothsay.model.families.part_fields import attentions, dense, experts, norm_eps, state_space
+from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
+from soothsay.model.specs.model_spec import MLPSpec, ModelSpec
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Raw = {
     "vocab_size": 131_072,
     "hidden_size": 4096,
     "intermediate_size": 21_504,
@@ -33,25 +36,25 @@ DEFAULTS: Mapping[str, Any] = {
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """The letters of `hybrid_override_pattern`."""
 
+MIXERS = ("linear_attention", "full_attention")
+KNOWN = {SQUARED_RELU: SQUARED_RELU}  # activations
 OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
-def rewritten(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the usual keys. Raises `ModelError` for a model that is not supported."""
+def nemotron_h(raw: Raw) -> ModelSpec:
+    """Each layer is one part, and none rotates."""
+    raw = {**DEFAULTS, **raw}
     kinds = _kinds(raw)
     if raw.get("mamba_hidden_act", "silu") != "silu":
         raise ModelError("config.json: mamba_hidden_act is supported only as silu")
     if raw.get("attention_bias"):
         raise ModelError("config.json: attention_bias is supported only as false")
-    sparse = [layer for layer, kind in enumerate(kinds) if kind == "moe"]
-    return {
+    raw = {
         **raw,
         "num_hidden_layers": len(kinds),
-        # layers without attention count as those that keep no state
-        "layer_types": [kind if kind == "linear_attention" else "full_attention" for kind in kinds],
-        "layers_block_type": kinds,
-        "num_local_experts": int(raw["n_routed_experts"]) if sparse else 0,
-        "mlp_only_layers": [layer for layer in range(len(kinds)) if layer not in sparse],
+        "layer_types": None,
+        "hidden_act": raw.get("mlp_hidden_act", SQUARED_RELU),
+        "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
         "mamba_n_heads": raw["mamba_num_heads"],
         "mamba_d_ssm": int(raw["mamba_num_heads"]) * int(raw["mamba_head_dim"]),
         "mamba_d_head": raw["mamba_head_dim"],
@@ -61,19 +64,30 @@ def rewritten(raw: Mapping[str, Any]) -> dict[str, Any]:
         "mamba_conv_bias": raw.get("use_conv_bias", True),
         "mamba_proj_bias": raw.get("use_bias", False),
     }
+    still = rotations(raw, unrotated=every(raw))
+    parts: dict[str, Sequence[Any]] = {
+        "full_attention": attentions(raw, rotated=still),
+        "linear_attention": [state_space(raw, norm_eps(raw))] * len(kinds),
+        "mlp": dense(raw, KNOWN),
+        "moe": _experts(raw) if "moe" in kinds else (),
+    }
+    mixers = [parts[kind][i] if kind in MIXERS else None for i, kind in enumerate(kinds)]
+    mlps = [None if kind in MIXERS else parts[kind][i] for i, kind in enumerate(kinds)]
+    return decoder(raw, mixers, mlps)
 
 
-def finished(raw: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
-    """The configuration with the fields that only Nemotron-H has."""
-    kinds, experts, latent = raw["layers_block_type"], config.experts, raw.get("moe_latent_size")
-    if experts is not None:
-        shared = int(raw["moe_shared_expert_intermediate_size"])
-        experts = replace(experts, shared_size=shared, latent_size=None if latent is None else int(latent))
-    parts = tuple(layer for layer, kind in enumerate(kinds) if kind in ("mlp", "moe"))
-    return replace(config, experts=experts, feed_forward_layers=parts)
+def _experts(raw: Raw) -> Sequence[MLPSpec]:
+    latent, shared = raw.get("moe_latent_size"), int(raw["moe_shared_expert_intermediate_size"])
+    return experts(
+        {**raw, "num_local_experts": int(raw["n_routed_experts"])},
+        known=KNOWN,
+        correction="e_score_correction_bias",
+        shared_size=shared,
+        latent_size=None if latent is None else int(latent),
+    )
 
 
-def _kinds(raw: Mapping[str, Any]) -> Sequence[str]:
+def _kinds(raw: Raw) -> Sequence[str]:
     """The kind of each layer. At least one should have attention."""
     listed = raw.get("layers_block_type")
     if listed is None:

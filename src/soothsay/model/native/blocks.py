@@ -143,7 +143,7 @@ class NativeBlocks:
         scratch = torch.empty(rows * (plan.scratch + plan.within), dtype=torch.uint8)
         made = Pass(rows, batch.positions.data_ptr(), batch.slots.data_ptr())
         made.read_paths(batch)
-        made.ropes[:] = [part.data_ptr() for rope in ropes for part in rope]
+        made.read_ropes(ropes)
         made.stream, made.inputs, made.scratch = stream.data_ptr(), address(inputs), scratch.data_ptr()
         made.stream_size = self._width
         if plan.has_states:

@@ -20,7 +20,7 @@ class Delta(Structure):
     @classmethod
     def of(cls, weights: Recurrence) -> Delta:
         """The weights of a layer, which have to outlive it."""
-        c, parts = weights.config, (weights.taps, weights.log_rates, weights.offsets, weights.scale)
+        c, parts = weights.spec, (weights.taps, weights.log_rates, weights.offsets, weights.scale)
         return cls(
             *(part.data_ptr() for part in parts),
             *(c.key_heads, c.value_heads, c.key_size, c.value_size, c.taps, c.tiled, weights.eps),

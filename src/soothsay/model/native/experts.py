@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ExpertsConfig
 from soothsay.model.feed_forward import DensePart, Experts
 from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clipped_swiglu": 2, "relu2": 3}
 
@@ -26,7 +26,7 @@ class Routing(Structure):
     ]
 
     @classmethod
-    def of(cls, c: ExpertsConfig, correction: Tensor | None, scales: Tensor | None) -> Routing:
+    def of(cls, c: RoutingSpec, correction: Tensor | None, scales: Tensor | None) -> Routing:
         """How `c` chooses experts. `correction` and `scales` `[experts]` float32 have to outlive it."""
         return cls(
             *(address(correction), address(scales), c.count, c.chosen, c.sigmoid, c.normalize),
@@ -70,7 +70,7 @@ class Mixture:
             None if router is None else router.address,
             addressof(each),
             None if beside is None else addressof(beside),
-            Routing.of(experts.config, *vectors),
+            Routing.of(experts.spec.routing, *vectors),
             *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
             experts.ran.data_ptr(),
         )

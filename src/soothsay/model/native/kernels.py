@@ -8,7 +8,6 @@ from ctypes import addressof, byref
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Layout, Rows
 from soothsay.core.refinement import Candidates, Refinement
 from soothsay.machine import LargePages
@@ -30,9 +29,16 @@ from soothsay.model.native.program import LayerRun, Op, Operand, Reads
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.states import States
 from soothsay.model.quantized import Integers, Mixed
+from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
+from soothsay.model.specs.model_spec import ModelSpec, Part
+from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
 LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
+
+MAX_ROW = 1024
+"""Limit of a head's dimensions in the KV pool."""
 
 
 class NativeKernels(NativeOperations, NativeSampling, Kernels):
@@ -53,32 +59,17 @@ class NativeKernels(NativeOperations, NativeSampling, Kernels):
         self.name, self.memory = f"native, {variant}", LargePages()
 
     @staticmethod
-    def fit(config: ModelConfig) -> bool:
+    def fit(spec: ModelSpec) -> bool:
         """Whether the kernels can compute a model of these sizes."""
-        e, inner = config.experts, config.layer_embedding_size or 0
-        heads = config.head_dim, 0 if config.global_heads is None else config.global_heads.size
-        experts = () if e is None else (e.size, e.shared_size, e.latent_size or 0)
-        sizes = (
-            config.hidden_size,
-            config.intermediate_size,
-            *experts,
-            inner,
-            *(size // 2 for size in heads),
-        )
-        if (space := config.state_space) is not None:
-            sizes += (space.head_size, space.state_size)
-        if config.alternating is not None:
-            sizes += (config.alternating.laurel_rank,)
-        fits = not any(size % LANES for size in sizes) and max(heads) <= 1024
-        if (latent := config.latent) is not None:
-            row = latent.rank + latent.rotated
-            odd = row % (2 * LANES) or latent.rank % LANES or (latent.query_rank or 0) % LANES
-            fits = fits and not odd and row <= 1024
-        if (delta := config.delta) is not None:
-            fits = fits and not (delta.key_size % LANES or delta.value_size % LANES)
-        if (convolution := config.convolution) is not None:
-            fits = fits and not convolution.channels % LANES
-        return fits and config.activation in ACTIVATIONS
+        sizes = [spec.hidden_size]
+        for layer in spec.layers:
+            sizes += [] if layer.input is None else [layer.input.size]
+            sizes += [] if layer.alternating is None else [layer.alternating.laurel_rank]
+            for part in layer.parts:
+                if not (fits := _sizes(part)):
+                    return False
+                sizes += fits
+        return not any(size % LANES for size in sizes)
 
     def _new(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(len(like), *(shape or like.shape[1:]), dtype=dtype)
@@ -107,7 +98,7 @@ class NativeKernels(NativeOperations, NativeSampling, Kernels):
     def route(
         self,
         scores: Tensor,
-        experts: ExpertsConfig,
+        experts: RoutingSpec,
         correction: Tensor | None,
         scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -188,3 +179,24 @@ def load_native(variants: Sequence[str] = VARIANTS) -> NativeKernels | None:
         except OSError:
             continue
     return None
+
+
+def _sizes(part: Part) -> list[int]:
+    """The sizes of a part that must be multiples of `LANES`. Empty: the kernels cannot compute it."""
+    match part:
+        case AttentionSpec():
+            return [part.size // 2] if part.size <= MAX_ROW else []
+        case LatentSpec():
+            row = part.rank + part.rotated
+            return [row // 2, part.rank, part.query_rank or 0, part.rotated // 2] if row <= MAX_ROW else []
+        case DeltaSpec():
+            return [part.key_size, part.value_size]
+        case ConvolutionSpec():
+            return [part.channels]
+        case StateSpaceSpec():
+            return [part.head_size, part.state_size]
+        case DenseSpec():
+            return [part.size] if part.activation in ACTIVATIONS else []
+        case ExpertsSpec():
+            shared = [] if part.shared is None else _sizes(part.shared)
+            return [*_sizes(part.expert), *shared, part.latent_size or 0] if _sizes(part.expert) else []

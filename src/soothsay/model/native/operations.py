@@ -14,13 +14,14 @@ from soothsay.core.batch import Batch
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.delta_rule import Recurrence
-from soothsay.model.kernels import SQUARED_RELU, Norm
+from soothsay.model.kernels import Norm
 from soothsay.model.layer_pass import Rotation
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS
 from soothsay.model.native.program import Reads
 from soothsay.model.native.state_space import StateSpaceWeights
 from soothsay.model.native.states import Convolution
+from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 from soothsay.model.state_space import StateSpace
 
 NOTHING = Reads()
@@ -167,14 +168,14 @@ class NativeOperations(ABC):
         strands: Strands,
     ) -> Tensor:
         """See `Kernels`."""
-        own, c = Delta.of(weights), weights.config
+        own, c = Delta.of(weights), weights.spec
         return self._rule("delta", qkvz, gates, own, c.channels, c.values, states, strands)
 
     def state_space(
         self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
     ) -> Tensor:
         """See `Kernels`."""
-        own, c = StateSpaceWeights.of(weights), weights.config
+        own, c = StateSpaceWeights.of(weights), weights.spec
         return self._rule("state_space", xbcz, steps, own, c.channels, c.size, states, strands)
 
     def _rule(
@@ -241,7 +242,7 @@ class NativeOperations(ABC):
         if isinstance(factor, Tensor) and factor.numel() > 1:
             self._emit("scale", (x, out), (factor,))
         else:
-            self._emit("scale", (x, out), factors=(float(factor),))
+            self._emit("scale", (x, out), factors=(factor.item() if isinstance(factor, Tensor) else factor,))
         return out
 
     def blend(self, x: Tensor, a: float, y: Tensor, b: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, addressof, c_float, c_int, c_int64, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.kernels import Ropes
 from soothsay.model.layer_pass import Rotation
 from soothsay.model.native.linear import address
 
@@ -85,12 +86,17 @@ class Pass(Structure):
         *((name, c_void_p) for name in ("positions", "slots", "keys", "key_begin", "path_rows")),
         *((name, c_void_p) for name in ("path_positions", "row_begin", "shared")),
         ("num_paths", c_int64),
-        ("plan", c_void_p),
-        ("ropes", c_void_p * 4),
+        *((name, c_void_p) for name in ("plan", "ropes")),
         ("pool_slots", c_int64),
         *((name, c_void_p) for name in ("stream", "inputs", "scratch")),
         ("stream_size", c_int),
     ]
+
+    def read_ropes(self, ropes: Ropes) -> None:
+        """Let heads rotate by `ropes`, which have to outlive this."""
+        parts = [part.data_ptr() for rope in ropes for part in rope]
+        self._ropes = (c_void_p * len(parts))(*parts)  # alive as long as this
+        self.ropes = addressof(self._ropes)
 
     def read_paths(self, batch: Batch) -> None:
         """Let rows attend as `batch` says, which has to outlive this."""
@@ -125,7 +131,7 @@ class Reads(NamedTuple):
         """The pass of one operation over some rows."""
         made = Pass(rows, address(self.positions), address(self.slots))
         if self.rope is not None:
-            made.ropes[:2] = [part.data_ptr() for part in self.rope]
+            made.read_ropes((self.rope,))
         if self.kv is not None:
             made.pool_slots = self.kv.shape[1]
         if self.batch is not None:

@@ -20,7 +20,7 @@ class StateSpaceWeights(Structure):
     @classmethod
     def of(cls, weights: StateSpace) -> StateSpaceWeights:
         """The weights of a layer, which have to outlive it."""
-        c, scale = weights.config, weights.scale
+        c, scale = weights.spec, weights.scale
         parts = (weights.taps, weights.bias, weights.log_rates, weights.offsets, weights.skips)
         return cls(
             *(part.data_ptr() for part in parts),

@@ -96,7 +96,7 @@ class ServedStage:
         pool = None if fields["pool"] is None else self._pools[fields["pool"]]
         rows = read_rows(plan, None if pool is None else _num_blocks(pool))
         batch = self._stage.pack(rows, 1 if pool is None else pool.block_size)
-        own, size = self._stage.layers, self._stage.config.stream_size
+        own, size = self._stage.layers, self._stage.spec.stream_size
         if x.dtype != torch.float32 or x.shape != (len(batch.tokens), size):
             raise FrameError(f"hidden states of the shape {list(x.shape)} for {len(batch.tokens)} rows")
         if not fields["layers"] or not all(layer in own for layer in fields["layers"]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.blocks import refusal
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
@@ -13,7 +12,10 @@ from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.assistant import AssistantConfig, AssistantHead
 from soothsay.errors import ModelError
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.tensor_names import BLOCK_NAMES, FAMILY_NAMES
+from soothsay.model.hf_names import names_of
+from soothsay.model.specs.attention_spec import ANOTHER_MODEL, AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.model_spec import ModelSpec
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 """`model_type` of assistants."""
@@ -47,7 +49,7 @@ def open_assistant(files: DrafterFiles, fit: Fit) -> StoredHead:
     )
 
 
-def _block(files: DrafterFiles) -> ModelConfig:
+def _block(files: DrafterFiles) -> ModelSpec:
     """The decoder's configuration. Its layers have no keys and values."""
     raw = files.config.get("text_config")
     if raw is None:
@@ -56,33 +58,37 @@ def _block(files: DrafterFiles) -> ModelConfig:
         own = parse_model_config({**raw, "num_kv_shared_layers": 0})
     except ModelError as error:
         raise refusal(files, str(error)) from error
-    if own.layer_embedding_size is not None or own.experts is not None or own.wide_shared_kv_layers:
+    if own.embedding.layers is not None or own.parts(ExpertsSpec) or raw.get("use_double_wide_mlp"):
         raise refusal(files, "it has experts, embeddings for each layer, or wide layers")
-    # published assistants see one more token than the target's layers do before the last token
-    windows = tuple(None if window is None else window + 1 for window in own.windows)
-    return replace(own, num_shared_kv_layers=own.num_layers, windows=windows)
+
+    def reading(attention: AttentionSpec) -> AttentionSpec:
+        # published assistants see one more token than the target's layers do before the last token
+        window = None if attention.window is None else attention.window + 1
+        return replace(attention, reads=ANOTHER_MODEL, window=window)
+
+    return own.with_attention(reading)
 
 
-def _check_heads(block: ModelConfig, fit: Fit) -> None:
+def _check_heads(block: ModelSpec, fit: Fit) -> None:
     """Raises `DrafterError` unless the target has layers whose keys and values the assistant can read."""
     sources = fit.config.last_kv_layers
-    if fit.config.latent is not None:
+    if fit.config.parts(LatentSpec):
         fit.refuse("reads keys and values; the target has latent states")
-    for layer, window in enumerate(block.windows):
-        kind = "without a window" if window is None else "with a window"
-        if (source := sources.get(window is None)) is None:
+    for mine in block.parts(AttentionSpec).values():
+        kind = "without a window" if mine.window is None else "with a window"
+        if (source := sources.get(mine.window is None)) is None:
             fit.refuse(f"reads keys and values of layers {kind}; the target has none")
             return
-        mine, theirs = block.heads(layer), fit.config.heads(source)
-        if (mine.count, mine.size) != (theirs.count, theirs.size):
+        theirs = fit.config.parts(AttentionSpec)[source]
+        if (mine.kv_heads, mine.size) != (theirs.kv_heads, theirs.size):
             fit.refuse(
-                f"reads {mine.count} key-value heads of {mine.size} dimensions in layers {kind}; the target "
-                f"has {theirs.count} of {theirs.size}"
+                f"reads {mine.kv_heads} key-value heads of {mine.size} dimensions in layers {kind}; the "
+                f"target has {theirs.kv_heads} of {theirs.size}"
             )
 
 
-def _names(block: ModelConfig, clustered: bool) -> Names:
-    own = {**BLOCK_NAMES, **FAMILY_NAMES[block.family], "attention.qkv": ("self_attn.q_proj",)}
+def _names(block: ModelSpec, clustered: bool) -> Names:
+    own = {**names_of(block.family), "attention.qkv": ("self_attn.q_proj",)}
     names: dict[str, tuple[str, ...]] = {"norm": ("model.norm",)}
     for layer in range(block.num_layers):
         names |= {

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from soothsay.config import ModelConfig, RopeConfig
 from soothsay.drafters.heads.checkpoints.expert_blocks import expert_settings, has_experts
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.errors import DrafterError
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.kernels import CLIPPED
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms
+from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, DenseSpec
+from soothsay.model.specs.model_spec import EmbeddingSpec, LayerSpec, ModelSpec, NormSpec
+from soothsay.model.specs.rope_spec import RopeSpec
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose blocks heads may have. Configurations of other families are read as Llama's, and the tensors
@@ -37,7 +39,7 @@ FOREIGN = {
 
 def block_config(
     files: DrafterFiles, raw: Mapping[str, Any], names: Names, ours: str, layers: int = 1
-) -> ModelConfig:
+) -> ModelSpec:
     """Read the configuration of a head's decoder blocks.
 
     The tensors decide whether there are biases and norms of queries and keys, since the config.json of a head
@@ -70,14 +72,18 @@ def block_config(
         config |= expert_settings(raw, layers)
     elif has_gate(files, prefix):
         config |= {"model_type": GATED, "layer_types": ["full_attention"] * layers}
-    return replace(
-        parse_model_config(config),
-        tie_embeddings=False,
-        qkv_bias=held("attention.qkv.bias"),
-        o_bias=held("attention.o.bias"),
-        mlp_bias=held("mlp.down.bias"),
-        qk_norm=held("attention.q_norm.weight"),
-    )
+    spec = parse_model_config(config)
+    norms = HeadNorms(spec.norm.eps) if held("attention.q_norm.weight") else None
+    bias, o_bias, mlp_bias = (held(f"{part}.bias") for part in ("attention.qkv", "attention.o", "mlp.down"))
+
+    def with_held(layer: LayerSpec) -> LayerSpec:
+        return replace(
+            layer,
+            mixer=replace(cast(AttentionSpec, layer.mixer), bias=bias, o_bias=o_bias, norms=norms),
+            mlp=replace(layer.mlp, bias=mlp_bias) if isinstance(layer.mlp, DenseSpec) else layer.mlp,
+        )
+
+    return replace(spec.with_layers(with_held), head=replace(spec.head, tied=False))
 
 
 def has_gate(files: DrafterFiles, prefix: str) -> bool:
@@ -117,57 +123,62 @@ def refusal(files: DrafterFiles, why: str) -> DrafterError:
     )
 
 
-def hf_config(block: ModelConfig) -> dict[str, Any]:
+def hf_config(block: ModelSpec) -> dict[str, Any]:
     """A block's configuration with Hugging Face's keys, for `block_config` and for other engines.
 
     Raises `DrafterError` for a block that no known family has.
     """
-    window = block.windows[0]
+    attention, mlp = block.layers[0].mixer, block.layers[0].mlp
+    if not isinstance(attention, AttentionSpec) or not isinstance(mlp, DenseSpec):
+        raise _unwritable(block)
+    c, size = attention, attention.size
+    norms = None if c.norms is None else HeadNorms(block.norm.eps)
+    plain = AttentionSpec(
+        c.heads, c.kv_heads, c.rotation, c.scale, c.window, norms=norms, bias=c.bias, o_bias=c.o_bias
+    )
     expressible = (
-        not (block.post_norms or block.zero_centred_norms or block.experts or block.second_rope)
-        and not (block.sinks or block.activation == CLIPPED)
-        and block.has_common_blocks
-        and block.attention_softcap is None
-        and block.embedding_scale == 1.0
-        and len(set(block.windows)) == 1
-        and abs(block.attention_scale * block.head_dim**0.5 - 1) < 1e-6
-        and not (window and (block.qk_norm or block.qkv_bias))
+        (attention, mlp) == (plain, DenseSpec(mlp.size, mlp.activation, mlp.bias))
+        and set(block.layers) == {LayerSpec(attention, mlp, NormSpec(block.norm.eps))}
+        and mlp.activation not in (CLIPPED, SQUARED_RELU)
+        and not block.zero_centred_norms
+        and block.embedding == EmbeddingSpec()
+        and abs(attention.scale * size**0.5 - 1) < 1e-6
+        and not (attention.window and (norms or attention.bias))
     )
     if not expressible:
-        raise DrafterError(
-            f"a block of family {block.family!r} with these parts has no place in a drafter's checkpoint: "
-            "make the head of plain blocks, as Llama's or Qwen's"
-        )
-    family = "qwen3" if block.qk_norm else "qwen2" if block.qkv_bias and not block.o_bias else "llama"
-    activation = "gelu_pytorch_tanh" if block.activation == "gelu_tanh" else block.activation
+        raise _unwritable(block)
+    family = "qwen3" if attention.norms else "qwen2" if attention.bias and not attention.o_bias else "llama"
+    rope, window = attention.rotation.rope, attention.window
+    positions = block.max_positions  # configurations state those before a linear scaling
     return {
         "model_type": "mistral" if window else family,
         "vocab_size": block.vocab_size,
         "hidden_size": block.hidden_size,
-        "intermediate_size": block.intermediate_size,
+        "intermediate_size": mlp.size,
         "num_hidden_layers": block.num_layers,
-        "num_attention_heads": block.num_heads,
-        "num_key_value_heads": block.num_kv_heads,
-        "head_dim": block.head_dim,
-        "max_position_embeddings": _unscaled(block),
-        "rms_norm_eps": block.norm_eps,
-        "hidden_act": activation,
-        "attention_bias": block.qkv_bias,
-        "mlp_bias": block.mlp_bias,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": size,
+        "max_position_embeddings": round(positions / rope.factor) if rope.kind == "linear" else positions,
+        "rms_norm_eps": block.norm.eps,
+        "hidden_act": "gelu_pytorch_tanh" if mlp.activation == "gelu_tanh" else mlp.activation,
+        "attention_bias": attention.bias,
+        "mlp_bias": mlp.bias,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         **({"sliding_window": window} if window else {}),
-        **_hf_rope(block.rope),
+        **_hf_rope(rope),
     }
 
 
-def _unscaled(block: ModelConfig) -> int:
-    """Positions before a linear scaling of rotary positions: the number that configurations state."""
-    linear = block.rope.kind == "linear"
-    return round(block.max_positions / block.rope.factor) if linear else block.max_positions
+def _unwritable(block: ModelSpec) -> DrafterError:
+    return DrafterError(
+        f"a block of family {block.family!r} with these parts has no place in a drafter's checkpoint: "
+        "make the head of plain blocks, as Llama's or Qwen's"
+    )
 
 
-def _hf_rope(rope: RopeConfig) -> dict[str, Any]:
+def _hf_rope(rope: RopeSpec) -> dict[str, Any]:
     if rope.kind == "default":
         return {"rope_theta": rope.theta}
     scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.views import read_view
@@ -16,6 +15,7 @@ from soothsay.drafters.heads.serving import FeatureView, kernels_for
 from soothsay.errors import DrafterError
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
+from soothsay.model.specs.model_spec import ModelSpec
 
 PADDING = 1024
 """Two vocabularies are the same, with other padding, if their sizes differ by fewer rows than this. (Qwen has
@@ -26,7 +26,7 @@ PADDING = 1024
 class Fit:
     """The target that a head is checked against, as the head sees it."""
 
-    config: ModelConfig
+    config: ModelSpec
     """The target's."""
 
     embedding: Embedding
@@ -56,7 +56,7 @@ class Fit:
         """Dimensions of the features that the head reads."""
         return self.config.hidden_size if self.view is None else self.view.size
 
-    def kernels_for(self, block: ModelConfig) -> Kernels:
+    def kernels_for(self, block: ModelSpec) -> Kernels:
         """The target's kernels if they can compute this block, else stock operations."""
         return kernels_for(block, self.kernels)
 

@@ -19,7 +19,11 @@ from soothsay.drafters.heads.checkpoints.names import Names, block_names, split
 from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
 from soothsay.errors import DrafterError
-from soothsay.model.families.table import FAMILIES
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+
+ZERO_CENTRED = ("gemma2", "gemma3_text", "qwen3_next", "qwen3_5")
+"""Beginnings of families whose norms are stored minus 1."""
 
 OURS = ("projection", "embedding_norm", "hidden_norm", "norm")
 
@@ -102,6 +106,7 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
     for step, number in enumerate(numbers):
         names |= expert_names(files, raw, f"steps.{step}.block.", layout.block.format(number))
     block = block_config(files, raw, names, "steps.0.block.", len(numbers))
+    attention = block.parts(AttentionSpec)[0]
     fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
     if layout is not SPECULATORS:  # whose configuration counts the module's layers
         fit.check_layers(int(raw.get("num_hidden_layers", 0)))
@@ -109,7 +114,6 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
     if layout is QWEN and any(re.match(r"mtp\.layers\.[1-9]", name) for name in files.names):
         raise refusal(files, "it has several MTP layers after one projection")
     ours: Mapping[str, Any] = files.config.get("soothsay") or {}
-    family = FAMILIES.get(str(raw.get("model_type")))
     config = MTPConfig(
         block,
         fit.config.num_layers,
@@ -126,8 +130,8 @@ def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
         names,
         scope=f"(?:{scope})",
         ignored=layout.ignored,
-        zero_centred=layout.zero_centred or (family is not None and family.zero_centred_norms),
-        gated=block if block.gated_attention or block.experts else None,
+        zero_centred=layout.zero_centred or str(raw.get("model_type")).startswith(ZERO_CENTRED),
+        reordered=attention if attention.gated or block.parts(ExpertsSpec) else None,
     )
 
 

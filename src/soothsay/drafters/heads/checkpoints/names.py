@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
 from soothsay.model.rope import Rope
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.model_spec import ModelSpec
 
 Names = Mapping[str, tuple[str, ...]]
 """Our module -> names of tensors without `.weight` and `.bias`. Their rows, concatenated, are the module's. A
@@ -43,7 +44,7 @@ def stored(names: Names, parameter: str) -> list[str]:
     return [f"{tensor}.{kind}" for tensor in names[module]] if module in names else [parameter]
 
 
-def split(head: Head, names: Names, block: ModelConfig | None = None) -> Iterator[tuple[str, Tensor]]:
+def split(head: Head, names: Names, block: ModelSpec | None = None) -> Iterator[tuple[str, Tensor]]:
     """Split a head into the tensors of a checkpoint, weights in bfloat16.
 
     Args:
@@ -62,7 +63,9 @@ def split(head: Head, names: Names, block: ModelConfig | None = None) -> Iterato
         parts = stored(names, name)
         rows = [len(value) // len(parts)] * len(parts)
         if len(parts) == 3 and block is not None:
-            rows = [heads * block.head_dim for heads in (block.num_heads, *[block.num_kv_heads] * 2)]
+            attention = block.parts(AttentionSpec)[0]
+            kv_heads = attention.kv_heads
+            rows = [heads * attention.size for heads in (attention.heads, kv_heads, kv_heads)]
         if value.is_floating_point():
             value = value.to(torch.bfloat16)
         for part, tensor in zip(parts, value.cpu().split(rows), strict=True):

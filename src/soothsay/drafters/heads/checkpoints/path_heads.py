@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.names import Names
 from soothsay.drafters.heads.modules.path_heads import (
@@ -19,6 +18,7 @@ from soothsay.drafters.heads.modules.path_heads import (
     PathHead,
 )
 from soothsay.errors import DrafterError
+from soothsay.model.specs.model_spec import ModelSpec
 
 Options = Mapping[str, Any]
 
@@ -59,7 +59,7 @@ class StoredPathHead:
     """Values of parameters that are not in the files as we need them."""
 
 
-def path_head_of(files: DrafterFiles, options: Options, block: ModelConfig, guessed: int) -> StoredPathHead:
+def path_head_of(files: DrafterFiles, options: Options, block: ModelSpec, guessed: int) -> StoredPathHead:
     """The path head that a checkpoint's tensors are for.
 
     Args:
@@ -82,7 +82,7 @@ def path_head_of(files: DrafterFiles, options: Options, block: ModelConfig, gues
     return StoredPathHead(begins_at_root=begins)
 
 
-def _markov(files: DrafterFiles, options: Options, block: ModelConfig, guessed: int) -> StoredPathHead:
+def _markov(files: DrafterFiles, options: Options, block: ModelSpec, guessed: int) -> StoredPathHead:
     prefix = "markov_head."
     kind = "gated" if f"{prefix}gate_proj.weight" in files.names else "vanilla"
     kind = "rnn" if f"{prefix}joint_proj.weight" in files.names else kind
@@ -103,7 +103,7 @@ def _markov(files: DrafterFiles, options: Options, block: ModelConfig, guessed: 
     )
 
 
-def _selector(files: DrafterFiles, options: Options, block: ModelConfig, begins: bool) -> StoredPathHead:
+def _selector(files: DrafterFiles, options: Options, block: ModelSpec, begins: bool) -> StoredPathHead:
     prefix = "candidate_selector."
     if "d2t" in files.names:
         raise DrafterError(f"{files.path} is DFlash2 for a part of the vocabulary, which is not supported")
@@ -124,7 +124,7 @@ def _selector(files: DrafterFiles, options: Options, block: ModelConfig, begins:
 
 
 def _refiner(
-    files: DrafterFiles, prefix: str, theirs: Names, block: ModelConfig, guessed: int, begins: bool
+    files: DrafterFiles, prefix: str, theirs: Names, block: ModelSpec, guessed: int, begins: bool
 ) -> StoredPathHead:
     rank = _columns(files, f"{prefix}in_proj.weight", 0)
     inner = _columns(files, f"{prefix}{theirs['down'][0]}.weight")

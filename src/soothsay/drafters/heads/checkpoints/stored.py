@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.files import WEIGHT_DTYPES, DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.drafters.heads.checkpoints.names import Names, stored
 from soothsay.drafters.heads.checkpoints.views import ENDS
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
+from soothsay.model.head_order import row_order
 from soothsay.model.norm import RMSNorm
-from soothsay.model.weight_source import misfit, row_order
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.weight_source import misfit
 
 IGNORED = r".*rotary_emb\.inv_freq"
 """Tensors that repeat the configuration."""
@@ -54,8 +55,8 @@ class StoredHead:
     zero_centred: bool = False
     """Whether weights of norms are stored minus 1."""
 
-    gated: ModelConfig | None = None
-    """Its blocks, if their attention has an output gate: then rows are stored in another order."""
+    reordered: AttentionSpec | None = None
+    """The attention of its blocks, if the rows of their products may be stored in another order."""
 
     head: Head = field(init=False)
     """The head, without values before `load`."""
@@ -105,7 +106,7 @@ class StoredHead:
         for parameter, held in list(self.head.state_dict().items()):
             path, _, kind = parameter.rpartition(".")
             value = self._value(parameter).to(held.dtype, copy=True)
-            order = None if self.gated is None else row_order(path, self.gated)
+            order = row_order(self.reordered, path.rpartition(".attention.")[2])
             if order is not None:
                 value = value[order]
             if self.zero_centred and isinstance(modules[path], RMSNorm):

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.files import WEIGHT_DTYPES, DrafterFiles
 from soothsay.drafters.heads.serving import FeatureView
 from soothsay.errors import DrafterError
+from soothsay.model.specs.model_spec import ModelSpec
 
 EMBEDDING = "verifier_embed_tokens.weight"
 NORM = "verifier_norm.weight"
@@ -29,7 +29,7 @@ LARGEST = 1e30
 KEYS = ("target_hidden_size", "feature_size", "feature_scale", "norm_eps", "embedding_scale")
 
 
-def read_view(files: DrafterFiles, target: ModelConfig) -> FeatureView | None:
+def read_view(files: DrafterFiles, target: ModelSpec) -> FeatureView | None:
     """The view that a checkpoint states, or None if it states none: then the head reads whole features.
 
     Raises `DrafterError` for a view that is damaged or was made for another target.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import Fit
 from soothsay.errors import DrafterError
+from soothsay.model.specs.model_spec import ModelSpec
 
 MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
 """Keys that state which token is the mask."""
@@ -27,7 +27,7 @@ def mask_token(files: DrafterFiles, options: Mapping[str, Any]) -> int:
     )
 
 
-def draft_vocabulary(files: DrafterFiles, block: ModelConfig, fit: Fit) -> tuple[dict[str, Tensor], int]:
+def draft_vocabulary(files: DrafterFiles, block: ModelSpec, fit: Fit) -> tuple[dict[str, Tensor], int]:
     """Read which of the target's tokens the output head in the files is for.
 
     Returns:

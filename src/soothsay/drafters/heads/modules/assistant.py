@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import Head
 from soothsay.errors import DrafterError
@@ -19,13 +18,14 @@ from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class AssistantConfig:
     """Configuration of an assistant."""
 
-    block: ModelConfig
+    block: ModelSpec
     """The decoder blocks'. None of them has keys and values of its own."""
 
     target_hidden_size: int
@@ -85,14 +85,15 @@ class AssistantHead(Head):
         c = config.block
         self.config, self.kernels, self.taps = config, kernels, (config.target_layers,)
         self.pre_projection: nn.Module = Dense.random(2 * config.target_hidden_size, c.hidden_size)
-        self.blocks = Blocks(Block(c, layer, kernels) for layer in range(c.num_layers))
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.blocks = Blocks(
+            Block(layer, c.hidden_size, kernels, c.rope_number(i)) for i, layer in enumerate(c.layers)
+        )
+        self.norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.post_projection: nn.Module = Dense.random(c.hidden_size, config.target_hidden_size)
         self.head: nn.Module = (
             ClusteredHead(config, kernels) if config.clusters else Dense.random(c.hidden_size, c.vocab_size)
         )
-        self.rope = Rope(c.rope, c.head_dim if c.global_heads is None else c.global_heads.size)
-        self.second_rope = None if c.second_rope is None else Rope(c.second_rope, c.head_dim)
+        self.ropes = nn.ModuleList(Rope(rotation) for rotation in c.rotations)
 
     def forward(
         self, embedded: Tensor, states: Tensor, batch: Batch, kv: Sequence[Tensor]
@@ -109,8 +110,7 @@ class AssistantHead(Head):
             `[N, H_target]` outputs that the next rows read, and `[N, V]` logits; float32.
         """
         x = cast(Tensor, self.pre_projection(torch.cat([embedded, states], dim=-1))).float()
-        rope, last = self.rope(batch.positions), len(self.blocks)
-        ropes = rope, rope if self.second_rope is None else self.second_rope(batch.positions)
+        ropes, last = [rope(batch.positions) for rope in self.ropes], len(self.blocks)
         x = self.blocks(x, ropes, batch, kv, range(last))[last]
         hidden = self.kernels.norm(x, self.norm, torch.float32)
         return self.post_projection(hidden).float(), self.head(hidden).float()

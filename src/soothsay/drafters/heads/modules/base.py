@@ -13,11 +13,11 @@ from typing import ClassVar, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import FusedDraft, Kernels
 from soothsay.model.norm import RMSNorm
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer, finished_logits
 
 HEAD_ROWS = 64
@@ -48,7 +48,7 @@ class TargetEnds(nn.Module):
     def of(cls, model: Transformer) -> TargetEnds:
         """The ends of `model`."""
         c = model.config
-        return cls(model.embedding, model.norm, model.head, model.kernels, c.logit_scale, c.logit_softcap)
+        return cls(model.embedding, model.norm, model.head, model.kernels, c.head.scale, c.head.softcap)
 
     @property
     def hidden_size(self) -> int:
@@ -161,5 +161,5 @@ class RecurrentConfig(Protocol):
     """The part that configurations of all recurrent heads have in common."""
 
     @property
-    def block(self) -> ModelConfig:
+    def block(self) -> ModelSpec:
         """The decoder block's configuration. `num_layers` is the number of modules; each has its own KV."""

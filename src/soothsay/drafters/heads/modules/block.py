@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import TargetEnds
 from soothsay.drafters.heads.modules.refiner import UNITS, Refiner
@@ -21,13 +20,14 @@ from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class BlockConfig:
     """Configuration of a one-pass head, which shares the target's embedding and output head."""
 
-    block: ModelConfig
+    block: ModelSpec
     """The decoder blocks'. `num_layers` is their number, `hidden_size` must be that of the features."""
 
     target_hidden_size: int
@@ -87,12 +87,12 @@ class BlockHead(ShortlistHead):
         width = len(config.taps) * config.target_hidden_size
         self.tap_scale = nn.Parameter(torch.ones(width), requires_grad=False) if config.scaled_taps else None
         self.fc: nn.Module = Dense.random(width, c.hidden_size)
-        self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.feature_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.embedding_norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.feature_norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.projection: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size)
-        self.blocks = Blocks(Block(c, layer, kernels) for layer in range(c.num_layers))
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.rope = Rope(c.rope, c.head_dim)
+        self.blocks = Blocks(Block(layer, c.hidden_size, kernels) for layer in c.layers)
+        self.norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.rope = Rope(c.rotations[0])
         self.queries = nn.Parameter(normal(config.size - 1, 2, c.hidden_size, std=1.0))
         self.markov_in: Embedding | None = None
         self.markov_out: nn.Module | None = None

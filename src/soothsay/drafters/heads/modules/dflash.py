@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.drafters.heads.modules.base import Head, TargetEnds
 from soothsay.drafters.heads.modules.path_heads import PathHead
 from soothsay.drafters.trees.draft_blocks import BlockPass, Sight
@@ -24,6 +23,9 @@ from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import finished_logits
 
 MOST_ROWS = 1024
@@ -34,7 +36,7 @@ MOST_ROWS = 1024
 class DFlashConfig:
     """Configuration of a head that fills masks. It shares the target's embedding."""
 
-    block: ModelConfig
+    block: ModelSpec
     """The decoder blocks'. `hidden_size` must be that of the features. `windows` are not used."""
 
     taps: tuple[int, ...]
@@ -93,14 +95,14 @@ class ContextAttention(nn.Module):
     Keys and values of the context are made of the target's features. They have no queries.
     """
 
-    def __init__(self, config: ModelConfig, sight: Sight, kernels: Kernels):
+    def __init__(self, spec: AttentionSpec, hidden: int, sight: Sight, kernels: Kernels):
         super().__init__()
-        self.config, self.sight, self.kernels, c = config, sight, kernels, config
-        self.q: nn.Module = Dense.random(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
-        self.kv: nn.Module = Dense.random(c.hidden_size, 2 * c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.o: nn.Module = Dense.random(c.num_heads * c.head_dim, c.hidden_size, bias=c.o_bias)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.spec, self.sight, self.kernels, c = spec, sight, kernels, spec
+        self.q: nn.Module = Dense.random(hidden, c.heads * c.size, bias=c.bias)
+        self.kv: nn.Module = Dense.random(hidden, 2 * c.kv_heads * c.size, bias=c.bias)
+        self.o: nn.Module = Dense.random(c.heads * c.size, hidden, bias=c.o_bias)
+        self.q_norm = None if c.norms is None else RMSNorm(c.size, c.norms.eps)
+        self.k_norm = None if c.norms is None else RMSNorm(c.size, c.norms.eps)
 
     def forward(
         self, context: Tensor, x: Tensor, rope: tuple[Tensor, Tensor], place: BlockPass, kv: Tensor
@@ -117,19 +119,19 @@ class ContextAttention(nn.Module):
         Returns:
             `[R * B, H]`.
         """
-        c, count = self.config, len(context)
-        rows = cast(Tensor, self.kv(torch.cat([context, x]))).view(count + len(x), -1, c.head_dim)
+        c, count = self.spec, len(context)
+        rows = cast(Tensor, self.kv(torch.cat([context, x]))).view(count + len(x), -1, c.size)
         self._store(rows[:count], tuple(part[:count] for part in rope), place.slots[:count], kv)
         if not len(x):
             return x
-        heads = torch.cat([cast(Tensor, self.q(x)).view(len(x), -1, c.head_dim), rows[count:]], dim=1)
+        heads = torch.cat([cast(Tensor, self.q(x)).view(len(x), -1, c.size), rows[count:]], dim=1)
         q = self._store(heads, tuple(part[count:] for part in rope), place.slots[count:], kv)
         return cast(Tensor, self.o(self.kernels.attend(q, kv, place.seen[self.sight])))
 
     def _store(self, heads: Tensor, rope: tuple[Tensor, ...], slots: Tensor, kv: Tensor) -> Tensor:
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         cos, sin = rope
-        scale = self.config.attention_scale
+        scale = self.spec.scale
         return self.kernels.rotate_store(heads.contiguous(), norms, (cos, sin), scale, kv, slots)
 
 
@@ -171,10 +173,11 @@ class DFlashBlock(nn.Module):
         super().__init__()
         c = config.block
         self.kernels = kernels
-        self.attention = ContextAttention(c, config.sights[layer], kernels)
-        self.mlp = FeedForward(c, c.intermediate_size, kernels)
-        self.attention_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.mlp_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        attention, mlp = c.parts(AttentionSpec)[layer], c.parts(DenseSpec)[layer]
+        self.attention = ContextAttention(attention, c.hidden_size, config.sights[layer], kernels)
+        self.mlp = FeedForward(mlp, c.hidden_size, kernels)
+        self.attention_norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.attention_conv: RowConvolution | None = None
         self.mlp_conv: RowConvolution | None = None
         if config.convolution is not None:
@@ -214,10 +217,10 @@ class DFlashHead(Head):
         c = config.block
         self.config, self.kernels, self.taps = config, kernels, config.taps
         self.fc: nn.Module = Dense.random(len(config.taps) * c.hidden_size, c.hidden_size)
-        self.feature_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.feature_norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.blocks = nn.ModuleList(DFlashBlock(config, layer, kernels) for layer in range(c.num_layers))
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.rope = Rope(c.rope, c.head_dim)
+        self.norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.rope = Rope(c.rotations[0])
         short = config.guessed
         self.head: nn.Module | None = Dense.random(c.hidden_size, short) if short else None
         self.register_buffer("d2t", torch.zeros(short, dtype=torch.int64) if short else None)

@@ -8,20 +8,20 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead
 from soothsay.model.blocks import Block
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.rope import Rope
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class EagleConfig:
     """Configuration of EAGLE's head, which shares the target's embedding and output head."""
 
-    block: ModelConfig
+    block: ModelSpec
     """The decoder block's. Its hidden size is that of the features; `num_layers` is 1."""
 
     bias: bool
@@ -43,8 +43,8 @@ class EagleHead(RecurrentHead):
         self.config, self.kernels = config, kernels
         self.taps = (config.target_layers,)
         self.fc: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size, bias=config.bias)
-        self.block = Block(c, 0, kernels, c.hidden_size)
-        self.rope = Rope(c.rope, c.head_dim)
+        self.block = Block(c.layers[0], c.hidden_size, kernels, in_features=c.hidden_size)
+        self.rope = Rope(c.rotations[0])
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,7 +13,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead, TargetEnds
 from soothsay.model.blocks import Block
@@ -22,6 +21,7 @@ from soothsay.model.kernels import FusedDraft, Kernels, RecurrentLayers
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.model_spec import ModelSpec
 
 TapNorms = Literal["none", "each", "whole"]
 """What is normed before `fc`: nothing, the feature of each layer, or all of them as one vector."""
@@ -31,7 +31,7 @@ TapNorms = Literal["none", "each", "whole"]
 class Eagle3Config:
     """Configuration of EAGLE-3's head."""
 
-    block: ModelConfig
+    block: ModelSpec
     """The decoder block's. `num_layers` is 1, `vocab_size` is the target's."""
 
     target_hidden_size: int
@@ -72,15 +72,15 @@ class Eagle3Head(RecurrentHead):
         width = len(config.taps) * config.target_hidden_size
         self.fc: nn.Module = Dense.random(width, c.hidden_size)
         each = config.taps if config.norm_taps == "each" else ()
-        self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, c.norm_eps) for _ in each)
-        self.input_norm = RMSNorm(width, c.norm_eps) if config.norm_taps == "whole" else None
-        self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.hidden_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.block = Block(c, 0, kernels, 2 * c.hidden_size)
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, c.norm.eps) for _ in each)
+        self.input_norm = RMSNorm(width, c.norm.eps) if config.norm_taps == "whole" else None
+        self.embedding_norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.block = Block(c.layers[0], c.hidden_size, kernels, in_features=2 * c.hidden_size)
+        self.norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.head: nn.Module = Dense.random(c.hidden_size, config.draft_vocab_size)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self.rope = Rope(c.rope, c.head_dim)
+        self.rope = Rope(c.rotations[0])
 
     @property
     def dtype(self) -> torch.dtype:

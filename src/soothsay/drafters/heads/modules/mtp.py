@@ -8,7 +8,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.modules.base import RecurrentHead
 from soothsay.model.blocks import Block
@@ -16,13 +15,14 @@ from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
+from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class MTPConfig:
     """Configuration of MTP modules, which share the target's embedding and output head."""
 
-    block: ModelConfig
+    block: ModelSpec
     """The decoder block's of each module. `num_layers` is the number of modules."""
 
     target_layers: int
@@ -42,11 +42,11 @@ class MTPModule(nn.Module):
         super().__init__()
         c = config.block
         self.config, self.kernels = config, kernels
-        self.embedding_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.hidden_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.embedding_norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.projection: nn.Module = Dense.random(2 * c.hidden_size, c.hidden_size)
-        self.block = Block(c, layer, kernels)
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.block = Block(c.layers[layer], c.hidden_size, kernels)
+        self.norm = RMSNorm(c.hidden_size, c.norm.eps)
 
     def forward(
         self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, kv: Tensor | None
@@ -71,7 +71,7 @@ class MTPHead(RecurrentHead):
         super().__init__()
         self.config = config
         self.taps = (config.target_layers,)
-        self.rope = Rope(config.block.rope, config.block.head_dim, config.block.rotary_dim)
+        self.rope = Rope(config.block.rotations[0])
         self.steps = nn.ModuleList(
             MTPModule(config, layer, kernels) for layer in range(config.block.num_layers)
         )

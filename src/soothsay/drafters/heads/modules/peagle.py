@@ -56,8 +56,8 @@ class PEagleHead(Head):
         c = config.first.block
         self.config, self.taps = config, config.first.taps
         self.first = Eagle3Head(config.first, kernels)
-        more = range(1, c.num_layers)
-        self.more = Blocks(Block(c, layer, kernels) for layer in more) if more else None
+        more = c.layers[1:]
+        self.more = Blocks(Block(layer, c.hidden_size, kernels) for layer in more) if more else None
         width = len(self.taps) * config.first.target_hidden_size
         # in place of the taps of one token, end to end
         self.mask_hidden = nn.Parameter(normal(width, std=1.0))

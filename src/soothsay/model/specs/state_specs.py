@@ -1,25 +1,30 @@
-"""Configurations of layers that keep a state instead of keys and values, and the sizes of their states."""
+"""Specs of parts that keep a state instead of keys and values, or beside them."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from soothsay.core.state_shape import StateShape
+from soothsay.model.specs.attention_spec import AttentionSpec
 
 
 @dataclass(frozen=True)
-class DeltaConfig:
-    """Layers that keep a state instead of keys and values: the gated delta rule (Yang et al. 2024, arXiv
-    2412.06464) after a short convolution. See `soothsay.model.delta_rule`.
+class DeltaSpec:
+    """The gated delta rule (Yang et al. 2024, arXiv 2412.06464) after a short convolution.
+
+    See `soothsay.model.delta_rule`.
     """
 
-    layers: tuple[int, ...]  # those that keep a state
     key_heads: int
     value_heads: int  # a multiple of `key_heads`; each has a state
     key_size: int  # dimensions of a head's queries and keys
     value_size: int  # dimensions of a head's values
     taps: int  # tokens that the convolution reads, its own included
+    norm_eps: float
     # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
     tiled: bool = False
+    # modules whose rows checkpoints store key head by key head; see `soothsay.model.head_order`
+    by_key_head: tuple[str, ...] = ()
 
     @property
     def keys(self) -> int:
@@ -37,45 +42,47 @@ class DeltaConfig:
         return 2 * self.keys + self.values
 
     @property
-    def matrices(self) -> tuple[int, int, int]:
-        """Shape of a layer's state: `[H_v, d_k, d_v]`."""
-        return self.value_heads, self.key_size, self.value_size
+    def state(self) -> StateShape:
+        """Matrices `[H_v, d_k, d_v]`, changed and kept by two gates for each head."""
+        matrices = self.value_heads, self.key_size, self.value_size
+        return StateShape(self.channels, self.taps, matrices, 2 * self.value_heads)
 
-    @property
-    def gates(self) -> int:
-        """Numbers by which a token changes and keeps the states of all heads."""
-        return 2 * self.value_heads
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        products = hidden * (self.channels + 2 * self.values + 2 * self.value_heads)
+        return products + self.taps * self.channels
 
 
 @dataclass(frozen=True)
-class ConvolutionConfig:
-    """Layers that read the last tokens by a short convolution instead of attention (LFM2, 2025).
+class ConvolutionSpec:
+    """A short convolution over the last tokens (LFM2, 2025), whose last inputs are the state."""
 
-    Their state is the convolution's last inputs. See `soothsay.model.convolution_layer`.
-    """
-
-    layers: tuple[int, ...]  # those that keep a state
     channels: int  # size of a token's input of the convolution
     taps: int  # tokens that the convolution reads, its own included
-    matrices = (0, 0, 0)
-    gates = 0
+
+    @property
+    def state(self) -> StateShape:
+        """It has no matrices."""
+        return StateShape(self.channels, self.taps)
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        return (4 * hidden + self.taps) * self.channels
 
 
 @dataclass(frozen=True)
-class StateSpaceConfig:
-    """Layers of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.state_space`."""
+class StateSpaceSpec:
+    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.state_space`."""
 
-    layers: tuple[int, ...]  # those that keep a state
     heads: int  # each has a state
     head_size: int  # dimensions of a head's inputs and outputs
     groups: int  # of heads that share B and C
     state_size: int  # dimensions of B and C
     taps: int  # tokens that the convolution reads, its own included
+    norm_eps: float
     normed: bool = True  # outputs are normed
     norm_first: bool = False  # before they are multiplied by their gates
     multipliers: tuple[float, ...] = ()  # Falcon-H1: of gates, x, B, C and steps; empty: all are one
-    # Falcon-H1: layers have attention too, and multipliers of the outputs of Mamba-2 and of attention
-    beside: tuple[float, float] | None = None
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -99,26 +106,21 @@ class StateSpaceConfig:
         return self.size + 2 * self.groups * self.state_size
 
     @property
-    def matrices(self) -> tuple[int, int, int]:
-        """Shape of a layer's state: `[H, d_state, d_x]`."""
-        return self.heads, self.state_size, self.head_size
+    def state(self) -> StateShape:
+        """Matrices `[H, d_state, d_x]`, changed by a step for each head."""
+        matrices = self.heads, self.state_size, self.head_size
+        return StateShape(self.channels, self.taps, matrices, self.heads)
 
-    @property
-    def gates(self) -> int:
-        """Steps of a token, one for each head."""
-        return self.heads
-
-
-StatesConfig = DeltaConfig | ConvolutionConfig | StateSpaceConfig
-"""Layers that keep a state instead of keys and values."""
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        return hidden * (2 * self.size + self.channels + self.heads) + self.taps * self.channels
 
 
-def state_bytes(config: StatesConfig, element_size: int) -> int:
-    """Bytes of the state of one request over all layers."""
-    inputs = (config.taps - 1) * config.channels * element_size
-    return len(config.layers) * (4 * math.prod(config.matrices) + inputs)
+@dataclass(frozen=True)
+class BesideStatesSpec:
+    """Attention and Mamba-2 over the same rows, whose outputs are multiplied and added (Falcon-H1, 2025)."""
 
-
-def journal_bytes(config: StatesConfig, element_size: int) -> int:
-    """Bytes that a node of a draft tree takes over all layers until the tree is verified."""
-    return len(config.layers) * (config.channels + config.gates) * element_size
+    attention: AttentionSpec
+    states: StateSpaceSpec
+    of_states: float  # multiplier of Mamba-2's outputs
+    of_attention: float

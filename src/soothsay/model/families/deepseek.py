@@ -1,0 +1,44 @@
+"""DeepSeek-V2 and V3, Kimi K2, and GLM-4.7-Flash: latent attention, and experts beside a shared part."""
+
+from __future__ import annotations
+
+from soothsay.errors import ModelError
+from soothsay.model.families.decoder import decoder
+from soothsay.model.families.layer_fields import Raw, count
+from soothsay.model.families.part_fields import experts, latent_attentions
+from soothsay.model.specs.model_spec import ModelSpec
+
+
+def deepseek_v2(raw: Raw) -> ModelSpec:
+    """`topk_method` says whether groups count."""
+    raw = {"n_shared_experts": 2, **raw}
+    method = raw.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"config.json: topk_method {method!r} is not supported in DeepSeek-V2")
+    if raw.get("norm_topk_prob"):
+        raise ModelError("config.json: norm_topk_prob is not supported in DeepSeek-V2")
+    if method == "greedy":
+        raw = {**raw, "n_group": 1, "topk_group": 1}
+    return decoder(raw, latent_attentions(raw), experts(raw))
+
+
+def deepseek_v3(raw: Raw) -> ModelSpec:
+    """Experts are chosen by sigmoids with a correction, from the best groups."""
+    raw = {"first_k_dense_replace": 3, "n_shared_experts": 1, "norm_topk_prob": True, **raw}
+    return decoder(raw, latent_attentions(raw), experts(raw, correction="e_score_correction_bias"))
+
+
+def glm4_moe_lite(raw: Raw) -> ModelSpec:
+    """`mlp_layer_types` takes the place of `first_k_dense_replace`."""
+    raw = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, **raw}
+    kinds = raw.get("mlp_layer_types")
+    if kinds is None:
+        return deepseek_v3(raw)
+    if len(kinds) != count(raw):
+        raise ModelError(
+            f"config.json: mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
+        )
+    if unknown := set(kinds) - {"dense", "sparse"}:
+        raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
+    listed = [i for i, kind in enumerate(kinds) if kind == "dense"]
+    return deepseek_v3({**raw, "mlp_only_layers": listed, "first_k_dense_replace": 0})

@@ -1,0 +1,111 @@
+"""Specs of parts in which tokens read the keys and values of tokens before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec
+
+ANOTHER_MODEL = -1
+"""In place of a layer whose keys and values are read: they are another model's."""
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Root mean square norms of queries and keys, before they rotate."""
+
+    eps: float
+    over_heads: bool = False  # OLMo 2 and 3: a norm of all queries together, and one of all keys
+    learned: bool = True  # False: Llama 4's norms, without weights
+    values: bool = False  # Gemma 4: values are normed, without weights
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Grouped-query attention with rotary positions."""
+
+    heads: int
+    kv_heads: int
+    rotation: HeadRotation
+    scale: float  # of scores
+    window: int | None = None  # sliding window in tokens; None: a row sees everything before it.
+    # -n: a row sees the positions from the last multiple of n on, as in Llama 4
+    softcap: float | None = None
+    norms: HeadNorms | None = None
+    bias: bool = False  # of queries, keys and values
+    o_bias: bool = False
+    gated: bool = False  # outputs are multiplied by the sigmoid of a gate for each number
+    sinks: bool = False  # gpt-oss: each head has a score of a key without a value, which all rows see
+    growth: QueryGrowthSpec | None = None
+    keys_are_values: bool = False  # Gemma 4: values are the keys before their norm and their rotation
+    reads: int | None = None  # Gemma 4: the layer whose keys and values it reads; None: its own
+
+    @property
+    def size(self) -> int:
+        """Dimensions of a head."""
+        return self.rotation.size
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def projections(self) -> int:
+        """How many of queries, keys and values are products of their own."""
+        if self.reads is not None:
+            return 1
+        return 2 if self.keys_are_values else 3
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """Its heads in the KV pool, keys' and values', and their size."""
+        return 0 if self.reads is not None else 2 * self.kv_heads, self.size
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        keys = self.kv_heads * (self.projections - 1)
+        return hidden * ((2 + self.gated) * self.heads + keys) * self.size
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    Per token, the KV pool holds one row for all heads: a normed latent state, of which each head makes keys
+    and values, and a rotated key.
+    """
+
+    heads: int
+    rank: int  # size of the latent state
+    rotation: HeadRotation  # of the key that rotates
+    plain: int  # dimensions of a head's other keys
+    value: int  # dimensions of a head's values
+    scale: float  # of scores
+    query_rank: int | None = None  # queries are made of a normed state of this size; None: of the input
+    window: int | None = None
+    softcap: float | None = None
+    bias: bool = False
+    o_bias: bool = False
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of the rotated key."""
+        return self.rotation.size
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key-value head: all."""
+        return self.heads
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """Its heads in the KV pool, and their size."""
+        return 1, self.rank + self.rotated
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        queries = self.heads * (self.plain + self.rotated)
+        q = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
+        heads = self.heads * (self.rank * (self.plain + self.value) + self.value * hidden)
+        return q + hidden * (self.rank + self.rotated) + heads

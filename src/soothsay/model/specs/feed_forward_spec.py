@@ -1,0 +1,72 @@
+"""Specs of feed-forward parts: dense, mixtures of experts, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SQUARED_RELU = "relu2"
+"""The activation of parts without a gate: a squared ReLU."""
+
+CLIPPED = "clipped_swiglu"
+"""The activation of gpt-oss; see `soothsay.model.kernels.clipped_swiglu`."""
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """Two products with an activation between them. The first has a gate, but with `SQUARED_RELU`."""
+
+    size: int  # between the products
+    activation: str = "silu"
+    bias: bool = False
+    multipliers: tuple[float, float] | None = None  # Falcon-H1: of gates, and of the part's outputs
+    sparsity: float = 0.0  # Gemma 3n: the share of gates that become zero
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        return (2 if self.activation == SQUARED_RELU else 3) * hidden * self.size
+
+
+@dataclass(frozen=True)
+class RoutingSpec:
+    """How the rows of a pass choose their experts, and with which weights."""
+
+    count: int  # of experts
+    chosen: int  # experts of each row
+    normalize: bool = True  # the weights of the chosen experts add up to 1
+    sigmoid: bool = False  # an expert's weight is the sigmoid of its score, not its softmax among all
+    groups: int = 1  # experts are chosen from the best groups of consecutive experts
+    groups_chosen: int = 1
+    group_best: int = 2  # experts whose scores are summed to rank a group
+    scale: float = 1.0  # factor of all weights
+    scales_inputs: bool = False  # Llama 4: experts read a row times its weight
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts."""
+
+    routing: RoutingSpec
+    expert: DenseSpec
+    shared: DenseSpec | None = None  # the part that all rows run through beside their experts
+    shared_gate: bool = False  # the shared part is multiplied by the sigmoid of a score of its own
+    router_bias: bool = False
+    # tensor of learned numbers that are added to the experts' weights for the choice alone; None: there are
+    # none (DeepSeek-V3, arXiv 2412.19437)
+    correction: str | None = None
+    scaled: bool = False  # the outputs of each expert are multiplied by a learned number
+    latent_size: int | None = None  # Nemotron 3 Super: experts read and write states of this size
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        count, shared = self.routing.count, self.shared
+        total = count * (self.expert.num_parameters(self.latent_size or hidden) + hidden)
+        total += self.shared_gate * hidden + (0 if shared is None else shared.num_parameters(hidden))
+        return total + 2 * hidden * (self.latent_size or 0)
+
+
+@dataclass(frozen=True)
+class DenseAndExpertsSpec:
+    """A dense part beside a mixture of experts, each with two norms of its own (Gemma 4)."""
+
+    dense: DenseSpec
+    experts: ExpertsSpec
