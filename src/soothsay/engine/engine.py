@@ -215,7 +215,7 @@ class Engine:
         """Run the stages of a step after `schedule`."""
         self._propose(turns)
         output = self._forward(turns)
-        verify(turns, output.logits, self.model.kernels)
+        verify(turns, output.logits, self.model.kernels.sampling)
         self.scheduler.mark_accepted(turns)
         if moves := [turn.move for turn in turns if turn.commits]:
             self.model.commit(self.cache, moves)

@@ -27,7 +27,7 @@ from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, R
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
-from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.look import NativeLook
 from soothsay.model.native.paths import grow
@@ -41,7 +41,7 @@ LANES = 16
 """Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
 
 
-class NativeKernels(NativeSampling, Kernels):
+class NativeKernels(Library, Kernels):
     """The kernels of one compiled library.
 
     A row's bits depend on the row alone, not on other rows or the number of threads. If the library
@@ -57,6 +57,7 @@ class NativeKernels(NativeSampling, Kernels):
     def __init__(self, variant: str):
         super().__init__(variant)
         self.name, self.memory = f"native, {variant}", LargePages()
+        self.sampling = NativeSampling(variant)
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
