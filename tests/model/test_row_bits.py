@@ -132,7 +132,7 @@ def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
         requests = [
             Rows(np.array([1]), int(lengths[n]), tables[40 * n : 40 * n + 40], DraftTree(1)) for n in numbers
         ]
-        batch = Batch.pack(requests, block_size=block, group=group, lay_out=kernels.lay_out)
+        batch = Batch.pack(requests, block_size=block, group=group, ops=kernels)
         return kernels.attend(x.view(len(x), heads * group, d), kv, batch, **options)
 
     rows = torch.randn(64, heads * group * d)

@@ -245,9 +245,8 @@ class Engine:
             rows.append(Rows(pending, request.cached, table, turn.tree, state=request.state, marks=marks))
         batch = self.model.pack(rows, self.config.block_size)
         layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
-        hidden, tapped = self.model(batch, self.cache, taps=layers)
+        hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
-        logits = self.model.logits(batch.select_logit_rows(hidden))
         return Output(logits, dict(zip(layers, tapped, strict=True)))
 
     def _observe(self, turns: Sequence[Turn], output: Output) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig
 from soothsay.core.automaton import Automaton
-from soothsay.core.batch import Batch, Layout, Rows, stock_layout
+from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import LayerMemory
 from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu
@@ -129,7 +129,7 @@ FusedDraft = Callable[[Drafting], list[Grown | None]]
 """Computes rows of committed tokens and grows the trees below them in one call."""
 
 
-class Kernels:
+class Kernels(LayoutOps):
     """Linear layers, the operations between them, and those of drafting.
 
     Each method here is the stock operation. A subclass computes some of them in another way. N is the number
@@ -140,10 +140,6 @@ class Kernels:
     sampling = SamplingOps()
     integer_keys = False
     """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
-
-    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
-        """Lay out the rows of requests one after the other, for KV blocks of this size."""
-        return stock_layout(requests, block_size)
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""

@@ -216,6 +216,7 @@ class TreeGrower:
         asked = [Nodes(g.request, g.expanded, g.frontier) for g in growing]
         values, tokens, log_q = likeliest(logits, asked, self.shape.branch, self.ops)
         log_probs, names = download(values, tokens)
+        log_q = log_q.cpu() if any(g.is_drawn for g in growing) else log_q  # in one copy
         best = list(zip(log_probs.tolist(), names.tolist(), strict=True))
         begin = 0
         for g in growing:

@@ -22,6 +22,7 @@ from soothsay.model.kernels import Norm, Ropes
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, is_native, native_layers
 from soothsay.model.native.kv_format import KV_FORMATS
+from soothsay.model.native.layout import path_pointers, strand_plan
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.states import Convolution, States
 from soothsay.model.state_space_layer import StateSpaceLayer
@@ -121,8 +122,8 @@ class NativeBlocks:
             _array([part.data_ptr() for rope in ropes for part in rope]),
             rows,
             batch.slots.data_ptr(),
-            *batch.paths.pointers,
-            batch.strands.plan.buffer_info()[0] if self._has_states else None,
+            *path_pointers(batch),
+            strand_plan(batch.strands) if self._has_states else None,
             _array([place for place, _ in memory]),
             0 if pool is None else pool.shape[1],
             KV_FORMATS[self._dtype if pool is None else pool.dtype],

@@ -26,7 +26,7 @@ from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
-from soothsay.model.native.layout import native_layout
+from soothsay.model.native.layout import native_layout, path_pointers, strand_plan
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.linear import NativeLinear, address
 from soothsay.model.native.look import NativeLook
@@ -182,7 +182,7 @@ class NativeKernels(Library, Kernels):
             q.data_ptr(),
             kv.data_ptr(),
             KV_FORMATS[kv.dtype],
-            *batch.paths.pointers,
+            *path_pointers(batch),
             *(heads, len(kv) // 2, q.shape[1] // heads, q.shape[2], kv.shape[1]),
             softcap or 0.0,
             window or 0,
@@ -214,7 +214,7 @@ class NativeKernels(Library, Kernels):
         self._library.soothsay_delta_rule(
             *(qkvz.data_ptr(), width, gates.data_ptr(), qkvz.dtype == torch.bfloat16, byref(delta)),
             None if states is None else byref(States.of(states)),
-            *(strands.plan.buffer_info()[0], address(out)),
+            *(strand_plan(strands), address(out)),
         )
         return torch.empty(0) if out is None else out
 
@@ -229,7 +229,7 @@ class NativeKernels(Library, Kernels):
         self._library.soothsay_run_state_space(
             *(xbcz.data_ptr(), rows, width, steps.data_ptr(), xbcz.dtype == torch.bfloat16, byref(own)),
             None if states is None else byref(States.of(states)),
-            *(strands.plan.buffer_info()[0], address(out)),
+            *(strand_plan(strands), address(out)),
         )
         return torch.empty(0) if out is None else out
 
@@ -239,7 +239,7 @@ class NativeKernels(Library, Kernels):
         self._library.soothsay_convolve(
             *(x.data_ptr(), x.dtype == torch.bfloat16, len(x), False, byref(Convolution.of(taps))),
             None if states is None else byref(States.of(states)),
-            *(strands.plan.buffer_info()[0], out.data_ptr()),
+            *(strand_plan(strands), out.data_ptr()),
         )
         return out
 
@@ -310,7 +310,7 @@ class NativeKernels(Library, Kernels):
         fits = isinstance(experts, Experts) and Mixture.fit(experts)
         return NativeExperts(self._run_experts, cast(Experts, experts)) if fits else None
 
-    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
+    def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """See `Kernels`."""
         return native_layout(self._loaded.soothsay_lay_out, requests, block_size)  # in one thread
 
